@@ -12,7 +12,7 @@
     │   ├── SessionTooLargeError     a batch larger than a session may be (shoal.batch)
     │   └── TooManyNamesError        a batch with too many internationalized host names (shoal.batch)
     ├── SelectorError                an invalid CSS, XPath or JMESPath query
-    ├── SitemapError                 a page that is no sitemap, or a sitemap beyond the limits
+    ├── SitemapError                 a page that is not a sitemap, or a sitemap beyond the limits
     ├── FetchError                   a page that was not fetched; says whether a retry can help
     │   ├── FileStoreError           a downloaded file that could not be stored
     │   ├── ProxyError               the proxy itself failed: unreachable, or refuses its user
@@ -82,7 +82,7 @@ class SelectorError(ShoalError, ValueError):
 
 
 class SitemapError(ShoalError):
-    """A page is no sitemap, or the sitemap is damaged or exceeds a limit."""
+    """A page is not a sitemap, or the sitemap is damaged or exceeds a limit."""
 
 
 class FetchError(ShoalError):

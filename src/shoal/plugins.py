@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 Kind: TypeAlias = Literal["sinks", "fetchers", "frontiers"]
+Registered: TypeAlias = Callable[..., Any]
+"""What a package registered: a class or a function. Its types are unknown."""
 
 BUILT_IN: dict[Kind, frozenset[str]] = {
     "sinks": frozenset({"sqlite", "postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az"}),
@@ -44,7 +46,7 @@ class Plugin(NamedTuple):
     def shown(self) -> str:
         return SHOWN[self.kind].format(self.name)
 
-    def load(self) -> Callable[..., Any]:
+    def load(self) -> Registered:
         """Import it. PluginError if that fails, or if it is not callable."""
         try:
             made: object = self.entry.load()
@@ -76,7 +78,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def problem_of(plugin: Plugin, others: list[Plugin]) -> str | None:
-    """Why a plugin cannot be chosen by its name, whatever its code is. None if it can."""
+    """Why a plugin cannot be chosen by its name. None if it can. Its code is not imported."""
     if plugin.name in BUILT_IN[plugin.kind]:
         return f"not used: {plugin.shown} belongs to Shoal"
     same = [each.package for each in others if each.name == plugin.name]
@@ -85,7 +87,7 @@ def problem_of(plugin: Plugin, others: list[Plugin]) -> str | None:
     return None
 
 
-def load(kind: Kind, name: str) -> Callable[..., Any] | None:
+def load(kind: Kind, name: str) -> Registered | None:
     """The object that a package registered under this name; None if there is none.
 
     PluginError if several packages registered the name, or if the plugin cannot be imported."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -44,7 +44,7 @@ class LogFormatter(logging.Formatter):
         record.message = printable(record.message)
         return super().formatMessage(record)
 
-    def formatException(self, ei: _ExcInfo | Any) -> str:
+    def formatException(self, ei: _ExcInfo) -> str:
         return printable(super().formatException(ei), lines=True)
 
     def formatStack(self, stack_info: str) -> str:

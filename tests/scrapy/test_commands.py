@@ -56,7 +56,7 @@ def test_run_with_settings_and_arguments(folder: Path) -> None:
         (["run", "own.py", "own"], "A second word names a spider of a Scrapy project: add --scrapy"),
         (["run", "own.py", "-s", "A=1"], "-s sets a setting of Scrapy: add --scrapy"),
         (["run", "--scrapy", "own.py", "-s", "A"], "write it as key=value"),
-        (["run", "--scrapy", ".", "own"], "is no Scrapy project: it has no scrapy.cfg"),
+        (["run", "--scrapy", ".", "own"], "is not a Scrapy project: it has no scrapy.cfg"),
         (["config", "--scrapy"], "--scrapy needs a spider"),
         (["run", "--scrapy", "own.py", "-s", "DOWNLOAD_DELAY=x"], "DOWNLOAD_DELAY = 'x' is not a valid value (-s)"),
     ],

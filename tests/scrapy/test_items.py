@@ -162,9 +162,9 @@ def test_a_damaged_sitemap_yields_what_comes_before(caplog: pytest.LogCaptureFix
     found = urls(Maps(), xml("<urlset><url><loc>http://example.com/1</loc></url><url><loc>http://exam"))
     assert found[0] == "http://example.com/1"
     assert urls(Maps(), xml("<rss><item><link>http://example.com/1</link></item></rss>")) == []
-    assert "it is a file of the kind rss" in caplog.text
+    assert "its format is rss" in caplog.text
     assert urls(Maps(), TextResponse("http://example.com/x.txt", body=b"text", request=Request("http://x.test"))) == []
-    assert "it is no sitemap" in caplog.text
+    assert "it is not a sitemap" in caplog.text
 
 
 def test_sitemaps_in_robots_may_be_relative() -> None:

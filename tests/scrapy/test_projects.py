@@ -152,9 +152,9 @@ def test_another_project_with_the_same_package(project: Path, tmp_path_factory: 
     [
         ("{0}:boks", r"has no spider 'boks'; did you mean books\?"),
         ("{0}", "has several spiders; choose one: Base, books, other"),
-        ("{0}/missing:books", "is no folder"),
+        ("{0}/missing:books", "is not a folder"),
         ("{0}/missing.py", "does not exist"),
-        ("/:books", "is no Scrapy project: it has no scrapy.cfg"),
+        ("/:books", "is not a Scrapy project: it has no scrapy.cfg"),
         ("{0}/bookshop/items.py", "no spider"),
         ("{0}/bookshop/spiders/books.py:Missing", "no spider 'Missing'"),
     ],

@@ -255,7 +255,7 @@ def test_items_as_json() -> None:
     from datetime import date
     from decimal import Decimal
 
-    from shoal.scrapy.helpers import ScrapyJSONEncoder
+    from shoal.scrapy.exporters import ScrapyJSONEncoder
     from shoal.scrapy.item import Field, Item
 
     class Book(Item):

@@ -201,4 +201,4 @@ async def test_an_item_in_start_is_reported(caplog: pytest.LogCaptureFixture) ->
 
     done = await crawl(Own, PAGES)
     assert paths(done) == ["/a"]
-    assert "start: a dict is no request" in caplog.text
+    assert "start() yielded a dict, which is not a request" in caplog.text

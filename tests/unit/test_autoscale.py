@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
 from shoal.runs import worker_pools as pools
-from shoal.runs.autoscale import Limits, Scale, step, wanted
+from shoal.runs.autoscale import PoolLimits, Scale, step, wanted
 from shoal.runs.worker_pools import CommandPool, compose_pool, kubernetes_pool
 
-LIMITS = Limits(per_worker=100, min=1, max=4, cool_down=60.0)
+LIMITS = PoolLimits(per_worker=100, min=1, max=4, cool_down=60.0)
 DEPTHS = st.integers(0, 10_000)
 PAUSES = st.floats(0.0, 30.0)
 
 
 @st.composite
-def limits(draw: st.DrawFn) -> Limits:
+def limits(draw: st.DrawFn) -> PoolLimits:
     fewest = draw(st.integers(1, 10))
     most = draw(st.integers(fewest, 60))
-    return Limits(
+    return PoolLimits(
         per_worker=draw(st.integers(1, 2000)), min=fewest, max=most, cool_down=draw(st.sampled_from([0.0, 10.0, 60.0]))
     )
 
 
-def follow(scale: Scale, looks: list[tuple[float, int]], given: Limits) -> list[tuple[float, int, Scale]]:
+def follow(scale: Scale, looks: list[tuple[float, int]], given: PoolLimits) -> list[tuple[float, int, Scale]]:
     """What comes of a queue that is looked at after these pauses, with these depths: when, how deep, and then."""
     moments = list(accumulate(pause for pause, _ in looks))
     found = []
@@ -65,13 +65,13 @@ def test_as_many_stay_as_the_worst_moment_needed() -> None:
 
 
 @given(limits(), st.integers(0, 100), LOOKS)
-def test_never_outside_the_limits(given: Limits, workers: int, looks: list[tuple[float, int]]) -> None:
+def test_never_outside_the_limits(given: PoolLimits, workers: int, looks: list[tuple[float, int]]) -> None:
     """Whatever was there before."""
     assert all(given.min <= scale.workers <= given.max for _, _, scale in follow(Scale(workers), looks, given))
 
 
 @given(limits(), st.integers(0, 60), DEPTHS, st.lists(PAUSES, min_size=2, max_size=30))
-def test_it_comes_to_rest(given: Limits, workers: int, depth: int, pauses: list[float]) -> None:
+def test_it_comes_to_rest(given: PoolLimits, workers: int, depth: int, pauses: list[float]) -> None:
     """Under a queue that stays as it is there is one change at most after the first look, down to what is wanted."""
     looks = [(pause, depth) for pause in [0.0, *pauses, given.cool_down + 1.0]]
     numbers = [scale.workers for _, _, scale in follow(Scale(workers), looks, given)]
@@ -81,7 +81,7 @@ def test_it_comes_to_rest(given: Limits, workers: int, depth: int, pauses: list[
 
 
 @given(limits(), st.integers(0, 60), LOOKS)
-def test_enough_for_the_whole_cool_down(given: Limits, workers: int, looks: list[tuple[float, int]]) -> None:
+def test_enough_for_the_whole_cool_down(given: PoolLimits, workers: int, looks: list[tuple[float, int]]) -> None:
     """There are never fewer than were needed at some look within the last cool-down."""
     told = follow(Scale(workers), looks, given)
     for index, (now, depth, scale) in enumerate(told):
@@ -90,7 +90,7 @@ def test_enough_for_the_whole_cool_down(given: Limits, workers: int, looks: list
 
 
 @given(limits(), st.integers(0, 60), LOOKS)
-def test_two_steps_down_are_a_cool_down_apart(given: Limits, workers: int, looks: list[tuple[float, int]]) -> None:
+def test_two_steps_down_are_a_cool_down_apart(given: PoolLimits, workers: int, looks: list[tuple[float, int]]) -> None:
     told = follow(Scale(min(workers, given.max)), looks, given)
     numbers = [workers, *(scale.workers for _, _, scale in told)]
     falls = [now for (now, _, _), before, after in zip(told, numbers, numbers[1:], strict=False) if after < before]
@@ -99,7 +99,7 @@ def test_two_steps_down_are_a_cool_down_apart(given: Limits, workers: int, looks
 
 @given(limits(), st.integers(0, 60), LOOKS, DEPTHS, DEPTHS)
 def test_a_deeper_queue_never_has_fewer(
-    given: Limits, workers: int, looks: list[tuple[float, int]], one: int, other: int
+    given: PoolLimits, workers: int, looks: list[tuple[float, int]], one: int, other: int
 ) -> None:
     now, _, scale = follow(Scale(workers), looks, given)[-1]
     shallow, deep = sorted((one, other))

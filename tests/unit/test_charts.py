@@ -6,11 +6,11 @@ import pytest
 
 from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.monitoring.charts import MAX_POINTS, speed_chart, state_chart
-from shoal.monitoring.samples import Sample, SampleHistory
+from shoal.monitoring.samples import RunSample, SampleHistory
 
 
-def sample(at: float, done: int, items: int = 0, dead: int = 0) -> Sample:
-    return Sample(at, done + dead + 10, 10, 0, 0, done, dead, items, 0, 0)
+def sample(at: float, done: int, items: int = 0, dead: int = 0) -> RunSample:
+    return RunSample(at, done + dead + 10, 10, 0, 0, done, dead, items, 0, 0)
 
 
 def test_speed_is_the_growth_between_two_times() -> None:
@@ -35,7 +35,7 @@ def test_a_store_that_went_back_has_no_negative_speed() -> None:
 
 
 @pytest.mark.parametrize("histories", [[], [[]]])
-def test_nothing_is_known(histories: list[list[Sample]]) -> None:
+def test_nothing_is_known(histories: list[list[RunSample]]) -> None:
     assert speed_chart(histories, 0, 100).times == []
     assert state_chart([]).times == []
 

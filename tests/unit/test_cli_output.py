@@ -17,10 +17,10 @@ from rich.console import Console
 
 from shoal.cli import summary
 from shoal.cli.next_steps import next_steps
-from shoal.cli.progress import Speed, _Lines, _Panel, duration, set_up_logging, time_left
+from shoal.cli.progress import SpeedMeter, _Lines, _Panel, duration, set_up_logging, time_left
 from shoal.cli.terminal import guard_terminal, raw_stderr
 from shoal.config import Config
-from shoal.crawling.stats import Counters, Snapshot, Summary
+from shoal.crawling.stats import Counters, CrawlSnapshot, Summary
 from shoal.crawling.verdict import Outcome, judge
 from shoal.ports import HostState, Stats
 from shoal.printable import printable
@@ -35,7 +35,7 @@ def text_of(where: Console) -> str:
     return where.file.getvalue()
 
 
-def snapshot() -> Snapshot:
+def snapshot() -> CrawlSnapshot:
     counters = Counters()
     counters.fetched = 40
     counters.errors["http 503"] = 2
@@ -48,7 +48,7 @@ def snapshot() -> Snapshot:
         block_reason="answered 429 with Retry-After",
     )  # fmt: skip
     stats = Stats(pushed=60, ready=10, waiting=3, leased=1, done=46, items=39)
-    return Snapshot(stats=stats, hosts=[host, blocked], in_flight=1, counters=counters)
+    return CrawlSnapshot(stats=stats, hosts=[host, blocked], in_flight=1, counters=counters)
 
 
 def ended(**changes: object) -> Summary:
@@ -212,7 +212,7 @@ def test_a_lost_request_would_show() -> None:
 
 
 def test_speed_is_that_of_the_last_seconds() -> None:
-    speed = Speed(0.0)
+    speed = SpeedMeter(0.0)
     assert speed.measure(100, 1.0) == pytest.approx(100)
     for second in range(2, 40):
         rate = speed.measure(100 + second * 10, float(second))

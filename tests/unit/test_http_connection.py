@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import FetchError
-from shoal.fetch.http_connection import HttpConnection, Limits
+from shoal.fetch.http_connection import HttpConnection, ResponseLimits
 
 BODIES = st.binary(max_size=40)
 
@@ -82,7 +82,7 @@ def pairs(count: int) -> list[Pair]:
 
 
 def ask(connection: HttpConnection, head_only: bool = False) -> asyncio.Task[None]:
-    limits = Limits(asyncio.get_running_loop().time() + 60, 60.0, 1000, 1000)
+    limits = ResponseLimits(asyncio.get_running_loop().time() + 60, 60.0, 1000, 1000)
     return asyncio.ensure_future(connection.exchange(b"GET / HTTP/1.1\r\n\r\n", limits, head_only=head_only))
 
 

@@ -28,7 +28,7 @@ from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
 from shoal.runs.process_fork import WorkerProcess
-from shoal.runs.process_part import CrawlPart, Part, Report, total_of
+from shoal.runs.process_part import CrawlPart, PartReport, ProcessPart, total_of
 from shoal.runs.process_workers import WorkerProcesses
 from shoal.spider import Spider
 
@@ -254,7 +254,7 @@ def test_reports_add_up() -> None:
     counters.latency.measured(0.02)
     vitals = Vitals(worker="w", run_id="r", spider="s", counters=counters, in_flight=4, looped_at=None)
     crawl = cast(CrawlPart, SimpleNamespace(vitals=lambda: vitals, spider=Spider()))
-    report = msgspec.json.decode(msgspec.json.encode(Report.of(crawl)), type=Report)
+    report = msgspec.json.decode(msgspec.json.encode(PartReport.of(crawl)), type=PartReport)
     assert report.in_flight == 4
     total = total_of([report, report])
     assert (total.fetched, total.bytes, total.errors) == (6, 1000, Counter({"timeout": 4}))
@@ -265,14 +265,14 @@ async def test_the_last_report_of_a_worker_is_noticed_at_once() -> None:
     near, far = socket.socketpair()
     codes: list[int | None] = [None]
     workers = WorkerProcesses([WorkerProcess(os.getpid(), lambda: codes[0], near, None)], [])
-    workers.start(Part(frontier="memory:", run_id="run", concurrency=1, relayed=False))
+    workers.start(ProcessPart(frontier="memory:", run_id="run", concurrency=1, relayed=False))
     with far:
         far.setblocking(False)
         async with asyncio.timeout(30):
             assert b"run_id" in await asyncio.get_running_loop().sock_recv(far, 4096)
-            far.sendall(msgspec.json.encode(Report()) + b"\n")
+            far.sendall(msgspec.json.encode(PartReport()) + b"\n")
             await workers.wait_for_end(0.05)
-            far.sendall(msgspec.json.encode(Report(is_last=True)) + b"\n")
+            far.sendall(msgspec.json.encode(PartReport(is_last=True)) + b"\n")
             await workers.wait_for_end(600)
             assert not workers.have_ended
     codes[0] = 0

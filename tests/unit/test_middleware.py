@@ -22,9 +22,9 @@ from shoal.http import Request, Response
 from shoal.middleware import Postponed, cookies, robots, throttle, wrap
 from shoal.middleware.cache import Cache
 from shoal.middleware.cookies import Cookies, read_cookie
-from shoal.middleware.retry import RetryPolicy, StatusCheck, parse_retry_after
 from shoal.middleware.robots import Robots, read_rules
-from shoal.middleware.throttle import Learned, Throttle, after_answer, after_overload
+from shoal.middleware.status_check import RetryPolicy, StatusCheck, parse_retry_after
+from shoal.middleware.throttle import LearnedDelay, Throttle, after_answer, after_overload
 from shoal.ports import Frontier, HostUpdate, Lease, Middleware
 from shoal.testing import FakeClock
 from shoal.urls.normalize import host_of
@@ -551,7 +551,7 @@ STEPS = st.lists(st.none() | st.floats(0, 1000), max_size=60)
 def test_the_learned_delay_is_never_longer_than_allowed(
     settings: config.ThrottleSettings, steps: list[float | None]
 ) -> None:
-    host = Learned()
+    host = LearnedDelay()
     for latency in steps:
         host = after_overload(host, settings) if latency is None else after_answer(host, latency, settings)
         assert 0 <= host.delay <= settings.max_delay
@@ -562,7 +562,7 @@ def test_the_learned_delay_is_never_longer_than_allowed(
 def test_it_is_forgotten_when_all_is_well(
     settings: config.ThrottleSettings, steps: list[float | None], latency: float
 ) -> None:
-    host = Learned()
+    host = LearnedDelay()
     for step in steps:
         host = after_overload(host, settings) if step is None else after_answer(host, step, settings)
     for _ in range(1000):
@@ -572,21 +572,21 @@ def test_it_is_forgotten_when_all_is_well(
 
 @given(THROTTLES, st.floats(0, 100))
 def test_an_overload_makes_it_longer(settings: config.ThrottleSettings, before: float) -> None:
-    host = Learned(delay=min(before, settings.max_delay))
+    host = LearnedDelay(delay=min(before, settings.max_delay))
     after = after_overload(host, settings)
     assert after.delay >= host.delay
     assert after.delay >= min(throttle._FIRST_DELAY, settings.max_delay)
 
 
 def test_a_host_that_gets_slower_and_slower_is_spared() -> None:
-    settings, host = config.ThrottleSettings(), Learned()
+    settings, host = config.ThrottleSettings(), LearnedDelay()
     for _ in range(10):
         host = after_answer(host, 0.1, settings)
     assert host.delay == 0
     for _ in range(10):
         host = after_answer(host, 3.0, settings)
     assert host.delay > 1
-    slow = Learned()
+    slow = LearnedDelay()
     for _ in range(10):  # one that has always been slow is not struggling
         slow = after_answer(slow, 3.0, settings)
     assert slow.delay == 0

@@ -19,8 +19,8 @@ from shoal.config import Config, load_config
 from shoal.errors import ConfigError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.problems import Limits, Problem, ProblemKind, Severity
-from shoal.monitoring.snapshot import Snapshot
+from shoal.monitoring.problems import Problem, ProblemKind, ProblemLimits, Severity
+from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.channels.mail import Mail
 from shoal.notifications.delivery import Delivery, read_channel_states, read_reports
@@ -688,7 +688,7 @@ async def test_an_error_in_a_step_does_not_end_the_loop(caplog: pytest.LogCaptur
     watcher = site.watcher("s1", ops=ops)
     take, failures = watcher._taker.take, [RuntimeError("a bug")] * 2
 
-    async def fail_first(now: float | None = None) -> Snapshot:
+    async def fail_first(now: float | None = None) -> StoreSnapshot:
         if failures:
             raise failures.pop()
         return await take(now)
@@ -736,5 +736,5 @@ def test_the_settings_of_the_guide_are_valid(tmp_path: Path) -> None:
     defaults = msgspec.structs.asdict(NotificationSettings())
     for name, default in defaults.items():
         assert name in ("channels", "rules") or f"| `{name}` | {default:g} |" in guide
-    for name in Limits.__struct_fields__:
+    for name in ProblemLimits.__struct_fields__:
         assert f"`{name}`" in guide

@@ -14,7 +14,7 @@ import pytest
 from shoal.config import Config, ScopeSettings
 from shoal.crawling.callbacks import Callbacks
 from shoal.crawling.files import Chain, FileChains, Wanted
-from shoal.crawling.page import Handler, Parsed, Released, Settlement
+from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import DropItem, FetchError, PartialOutputError, SpiderError, TooComplexError
@@ -78,7 +78,7 @@ class Site:
         await frontier.push([request])
         (lease,) = (await frontier.lease(1, 60)).leases
         scheduler = make_scheduler(self._spider, self._config, frontier, shared=False)
-        handler = Handler(self._spider, self._config, scheduler, self.web.fetch, self.counters)
+        handler = PageHandler(self._spider, self._config, scheduler, self.web.fetch, self.counters)
         return await handler.handle(msgspec.structs.replace(lease, attempt=attempt))
 
 

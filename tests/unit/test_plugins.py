@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal import Config, Response, Spider, crawl, plugins
-from shoal.cli.diagnosis import Finding, check_plugins
+from shoal.cli.diagnosis import CheckResult, check_plugins
 from shoal.config import Resolved, WorkerSettings
 from shoal.crawling.onion import make_fetcher
 from shoal.crawling.shared_fetcher import SharedFetcher
@@ -233,12 +233,12 @@ async def test_an_unknown_frontier(site_packages: Path) -> None:
 # -- doctor
 
 
-def findings() -> list[Finding]:
+def findings() -> list[CheckResult]:
     return list(check_plugins(Resolved(Config(), {})))
 
 
 def test_the_doctor_lists_plugins(site_packages: Path) -> None:
-    assert findings() == [Finding(None, "plugins", "none installed")]
+    assert findings() == [CheckResult(None, "plugins", "none installed")]
     install(site_packages, "shoal-list", SINK, sinks="list = shoal_list:ListSink\nmysql = shoal_list:ListSink")
     install(site_packages, "shoal-other", SINK, sinks="list = shoal_other:ListSink")
     install(site_packages, "shoal-echo", FETCHER, fetchers="echo = shoal_echo:EchoFetcher")
@@ -246,10 +246,10 @@ def test_the_doctor_lists_plugins(site_packages: Path) -> None:
     both = "shoal-list 1.0 and shoal-other 1.0 both have the plugin 'list'; uninstall one of them"
     found = findings()
     assert found[:4] == [
-        Finding(False, "plugin: output list:// (shoal-list 1.0)", both),
-        Finding(False, "plugin: output list:// (shoal-other 1.0)", both),
-        Finding(None, "plugin: output mysql:// (shoal-list 1.0)", "not used: output mysql:// belongs to Shoal"),
-        Finding(True, 'plugin: http.client "echo" (shoal-echo 1.0)', ""),
+        CheckResult(False, "plugin: output list:// (shoal-list 1.0)", both),
+        CheckResult(False, "plugin: output list:// (shoal-other 1.0)", both),
+        CheckResult(None, "plugin: output mysql:// (shoal-list 1.0)", "not used: output mysql:// belongs to Shoal"),
+        CheckResult(True, 'plugin: http.client "echo" (shoal-echo 1.0)', ""),
     ]
     assert (found[4].passed, found[4].what) == (False, "plugin: frontier kept: (shoal-kept 1.0)")
     assert "shoal_kept:open_it cannot be imported: AttributeError" in found[4].hint

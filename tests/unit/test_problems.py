@@ -14,16 +14,16 @@ from shoal.monitoring.problems import (
     Ending,
     Facts,
     FailingChannel,
-    Limits,
     LostProcess,
     MissedTime,
     Problem,
+    ProblemLimits,
     RunFailure,
     RunResult,
     advance_marks,
     find_problems,
 )
-from shoal.monitoring.snapshot import OutputState, RunSnapshot, Snapshot
+from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Rewind, Run, RunState, Stats, WorkerState
 
 NOW = 1_700_000_000.0
@@ -40,9 +40,9 @@ def stats(**counts: int) -> Stats:
     )
 
 
-def seen(counts: Stats | None = None, **more: Any) -> Snapshot:
+def seen(counts: Stats | None = None, **more: Any) -> StoreSnapshot:
     values: dict[str, Any] = {"run": run(), "at": NOW, "changed_at": NOW, **more}
-    return Snapshot(at=NOW, runs=(RunSnapshot(stats=counts or stats(ready=5, done=5), **values),))
+    return StoreSnapshot(at=NOW, runs=(RunSnapshot(stats=counts or stats(ready=5, done=5), **values),))
 
 
 def host(**more: Any) -> HostState:
@@ -134,9 +134,9 @@ def test_failures_that_are_no_problem(counts: Stats, forbidden: int) -> None:
 
 
 def test_limits_are_those_of_the_run() -> None:
-    def limits(run_id: str, spider: str) -> Limits:
+    def limits(run_id: str, spider: str) -> ProblemLimits:
         assert (run_id, spider) == ("r1", "books")
-        return Limits(failure_rate=0.01, failure_pages=10, stalled_after=5)
+        return ProblemLimits(failure_rate=0.01, failure_pages=10, stalled_after=5)
 
     found = find_problems(seen(stats(ready=1, done=90, dead=10), changed_at=NOW - 6), limits=limits)
     assert kinds(found) == ["stalled", "failure_rate"]
@@ -225,7 +225,7 @@ def ending(counts: Stats, good: Stats | None = None, coverage: Any = {}, before:
     return Facts(endings=(Ending(RunResult(run=ended, stats=counts, coverage=coverage), earlier),), **more)
 
 
-EMPTY = Snapshot(at=NOW)
+EMPTY = StoreSnapshot(at=NOW)
 
 
 def test_a_finished_run() -> None:

@@ -32,8 +32,8 @@ def test_spiders_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     found = registry(tmp_path)
     assert list(found) == ["India", "Russia"]
-    assert found.get_execution_mode("India") == "distributed"
-    assert found.get_execution_mode("Russia") == "single"
+    assert found["India"].execution_mode == "distributed"
+    assert found["Russia"].execution_mode == "single"
     assert found["India"].arguments == {"state": "Goa"}
     assert found.reference("India") == "spiders/india.py"
     (tmp_path / "below").mkdir()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.config import Config
-from shoal.fetch.page_needs import Learned
+from shoal.fetch.page_needs import LearnedNeeds
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.identities.facts import IdentityFacts, Removal
@@ -17,7 +17,7 @@ from shoal.item import encode_item
 from shoal.middleware.robots import fact_name
 from shoal.monitoring.host_report import MAX_ROBOTS, report_host
 from shoal.monitoring.reports import ProcessReport, process_key
-from shoal.monitoring.samples import Sample
+from shoal.monitoring.samples import RunSample
 from shoal.monitoring.url_items import MAX_ITEMS, MAX_TEXT, find_range, read_url_items
 from shoal.monitoring.url_report import MAX_PARENTS, Agent, read_agent, report_url
 from shoal.ports import Completion, Frontier, FrontierOptions, HostUpdate, Run
@@ -133,7 +133,7 @@ async def test_the_first_items_of_a_url(store: MemoryStore, frontier: Frontier) 
 
 
 def test_where_the_items_of_a_time_are() -> None:
-    samples = [Sample(100.0 * number, 0, 0, 0, 0, 0, 0, 1000 * number, 0, 0) for number in range(11)]
+    samples = [RunSample(100.0 * number, 0, 0, 0, 0, 0, 0, 1000 * number, 0, 0) for number in range(11)]
     assert find_range([], None, 20_000) == (15_000, 20_000)
     assert find_range([], 50.0, 300) == (0, 300)
     assert find_range(samples, 450.0, 10_000) == (3000, 6000)  # the clocks may differ by a minute
@@ -149,7 +149,7 @@ async def test_all_that_is_known_of_a_host(store: MemoryStore, frontier: Frontie
     await frontier.update_host("a.example", HostUpdate(delay=2.0))
     await frontier.remember(fact_name(SITE), ROBOTS, 60)
     await frontier.remember(fact_name("https://a.example"), b"x" * (MAX_ROBOTS + 1), 60)
-    needs = {"/product/*": Learned("browser", time.time() + 60)}
+    needs = {"/product/*": LearnedNeeds("browser", time.time() + 60)}
     await frontier.remember("render:a.example", msgspec.json.encode(needs), 60)
     facts = IdentityFacts(frontier)
     await facts.add_names(["first", "second", "third", "idle"])

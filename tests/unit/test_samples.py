@@ -14,7 +14,7 @@ from shoal.frontier.memory import MemoryStore
 from shoal.monitoring.samples import (
     SKEW,
     YOUNG,
-    Sample,
+    RunSample,
     SampleHistory,
     add_minute,
     add_quarter,
@@ -32,11 +32,11 @@ START = 1_700_000_000.0
 BIG = Stats(pushed=10**10, ready=10**10, waiting=10**9, leased=10**6, done=10**10, dead=10**9, items=10**10)
 
 
-def sample(at: float, done: int = 0) -> Sample:
-    return Sample.of(Stats(done=done), at)
+def sample(at: float, done: int = 0) -> RunSample:
+    return RunSample.of(Stats(done=done), at)
 
 
-def gaps(samples: Sequence[Sample]) -> list[float]:
+def gaps(samples: Sequence[RunSample]) -> list[float]:
     return [later.at - earlier.at for earlier, later in zip(samples, samples[1:], strict=False)]
 
 
@@ -48,9 +48,9 @@ async def written(store: MemoryStore) -> int:
 
 
 def test_each_document_keeps_its_resolution() -> None:
-    seconds: list[Sample] = []
-    minutes: list[Sample] = []
-    quarters: list[Sample] = []
+    seconds: list[RunSample] = []
+    minutes: list[RunSample] = []
+    quarters: list[RunSample] = []
     for number in range(0, 2 * DAY, 5):
         new = sample(START + number, number)
         seconds = add_second(seconds, new)
@@ -64,7 +64,7 @@ def test_each_document_keeps_its_resolution() -> None:
 
 
 def test_beyond_a_week_one_per_hour() -> None:
-    quarters: list[Sample] = []
+    quarters: list[RunSample] = []
     for number in range(0, 30 * DAY, 900):
         quarters = add_quarter(quarters, sample(START + number))
     old = [each for each in quarters if each.at < quarters[-1].at - 7 * DAY]
@@ -75,7 +75,7 @@ def test_beyond_a_week_one_per_hour() -> None:
 @given(st.lists(st.floats(0.01, 900) | st.floats(0.01, 40 * DAY), min_size=1, max_size=300))
 @settings(max_examples=60, deadline=None)
 def test_no_sample_is_invented_and_the_newest_is_kept(steps: list[float]) -> None:
-    at, seconds, minutes, quarters = START, list[Sample](), list[Sample](), list[Sample]()
+    at, seconds, minutes, quarters = START, list[RunSample](), list[RunSample](), list[RunSample]()
     every = set()
     for number, step in enumerate(steps):
         at = round(at + step, 3)
@@ -105,11 +105,11 @@ async def test_a_run_of_a_week_takes_less_than_a_megabyte() -> None:
     history = SampleHistory(store, "r")
     for number in range(7 * DAY // 60 + 20):
         at = START + 60 * number
-        assert await history.add(Sample.of(BIG, at), "a")
+        assert await history.add(RunSample.of(BIG, at), "a")
     for number in range(300):
-        await history.add(Sample.of(BIG, at + 5 * number), "a")
+        await history.add(RunSample.of(BIG, at + 5 * number), "a")
     assert await written(store) < 300_000
-    largest = len(msgspec.msgpack.encode(Sample.of(BIG, START)))
+    largest = len(msgspec.msgpack.encode(RunSample.of(BIG, START)))
     assert largest * (300 + 1441 + 6000) < 1_000_000
     found = await read_history(store, "r")
     assert found == sorted(found, key=lambda each: each.at)
@@ -146,9 +146,9 @@ def test_fewer_points_cover_the_whole_time() -> None:
 def test_the_speed_between_samples() -> None:
     found = speeds(
         [
-            Sample.of(Stats(done=10, dead=1, items=3), START),
-            Sample.of(Stats(done=18, dead=3, items=3), START + 5),
-            Sample.of(Stats(done=18, dead=0, items=13), START + 15),  # failed requests were retried
+            RunSample.of(Stats(done=10, dead=1, items=3), START),
+            RunSample.of(Stats(done=18, dead=3, items=3), START + 5),
+            RunSample.of(Stats(done=18, dead=0, items=13), START + 15),  # failed requests were retried
         ]
     )
     assert found == [None, (2.0, 0.0), (0.0, 1.0)]

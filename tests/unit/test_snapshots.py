@@ -11,7 +11,7 @@ from shoal.config import Config
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.monitoring.reports import ProcessReport, process_key
-from shoal.monitoring.samples import Sample, SampleHistory
+from shoal.monitoring.samples import RunSample, SampleHistory
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.ports import Completion, FrontierOptions, Run, RunState
 
@@ -89,6 +89,6 @@ async def test_the_first_snapshot_has_the_speed_of_the_last_half_minute() -> Non
     leased = await frontier.lease(40, 60)
     await frontier.complete([Completion(lease=lease) for lease in leased.leases])
     for at, done in ((NOW - 60, 0), (NOW - 20, 10), (NOW - 10, 30)):
-        await SampleHistory(store, "a").add(Sample(at, 50, 50 - done, 0, 0, done, 0, 0, 0, 0), "taker")
+        await SampleHistory(store, "a").add(RunSample(at, 50, 50 - done, 0, 0, done, 0, 0, 0, 0), "taker")
     found = (await SnapshotTaker(store, Config()).take(NOW)).runs[0]
     assert (found.pages_per_second, found.seconds_left) == (1.5, pytest.approx(10 / 1.5))

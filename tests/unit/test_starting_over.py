@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.batch.local import LocalWork
+from shoal.batch.local_work import LocalWork
 from shoal.batch.options import BatchOptions
 from shoal.batch.session import Session
 from shoal.config import Config
@@ -28,8 +28,8 @@ from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.spider import Spider
 from shoal.tasks.dispatch import _Dispatch
+from shoal.tasks.page_worker import _OpenSession, _TaskRunner
 from shoal.tasks.watch import CeleryWatch
-from shoal.tasks.worker import _OpenSession, _TaskRunner
 
 CLOSED = "http://127.0.0.1:9/"
 """Nobody answers there, and a batch may not fetch it: so each page is settled at once."""

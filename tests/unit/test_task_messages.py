@@ -23,7 +23,7 @@ from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
 from shoal.ports import Lease
 from shoal.tasks.messages import MAX_LEASE_LENGTH, check_belongs, pack, read_task, unpack
-from shoal.tasks.worker import intersect_networks
+from shoal.tasks.page_worker import intersect_networks
 from shoal.urls.normalize import host_of
 
 URL = "http://example.com/"

@@ -14,7 +14,7 @@ from shoal.crawling.page import redirected_request
 from shoal.errors import FetchError, RequestError, ShoalError
 from shoal.fetch.decompress import decompress
 from shoal.http import Request, Response
-from shoal.middleware.retry import parse_retry_after
+from shoal.middleware.status_check import parse_retry_after
 from shoal.printable import printable
 from shoal.urls.normalize import join_url
 

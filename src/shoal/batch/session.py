@@ -34,7 +34,7 @@ class SessionTooLargeError(RequestError):
 
 
 class Session:
-    """A batch in a store. Any process may read it. Processes that work on it hold leases."""
+    """A batch in a store. Every process may read it. Processes that work on it hold leases."""
 
     def __init__(
         self, store: Store, run: Run, frontier: Frontier, settings: SessionSettings, options: BatchOptions

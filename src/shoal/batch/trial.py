@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from shoal.batch.local import LocalWork
+from shoal.batch.local_work import LocalWork
 from shoal.batch.options import BatchOptions
 from shoal.batch.results import Result, SessionResults
 from shoal.batch.service import BatchService

@@ -11,12 +11,12 @@ import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
+from shoal.browser.process import tolerated
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
 from shoal.http import Request
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.browser")
 
+T = TypeVar("T")
 Event = dict[str, Any]
 MAX_CAPTURED_BYTES = 16 * 1024 * 1024  # of all responses that are captured of one page
 _MAX_CAPTURED = 200
@@ -51,17 +52,17 @@ _ONE_WINDOW = """(() => {
 _TYPES = {"image": "Image", "media": "Media", "font": "Font"}
 
 
-class Document(Struct, kw_only=True):
+class LoadedDocument(Struct, kw_only=True):
     """The answer to the navigation, if it is not shown in the page: a redirect, or something that is not HTML."""
 
     status: int
     headers: list[tuple[str, str]]
     body: bytes = b""
     url: str = ""
-    """Where a redirect leads. Empty: it is no redirect."""
+    """Where a redirect leads. Empty if it is not a redirect."""
 
 
-class Watch:
+class PageWatch:
     """Watches one page object. `begin` prepares it for the next page."""
 
     def __init__(
@@ -94,7 +95,7 @@ class Watch:
         self.captured: list[Captured] = []
         self.acting = False
         """Actions of the user are running: they may navigate within the host."""
-        self.decided: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+        self.decided: asyncio.Future[LoadedDocument] = asyncio.get_running_loop().create_future()
         """Set when the navigation ends with something other than a page."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the page exceeds a limit, or crashes."""
@@ -267,7 +268,7 @@ class Watch:
             return
         # The page goes elsewhere: the frontier decides when, and whether it may.
         await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-        self._decided(Document(status=302, headers=[("Location", url)], url=url))
+        self._decided(LoadedDocument(status=302, headers=[("Location", url)], url=url))
 
     async def _permitted(self, request: str, url: str) -> bool:
         """Whether actions may go to this URL of the host. It waits as long as the host wants."""
@@ -309,23 +310,23 @@ class Watch:
             return
         if 300 <= status < 400 and "location" in found:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-            self._decided(Document(status=status, headers=headers, url=found["location"]))
+            self._decided(LoadedDocument(status=status, headers=headers, url=found["location"]))
             return
         content_type = found.get("content-type", "text/html").partition(";")[0].strip().lower()
         attached = found.get("content-disposition", "").strip().lower().startswith("attachment")
         if status in (204, 205) or attached or content_type not in _HTML:
-            await self._take(request, Document(status=status, headers=headers), attached)
+            await self._take(request, LoadedDocument(status=status, headers=headers), attached)
             return
         if self._keeps_source and self._navigations == 1:
             self.source = _decode(await self._session.send("Fetch.getResponseBody", {"requestId": request}))
         await self._session.send("Fetch.continueRequest", {"requestId": request})
 
-    async def _take(self, request: str, document: Document, attached: bool) -> None:
+    async def _take(self, request: str, document: LoadedDocument, attached: bool) -> None:
         """Take the body of something that is not a page, with a limit on its size."""
         refused = attached and self._settings.downloads == "refuse"
         if not refused and document.status not in (204, 205):
             document.body = await self._read(request)
-        with suppress(Exception):
+        with tolerated("aborting a request"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         if refused:
             self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))
@@ -342,7 +343,7 @@ class Watch:
                 return bytes(body)
         raise too_large(self._settings)
 
-    def _decided(self, document: Document) -> None:
+    def _decided(self, document: LoadedDocument) -> None:
         if not self.decided.done():
             self.decided.set_result(document)
 
@@ -374,7 +375,7 @@ def _decode(answer: Event) -> bytes:
     return base64.b64decode(body) if answer["base64Encoded"] else body.encode()
 
 
-def _ignore(future: asyncio.Future[Any]) -> None:
+def _ignore(future: asyncio.Future[T]) -> None:
     """Nobody may be waiting for an exception."""
     if not future.cancelled():
         future.exception()

@@ -98,7 +98,7 @@ def _lines(head: bytes) -> list[bytes]:
 
 
 def _headers(lines: Sequence[bytes]) -> Headers:
-    """Lines that are no header are dropped."""
+    """Lines that are not headers are dropped."""
     headers: Headers = []
     for line in lines[1:]:
         if _CONTROL.search(line):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from shoal.browser.devtools import Watch
+from shoal.browser.devtools import PageWatch
 from shoal.browser.gateway import Gateway, Listener
-from shoal.browser.process import BrowserProcess
+from shoal.browser.process import BrowserProcess, tolerated
 from shoal.config import BrowserSettings
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Tab(Struct, kw_only=True, eq=False):
     """A page object of the browser. It shows one page after the other."""
 
     page: Page
-    watch: Watch
+    watch: PageWatch
     context: Context
     console: list[str] = []
 
@@ -133,7 +132,8 @@ class Pages:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await tab.page.goto(_NOTHING, wait_until="commit")
                 await tab.watch.collect_garbage()
-        except Exception:  # it cannot be left, so it is not used again
+        except Exception as exc:  # it cannot be left, so it is not used again
+            log.debug("a tab is not used again: %s: %s", type(exc).__name__, exc)
             await self._close_tab(tab)
             return
         context = tab.context
@@ -152,13 +152,14 @@ class Pages:
                     await tab.watch.collect_garbage()
                 else:
                     await tab.page.evaluate("0")
-        except Exception:  # it hangs, or has crashed
+        except Exception as exc:  # it hangs, or has crashed
+            log.debug("an idle tab does not respond: %s: %s", type(exc).__name__, exc)
             self._do(self._close_tab(tab))
             return False
         return True
 
     async def _close_tab(self, tab: Tab) -> None:
-        with suppress(Exception):  # the browser ends some day, and the tab with it
+        with tolerated("closing a tab"):  # it ends with the browser
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await tab.page.close()
 
@@ -224,7 +225,7 @@ class Pages:
         return True
 
     async def _close_context(self, context: Context) -> None:
-        with suppress(Exception):  # the browser ends some day, and the context with it
+        with tolerated("closing a context"):  # it ends with the browser
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await context.browser_context.close()
         await context.listener.close()
@@ -234,7 +235,7 @@ class Pages:
     async def _open_tab(self, context: Context) -> Tab:
         page = await context.browser_context.new_page()
         session = await context.browser_context.new_cdp_session(page)
-        watch = Watch(page, session, self._settings, context.see)
+        watch = PageWatch(page, session, self._settings, context.see)
         tab = Tab(page=page, watch=watch, context=context)
         page.on("crash", lambda _: watch.crash())
         page.on("dialog", _dismiss)
@@ -254,11 +255,11 @@ def _keep_line(lines: list[str]) -> Callable[[ConsoleMessage], None]:
 
 async def _dismiss(dialog: Dialog) -> None:
     """Dismiss a dialog, so that the page continues. Accept the question whether to leave the page."""
-    with suppress(Exception):
+    with tolerated("dismissing a dialog"):
         await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
 
 
 async def _close_popup(page: Page) -> None:
-    with suppress(Exception):
+    with tolerated("closing a popup"):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await page.close()

@@ -11,7 +11,8 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,15 @@ def shortage() -> str:
         f"The disk is full: {folder}, where Chromium keeps its profile and its shared memory, has {free >> 20} MB "
         "left. Make room there, or set TMPDIR to another folder"
     )
+
+
+@contextmanager
+def tolerated(step: str) -> Iterator[None]:
+    """Log an error in this block at debug level, instead of raising it. The library has no common base error."""
+    try:
+        yield
+    except Exception as exc:
+        log.debug("%s failed: %s: %s", step, type(exc).__name__, exc)
 
 
 class BrowserProcess:
@@ -189,7 +199,7 @@ class BrowserProcess:
     async def close(self) -> None:
         """Close it. After a deadline, kill it."""
         self.ended = True
-        with suppress(Exception):  # whatever fails here, the kill below ends it
+        with tolerated("closing the browser"):  # the kill below ends it anyway
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 if self._browser is not None:
                     await self._browser.close()
@@ -203,7 +213,7 @@ class BrowserProcess:
         watch, self._guardian = self._guardian, None
         await asyncio.to_thread(guardian.kill, self._token)
         if self._playwright is not None:
-            with suppress(Exception):
+            with tolerated("stopping the driver"):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await self._playwright.stop()
             self._playwright = None

@@ -6,11 +6,11 @@ import asyncio
 import re
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
-from shoal.browser.devtools import Document, too_large
+from shoal.browser.devtools import LoadedDocument, too_large
 from shoal.browser.pages import Tab
 from shoal.browser.process import shortage
 from shoal.config import BrowserSettings
@@ -44,7 +44,7 @@ _HEIGHT = "() => document.scrollingElement.scrollHeight"
 class _NotAPageError(Exception):
     """The navigation ended with something that is not shown in the page."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: LoadedDocument) -> None:
         super().__init__()
         self.document = document
 
@@ -100,13 +100,12 @@ class Rendering:
         except Error as exc:
             raise self._explain(str(exc)) from exc
 
-    async def _race(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _race(self, work: Coroutine[object, object, T]) -> T:
         """Wait for the work, unless the page turns out to be something else, or fails."""
         watch = self._watch
         task = asyncio.ensure_future(work)
         try:
-            waited: list[asyncio.Future[Any]] = [task, watch.decided, watch.failed]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, watch.decided, watch.failed), return_when=asyncio.FIRST_COMPLETED)
             if watch.failed.done():
                 watch.failed.result()
             if watch.decided.done():
@@ -241,7 +240,7 @@ class Rendering:
             return await self._page.locator(what).first.screenshot(timeout=timeout)
         return await self._page.screenshot(full_page=what == "full", timeout=timeout)
 
-    def _other(self, document: Document) -> Response:
+    def _other(self, document: LoadedDocument) -> Response:
         """A redirect, or a file."""
         self._keep_exchange(self._watch.source if document.url else document.body, None)
         response = RenderedResponse(

@@ -15,28 +15,28 @@ from shoal.config import Resolved, mask
 from shoal.errors import ConfigError, ShoalError
 
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
-_OPTIONAL = (
-    ("pyarrow", "parquet", "Parquet files"),
-    ("obstore", "objects", "object storage"),
-    ("pillow", "images", "thumbnails of images"),
-    ("brotli", "brotli", "pages in Brotli"),
-    ("zstandard", "zstd", "pages in Zstandard"),
-    ("aiohttp-socks", "socks", "SOCKS proxies"),
-    ("redis", "redis", "Redis"),
-    ("asyncpg", "postgres", "PostgreSQL"),
-    ("pymysql", "mysql", "MySQL and MariaDB"),
-    ("kazoo", "zookeeper", "ZooKeeper"),
-    ("fastapi", "api", "`shoal serve`"),
-    ("celery", "celery", "Celery workers"),
-    ("playwright", "browser", "rendering"),
-)
+_OPTIONAL = {
+    "pyarrow": ("parquet", "Parquet files"),
+    "obstore": ("objects", "object storage"),
+    "pillow": ("images", "thumbnails of images"),
+    "brotli": ("brotli", "pages in Brotli"),
+    "zstandard": ("zstd", "pages in Zstandard"),
+    "aiohttp-socks": ("socks", "SOCKS proxies"),
+    "redis": ("redis", "Redis"),
+    "asyncpg": ("postgres", "PostgreSQL"),
+    "pymysql": ("mysql", "MySQL and MariaDB"),
+    "kazoo": ("zookeeper", "ZooKeeper"),
+    "fastapi": ("api", "`shoal serve`"),
+    "celery": ("celery", "Celery workers"),
+    "playwright": ("browser", "rendering"),
+}
 _MIN_OPEN_FILES = 1024
 _SERVER_TIMEOUT = 10.0
 _MIN_TEMPORARY = 256 << 20
 """Bytes. Chromium does not use /dev/shm, which is small in containers, but files for its shared memory."""
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of one check. ``passed`` is None for something optional that is missing or does not work."""
 
     passed: bool | None
@@ -44,17 +44,17 @@ class Finding(NamedTuple):
     hint: str = ""
 
 
-Check: TypeAlias = Callable[[Resolved], Iterator[Finding]]
+Check: TypeAlias = Callable[[Resolved], Iterator[CheckResult]]
 
 
-def examine(read: Callable[[], Resolved]) -> Iterator[Finding]:
+def examine(read: Callable[[], Resolved]) -> Iterator[CheckResult]:
     """The findings of all checks, as they are made. ``read`` reads the configuration."""
     yield from _check_libraries()
     yield from _check_limits()
     try:
         resolved = read()
     except ShoalError as error:
-        yield Finding(False, "configuration", str(error))
+        yield CheckResult(False, "configuration", str(error))
         return
     for check in CHECKS:
         yield from check(resolved)
@@ -67,37 +67,37 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _check_libraries() -> Iterator[Finding]:
-    yield Finding(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}", "Shoal needs 3.11 or later")
+def _check_libraries() -> Iterator[CheckResult]:
+    yield CheckResult(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}", "Shoal needs 3.11 or later")
     for name in _REQUIRED:
         version = _version(name)
-        yield Finding(version is not None, f"{name} {version or ''}".rstrip(), f"missing; pip install {name}")
-    for name, extra, use in _OPTIONAL:
+        yield CheckResult(version is not None, f"{name} {version or ''}".rstrip(), f"missing; pip install {name}")
+    for name, (extra, use) in _OPTIONAL.items():
         version = _version(name)
         if version is not None:
-            yield Finding(True, f"{name} {version} ({use})")
+            yield CheckResult(True, f"{name} {version} ({use})")
         else:
-            yield Finding(None, name, f"not installed; pip install 'shoal[{extra}]' for {use}")
+            yield CheckResult(None, name, f"not installed; pip install 'shoal[{extra}]' for {use}")
 
 
-def _check_limits() -> Iterator[Finding]:
+def _check_limits() -> Iterator[CheckResult]:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield Finding(soft >= _MIN_OPEN_FILES, f"{soft} open files allowed", "raise the limit with `ulimit -n 4096`")
+    yield CheckResult(soft >= _MIN_OPEN_FILES, f"{soft} open files allowed", "raise the limit with `ulimit -n 4096`")
 
 
-def check_configuration(resolved: Resolved) -> Iterator[Finding]:
+def check_configuration(resolved: Resolved) -> Iterator[CheckResult]:
     files = {source for source in resolved.sources.values() if source.endswith(".toml")}
-    yield Finding(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
+    yield CheckResult(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
     folder = os.path.abspath(".")
-    yield Finding(os.access(folder, os.W_OK), f"write access to {folder}", "no; outputs go there by default")
+    yield CheckResult(os.access(folder, os.W_OK), f"write access to {folder}", "no; outputs go there by default")
 
 
 # -- servers
 
 
-def check_servers(resolved: Resolved) -> Iterator[Finding]:
+def check_servers(resolved: Resolved) -> Iterator[CheckResult]:
     """The servers that the configuration names. None is needed for a crawl on one machine."""
     config = resolved.config
     if not config.frontier.startswith(("memory:", "sqlite:", "local:")):
@@ -110,7 +110,7 @@ def check_servers(resolved: Resolved) -> Iterator[Finding]:
         yield _server(f"Celery broker {mask(broker)}", asyncio.to_thread(_open_broker, broker))
 
 
-def _server(what: str, attempt: Awaitable[None]) -> Finding:
+def _server(what: str, attempt: Awaitable[None]) -> CheckResult:
     async def within() -> None:
         async with asyncio.timeout(_SERVER_TIMEOUT):
             await attempt
@@ -118,10 +118,10 @@ def _server(what: str, attempt: Awaitable[None]) -> Finding:
     try:
         asyncio.run(within())
     except TimeoutError:
-        return Finding(False, what, f"no answer within {_SERVER_TIMEOUT:g} s")
+        return CheckResult(False, what, f"no answer within {_SERVER_TIMEOUT:g} s")
     except ShoalError as exc:
-        return Finding(False, what, str(exc))
-    return Finding(True, what)
+        return CheckResult(False, what, str(exc))
+    return CheckResult(True, what)
 
 
 async def _open_frontier(url: str) -> None:
@@ -154,7 +154,7 @@ def _open_broker(url: str) -> None:
 # -- rendering
 
 
-def check_browser(resolved: Resolved) -> Iterator[Finding]:
+def check_browser(resolved: Resolved) -> Iterator[CheckResult]:
     """Start Chromium. If no setting of the browser is changed, it is optional."""
     if _version("playwright") is None:
         return
@@ -167,13 +167,13 @@ def check_browser(resolved: Resolved) -> Iterator[Finding]:
         where = find_executable(settings) or "the Chromium of Playwright"
         version = asyncio.run(_start_browser(resolved))
     except ShoalError as exc:
-        yield Finding(failed, "Chromium for rendering", str(exc))
+        yield CheckResult(failed, "Chromium for rendering", str(exc))
         return
-    yield Finding(True, f"Chromium {version} starts ({where})")
+    yield CheckResult(True, f"Chromium {version} starts ({where})")
     if settings.sandbox:
-        yield Finding(True, "the sandbox of Chromium")
+        yield CheckResult(True, "the sandbox of Chromium")
     else:
-        yield Finding(
+        yield CheckResult(
             None,
             "the sandbox of Chromium",
             "off (browser.sandbox); render only pages that you trust, or in a container",
@@ -193,10 +193,10 @@ async def _start_browser(resolved: Resolved) -> str:
         await process.close()
 
 
-def _check_temporary_folder() -> Iterator[Finding]:
+def _check_temporary_folder() -> Iterator[CheckResult]:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    yield Finding(
+    yield CheckResult(
         True if free >= _MIN_TEMPORARY else None,
         f"{free >> 20} MB free in {folder} for the profile and the shared memory of Chromium",
         "large pages may crash; set TMPDIR to another folder",
@@ -206,43 +206,43 @@ def _check_temporary_folder() -> Iterator[Finding]:
 # -- Tor
 
 
-def check_tor(resolved: Resolved) -> Iterator[Finding]:
+def check_tor(resolved: Resolved) -> Iterator[CheckResult]:
     """Whether Tor starts. It does not connect to the Tor network."""
     from shoal.tor.process import try_start
 
     settings = resolved.config.tor
     if settings.url is not None:
-        yield Finding(True, f"Tor: the daemon at {settings.url} (tor.url)")
+        yield CheckResult(True, f"Tor: the daemon at {settings.url} (tor.url)")
         return
     try:
-        yield Finding(True, f"Tor {asyncio.run(try_start(settings))} starts")
+        yield CheckResult(True, f"Tor {asyncio.run(try_start(settings))} starts")
     except ShoalError as error:
-        yield Finding(False if settings.enabled else None, "Tor", str(error))
+        yield CheckResult(False if settings.enabled else None, "Tor", str(error))
 
 
 # -- plugins
 
 
-def check_plugins(resolved: Resolved) -> Iterator[Finding]:
+def check_plugins(resolved: Resolved) -> Iterator[CheckResult]:
     """Every installed plugin, and whether it can be imported."""
     from shoal import plugins
 
     kinds: tuple[plugins.Kind, ...] = ("sinks", "fetchers", "frontiers")
     every = {kind: plugins.installed(kind) for kind in kinds}
     if not any(every.values()):
-        yield Finding(None, "plugins", "none installed")
+        yield CheckResult(None, "plugins", "none installed")
     for found in every.values():
         for plugin in found:
             what = f"plugin: {plugin.shown} ({plugin.package})"
             problem = plugins.problem_of(plugin, found)
             if plugin.name in plugins.BUILT_IN[plugin.kind]:
-                yield Finding(None, what, problem or "")
+                yield CheckResult(None, what, problem or "")
                 continue
             try:
                 plugin.load()
-                yield Finding(problem is None, what, problem or "")
+                yield CheckResult(problem is None, what, problem or "")
             except ShoalError as error:
-                yield Finding(False, what, str(error))
+                yield CheckResult(False, what, str(error))
 
 
 CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser, check_tor, check_plugins)

@@ -90,7 +90,7 @@ class Command(_Layout, TyperCommand):
     """One command."""
 
 
-class Group(_Layout, TyperGroup):
+class CommandGroup(_Layout, TyperGroup):
     """A command that has commands of its own."""
 
     def resolve_command(self, ctx: _Click, args: list[str]) -> _Click:
@@ -113,7 +113,7 @@ class CommandEntry(NamedTuple):
     summary: str
 
 
-class RootGroup(Group):
+class RootGroup(CommandGroup):
     """All commands, in groups. The module of a command is imported when the command is used."""
 
     groups: Mapping[str, Mapping[str, CommandEntry]] = {}
@@ -139,7 +139,7 @@ class RootGroup(Group):
 class Commands(typer.Typer):
     """The commands of one module."""
 
-    def __init__(self, *, cls: type[TyperGroup] = Group, **options: _Click) -> None:
+    def __init__(self, *, cls: type[TyperGroup] = CommandGroup, **options: _Click) -> None:
         super().__init__(
             cls=cls, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}, **options,

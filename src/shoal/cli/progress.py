@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.terminal import raw_stderr
-from shoal.crawling.stats import Snapshot
+from shoal.crawling.stats import CrawlSnapshot
 from shoal.errors import FrontierError
 from shoal.printable import LogFormatter, printable
 
@@ -48,10 +48,10 @@ def set_up_logging(console: Console, level: str) -> None:
 class Watched(Protocol):
     """A crawl, a worker or a node."""
 
-    async def snapshot(self) -> Snapshot | None: ...
+    async def snapshot(self) -> CrawlSnapshot | None: ...
 
 
-async def _snapshot(crawl: Watched) -> Snapshot | None:
+async def _snapshot(crawl: Watched) -> CrawlSnapshot | None:
     try:
         return await crawl.snapshot()
     except FrontierError:  # the server is unreachable: keep showing the last numbers
@@ -63,7 +63,7 @@ def show(console: Console) -> Callable[[Watched], Coroutine[object, None, None]]
     return _Panel(console).run if console.is_terminal else _Lines(console).run
 
 
-class Speed:
+class SpeedMeter:
     """Pages per second over the last few seconds."""
 
     def __init__(self, now: float | None = None) -> None:
@@ -99,7 +99,7 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._speed = Speed()
+        self._speed = SpeedMeter()
 
     async def run(self, crawl: Watched) -> None:
         while True:
@@ -108,7 +108,7 @@ class _Lines:
             if snapshot is not None:
                 self._console.print(self.line(snapshot), soft_wrap=True)
 
-    def line(self, snapshot: Snapshot) -> str:
+    def line(self, snapshot: CrawlSnapshot) -> str:
         stats, counters = snapshot.stats, snapshot.counters
         speed = self._speed.measure(counters.fetched, time.monotonic())
         return (
@@ -123,7 +123,7 @@ class _Panel:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._speed = Speed()
+        self._speed = SpeedMeter()
 
     async def run(self, crawl: Watched) -> None:
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
@@ -133,7 +133,7 @@ class _Panel:
                 if snapshot is not None:
                     live.update(self.render(snapshot), refresh=True)
 
-    def render(self, snapshot: Snapshot) -> Group:
+    def render(self, snapshot: CrawlSnapshot) -> Group:
         stats, counters = snapshot.stats, snapshot.counters
         speed = self._speed.measure(counters.fetched, time.monotonic())
         head = Text.assemble(

@@ -19,14 +19,14 @@ from shoal.cluster.membership import Membership
 from shoal.cluster.slot_work import NodeSlot
 from shoal.config import Config, Resolved, config_for, mask
 from shoal.crawling.onion import preload
-from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
+from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
-from shoal.runs.last_questions import last_stats
 from shoal.runs.lifecycle import GRACE
 from shoal.runs.start import default_run_id, ensure_run, find_run
+from shoal.runs.summary_stats import last_stats
 from shoal.runs.worker import Worker, WorkerOptions
 from shoal.runs.worker_session import new_worker_id
 from shoal.spider import Spider
@@ -216,7 +216,7 @@ class Node:
         slot = self._slot or (None if self._candidate is None else self._candidate.slot)
         return Counter() if slot is None else slot.event_counts
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         """The state of the crawl now. None while this node is not a Runner."""
         running = None if self._slot is None else self._slot.running
         return None if running is None else await running.worker.snapshot()

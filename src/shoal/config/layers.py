@@ -40,7 +40,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     aliases: ClassVar[Mapping[str, str]] = {}
     """Names that other tools use for a setting, with its dotted key. An unknown key suggests it."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Settings of other tools that are no settings here, with what to use instead."""
+    """Settings of other tools that do not exist here, with what to use instead."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -88,7 +88,7 @@ class Config(Section, frozen=True, kw_only=True):
         "urllength_limit": "scope.max_url_length",
     }
 
-    elsewhere = {  # what is no setting here
+    elsewhere = {  # what is not a setting here
         "custom_settings": "settings of a spider are in its attribute `settings`",
         "downloader_middlewares": "list them in the spider's attribute `middlewares`",
         "extensions": "use a pipeline or a middleware",

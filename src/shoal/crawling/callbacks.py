@@ -9,7 +9,6 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
 from inspect import isawaitable
 from types import GeneratorType
-from typing import Any
 
 from msgspec import Struct
 
@@ -62,7 +61,7 @@ class Callbacks:
         self._counters = counters
         self._files = files
         self._fields = dict.fromkeys(spider.fields)
-        self.pipelines: list[Callable[..., Any]] = [
+        self.pipelines: list[Callable[..., object]] = [
             each() if isinstance(each, type) else each for each in spider.pipelines
         ]
         for pipeline in self.pipelines:

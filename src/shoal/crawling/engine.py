@@ -20,11 +20,11 @@ from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing, Waker
-from shoal.crawling.page import Handler, Released, Settlement
+from shoal.crawling.page import PageHandler, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
-from shoal.crawling.stats import Counters, Snapshot
+from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FrontierError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease
 from shoal.spider import Spider
@@ -73,7 +73,7 @@ class Engine:
         self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared)
         archive = options.archive
-        self.handler = Handler(spider, config, scheduler, onion.fetch, self.counters, captures=archive is not None)
+        self.handler = PageHandler(spider, config, scheduler, onion.fetch, self.counters, captures=archive is not None)
         self._settler = Settler(
             self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive
         )
@@ -440,9 +440,9 @@ class Engine:
             except StoreAwayError as error:
                 log.warning("leases could not be released; they will expire: %s", error)
 
-    async def snapshot(self, hosts: int = 8) -> Snapshot:
+    async def snapshot(self, hosts: int = 8) -> CrawlSnapshot:
         """The state of the crawl now."""
-        return Snapshot(
+        return CrawlSnapshot(
             stats=await self._frontier.stats(),
             hosts=await self._frontier.host_states(hosts),
             in_flight=len(self._active),

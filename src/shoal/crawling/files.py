@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from shoal.config import Config
 from shoal.errors import FileStoreError, RequestError, SpiderError
-from shoal.files.keeper import Entry, FileKeeper
+from shoal.files.keeper import FileKeeper
 from shoal.http import File, Request, Response
-from shoal.http.files import FILE_CALLBACK
+from shoal.http.files import FILE_CALLBACK, FileEntry
 from shoal.item import decode_item, encode_item, encode_record
 from shoal.spider import SpiderStats
 from shoal.stores.objects import is_object_url
@@ -50,9 +50,9 @@ class Chain(msgspec.Struct, omit_defaults=True):
     wanted: list[Wanted]
     """The first one is being fetched."""
     priority: float = 0
-    done: list[tuple[str, Entry]] = []
+    done: list[tuple[str, FileEntry]] = []
 
-    def finish(self, entry: Entry) -> None:
+    def finish(self, entry: FileEntry) -> None:
         """Record the result of the first file."""
         self.done = [*self.done, (self.wanted[0].field, entry)]
         self.wanted = self.wanted[1:]
@@ -62,7 +62,7 @@ class Chain(msgspec.Struct, omit_defaults=True):
         if not self.item:
             return encode_item(self.done[0][1])
         name, record = decode_item(self.item)
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[str, list[FileEntry]] = {}
         for field, entry in self.done:
             entries.setdefault(field, []).append(entry)
         return encode_record(name, record | entries)
@@ -77,7 +77,7 @@ class StoredResponse(Response):
 
     __slots__ = ("entry",)
 
-    def __init__(self, request: Request, entry: Entry) -> None:
+    def __init__(self, request: Request, entry: FileEntry) -> None:
         super().__init__(request.url, request=request, from_cache=True)
         self.entry = entry
 
@@ -136,7 +136,7 @@ class FileChains:
             await self.keeper.store(entry, response.body)
             self._stats.inc("files stored")
 
-    async def _finish(self, request: Request, entry: Entry) -> Step:
+    async def _finish(self, request: Request, entry: FileEntry) -> Step:
         chain = _chain_of(request)
         chain.finish(entry)
         return await self._next(chain, request)
@@ -156,7 +156,7 @@ class FileChains:
                 return _request(chain, origin)
         return chain.complete()
 
-    async def _known(self, url: str) -> Entry | None:
+    async def _known(self, url: str) -> FileEntry | None:
         try:
             return await self.keeper.known(url)
         except FileStoreError as error:  # the request for it will be retried
@@ -182,7 +182,7 @@ def _wanted(file: File, page: Request, response: Response | None) -> Wanted:
 
 def _request(chain: Chain, origin: Request) -> Request:
     first = chain.wanted[0]
-    carried: Any = msgspec.to_builtins(chain, builtin_types=(bytes,))
+    carried: dict[str, object] = msgspec.to_builtins(chain, builtin_types=(bytes,))
     return Request(
         first.url, FILE_CALLBACK, headers=first.headers, cookies=first.cookies, cb_kwargs=carried,
         priority=chain.priority, depth=origin.depth, render=False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from inspect import isawaitable
-from typing import Any
 
 from shoal.crawling.callbacks import describe
 from shoal.errors import ShoalError, SpiderError
@@ -21,10 +20,10 @@ class SpiderHooks:
     that did not open is not closed.
     """
 
-    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., Any]]) -> None:
+    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., object]]) -> None:
         self._spider = spider
         self._pipelines = pipelines
-        self._opened: list[Callable[..., Any]] = []
+        self._opened: list[Callable[..., object]] = []
         self._is_open = False
 
     async def open(self) -> ShoalError | None:
@@ -43,7 +42,7 @@ class SpiderHooks:
     async def close(self, reason: str) -> ShoalError | None:
         """Close whatever is open. The first error; all of them are logged."""
         failures: list[ShoalError] = []
-        calls: list[tuple[str, Callable[..., Any], Any]] = []
+        calls: list[tuple[str, Callable[..., object], object]] = []
         if self._is_open:
             calls.append(("closed", self._spider.closed, reason))
         closable = [pipeline for pipeline in reversed(self._opened) if hasattr(pipeline, "close")]
@@ -57,7 +56,7 @@ class SpiderHooks:
                 failures.append(error)
         return failures[0] if failures else None
 
-    async def _call(self, name: str, hook: Callable[..., Any], *arguments: Any) -> None:
+    async def _call(self, name: str, hook: Callable[..., object], *arguments: object) -> None:
         try:
             result = hook(*arguments)
             if isawaitable(result):

@@ -172,8 +172,8 @@ def make_onion(
         config.refuse_tor("this process")
     from shoal.middleware.cache import Cache
     from shoal.middleware.cookies import Cookies
-    from shoal.middleware.retry import StatusCheck
     from shoal.middleware.robots import Robots
+    from shoal.middleware.status_check import StatusCheck
     from shoal.middleware.throttle import Throttle
 
     robots = Robots(config.robots, config.user_agent, hosts) if config.robots.obey else None

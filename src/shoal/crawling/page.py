@@ -28,7 +28,7 @@ from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
 from shoal.middleware import Postponed, Replaced, current_attempt
-from shoal.middleware.retry import RetryPolicy
+from shoal.middleware.status_check import RetryPolicy
 from shoal.ports import Completion, Failure, Fetch, Lease
 from shoal.spider import Spider
 from shoal.urls.normalize import host_of, join_url
@@ -72,7 +72,7 @@ def _is_robots(exchange: Exchange, lease: Lease) -> bool:
     return exchange.url != lease.request.url and urlsplit(exchange.url).path == "/robots.txt"
 
 
-class Handler:
+class PageHandler:
     """Turns leases into settlements. Many tasks may call it at the same time."""
 
     def __init__(

@@ -122,7 +122,7 @@ class Counters:
         return time.monotonic() - self.started
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class CrawlSnapshot(Struct, frozen=True, kw_only=True):
     """The state of a running crawl."""
 
     stats: Stats

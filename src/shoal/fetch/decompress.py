@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterator
+from importlib import import_module
+from types import ModuleType
 
 from shoal.errors import FetchError
 
@@ -15,10 +17,11 @@ try:
 except ImportError:  # an extra
     brotli = None
 
+zstandard: ModuleType | None
 try:
-    import zstandard
+    zstandard = import_module("zstandard")
 except ImportError:  # an extra
-    zstandard = None  # type: ignore[assignment]
+    zstandard = None
 
 ACCEPTED = ", ".join(["gzip", "deflate", *(["br"] if brotli else []), *(["zstd"] if zstandard else [])])
 
@@ -117,6 +120,7 @@ def _brotli(body: bytes) -> Iterator[bytes]:
 def _zstd(body: bytes) -> Iterator[bytes]:
     """Decompress all frames. Skippable frames have no output."""
     # A decoder keeps the window in memory. The standard asks decoders to support 8 MB.
+    assert zstandard is not None
     decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20)
     position = 0
     for _ in range(_MAX_MEMBERS):

@@ -19,7 +19,7 @@ from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, sys
 from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher, LimitedFetcher, default_headers, without_verification
-from shoal.fetch.http_connection import HttpConnection, Limits
+from shoal.fetch.http_connection import HttpConnection, ResponseLimits
 from shoal.fetch.tls import TlsClient, TlsTransport
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
@@ -38,8 +38,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class DirectFetcher:
-    """Fetches pages over persistent connections, and does not follow redirects, as `HttpFetcher` does, with the same
-    limits, errors and guard. Requests through a proxy go through an `HttpFetcher`.
+    """Fetches pages over persistent connections. It has the limits, errors and guard of `HttpFetcher`, and like
+    it does not follow redirects. Requests through a proxy are sent by an `HttpFetcher`.
 
     If the server closes a connection that was used before instead of answering, the request is repeated once on a new
     connection, provided that its method allows it.
@@ -55,7 +55,7 @@ class DirectFetcher:
         max_file_bytes: int | None = None,
         knows_addresses: bool = False,
     ) -> None:
-        """The same as those of `HttpFetcher`."""
+        """The arguments are those of `HttpFetcher`."""
         self._proxied = HttpFetcher(
             config, user_agent, guard, upstreams, max_file_bytes=max_file_bytes, knows_addresses=knows_addresses
         )
@@ -92,7 +92,7 @@ class DirectFetcher:
         if request.timeout is not None:
             read_timeout = total = request.timeout
         deadline = asyncio.get_running_loop().time() + total
-        limits = Limits(deadline, read_timeout, max_body_bytes, config.max_header_bytes)
+        limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes)
         message = self._message(request)
         try:
             # Nothing may await between this and `_response`: the connection can be used again, for another response.
@@ -106,7 +106,7 @@ class DirectFetcher:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
         return _response(request, connection, elapsed, max_body_bytes)
 
-    async def _exchange(self, request: Request, message: bytes, limits: Limits) -> HttpConnection:
+    async def _exchange(self, request: Request, message: bytes, limits: ResponseLimits) -> HttpConnection:
         """Send the request, and return the connection that has the response."""
         origin, head_only = origin_of(request.url), request.method == "HEAD"
         connection = self._take(origin)
@@ -121,7 +121,7 @@ class DirectFetcher:
         await self._use(connection, message, limits, head_only)
         return connection
 
-    async def _use(self, connection: HttpConnection, message: bytes, limits: Limits, head_only: bool) -> None:
+    async def _use(self, connection: HttpConnection, message: bytes, limits: ResponseLimits, head_only: bool) -> None:
         self._in_use.add(connection)
         try:
             await connection.exchange(message, limits, head_only=head_only)
@@ -200,7 +200,7 @@ class DirectFetcher:
             self._drop(connection)
 
     async def _connect(self, request: Request, origin: str, deadline: float) -> HttpConnection:
-        """Open a connection. FetchError says why there is none; TimeoutError after the deadline."""
+        """Open a connection. FetchError says why that failed; TimeoutError after the deadline."""
         host, patience = host_of(request.url), self._config.connect_timeout
         scheme, name, port = _address(origin)
         connection = HttpConnection(host, self._buffer, self._drop)
@@ -262,7 +262,7 @@ class DirectFetcher:
 
     @property
     def idle_connections(self) -> int:
-        """How many connections wait for another request."""
+        """How many connections are idle."""
         return len(self._idle_since)
 
     async def close(self) -> None:
@@ -282,7 +282,7 @@ class DirectFetcher:
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> str:
-    """ValueError if a value would end its line: a cookie of a server must not become a header."""
+    """ValueError if a value has a line break: a cookie from a server must not add a header."""
     text = ""
     for name, value in headers:
         if _UNSAFE.search(name) or _UNSAFE.search(value):
@@ -349,7 +349,7 @@ def _too_late(host: str) -> FetchError:
 
 
 def _explain(exc: OSError, host: str) -> FetchError:
-    """Say why there is no connection, and whether a retry can help."""
+    """Explain why a connection failed, and whether a retry can help."""
     match exc:
         case RefusedAddressError():
             return FetchError(exc.message, kind="address", retryable=False, contacted=False)

@@ -20,11 +20,11 @@ _OVERHEAD = 8  # bytes on the wire for each byte of a body: chunks of a single b
 _MAX_UNUSED = 1 << 20  # bytes on the wire that are no part of a body
 
 
-class Limits(NamedTuple):
-    """What one response may cost."""
+class ResponseLimits(NamedTuple):
+    """The limits for one response."""
 
     deadline: float
-    """In the time of the event loop."""
+    """By the clock of the event loop."""
     read_timeout: float
     max_body_bytes: int
     max_header_bytes: int
@@ -51,7 +51,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The IP address of the server."""
         self.reusable = False
         """Whether the connection can send another request."""
-        self._limits = Limits(0.0, 0.0, 0, 0)
+        self._limits = ResponseLimits(0.0, 0.0, 0, 0)
         self._reset(head_only=False)
 
     def _new_parser(self) -> HttpResponseParser:
@@ -81,7 +81,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._declared: int | None = None
         self._chunked = False
 
-    async def exchange(self, message: bytes, limits: Limits, *, head_only: bool) -> None:
+    async def exchange(self, message: bytes, limits: ResponseLimits, *, head_only: bool) -> None:
         """Send a request and wait for its response. ``head_only``: the response has no body, whatever it declares.
 
         TimeoutError after the deadline, FetchError for everything else. The connection is closed after an error.
@@ -105,7 +105,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             raise
 
     def forget(self) -> None:
-        """Drop the response: hundreds of connections can be idle, and each body can have many megabytes."""
+        """Drop the response, to free its memory: hundreds of connections can be idle, and a body can have many
+        megabytes."""
         self.headers = []
         self.body = b""
 

@@ -57,7 +57,7 @@ def kind_of(url: str) -> str:
     return "/" + "/".join(kinds)
 
 
-class Learned(Struct, frozen=True):
+class LearnedNeeds(Struct, frozen=True):
     """What pages of a kind need, and until when that is taken as known, in seconds since 1970."""
 
     need: Need
@@ -65,7 +65,7 @@ class Learned(Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(dict[str, Learned])
+_decoder = msgspec.json.Decoder(dict[str, LearnedNeeds])
 
 
 async def learned_needs(hosts: Hosts, host: str) -> dict[str, Need]:
@@ -119,5 +119,5 @@ class PageNeeds:
             del known[next(iter(known))]
         if self._hosts is not None:
             until = time.time() + _VALID
-            stored = {each: Learned(found, until) for each, found in known.items()}
+            stored = {each: LearnedNeeds(found, until) for each, found in known.items()}
             await self._hosts.remember(f"render:{host}", _encoder.encode(stored), _VALID)

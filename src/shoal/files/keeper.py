@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from hashlib import sha256
-from typing import Any, TypeAlias
 
 import msgspec
 
 from shoal.config import FileSettings, ImageSettings
 from shoal.errors import ConfigError, FileStoreError
 from shoal.files.stores import FileStore, open_file_store
-from shoal.http.files import describe_file, is_image
-
-Entry: TypeAlias = dict[str, Any]
-"""What an item says of a file."""
+from shoal.http.files import FileEntry, describe_file, is_image
 
 _LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
 _RETRY_DELAYS = (0.25, 0.75, 2.0)
@@ -27,8 +23,8 @@ class _Indexed(msgspec.Struct):
     url: str
     fetched_at: float
     sizes: tuple[str, ...]
-    """Of the thumbnails that were made."""
-    entry: Entry
+    """The sizes of the thumbnails that were made."""
+    entry: FileEntry
 
 
 _encode = msgspec.json.Encoder().encode
@@ -36,7 +32,7 @@ _decode = msgspec.json.Decoder(_Indexed).decode
 
 
 class FileKeeper:
-    """Stores files, and finds those that are stored. Any number of tasks and processes may use one store."""
+    """Stores files, and finds those that are stored. Many tasks and processes may use one store."""
 
     def __init__(self, files: FileSettings, images: ImageSettings) -> None:
         """ConfigError if a setting is invalid, or needs a package that is not installed."""
@@ -46,7 +42,7 @@ class FileKeeper:
         if images.thumbs:
             _need_pillow()
 
-    async def save(self, body: bytes, url: str, content_type: str = "") -> Entry:
+    async def save(self, body: bytes, url: str, content_type: str = "") -> FileEntry:
         """Store a file with its thumbnails, and return its entry. FileStoreError if the store fails.
 
         A repeated call stores nothing new."""
@@ -59,13 +55,13 @@ class FileKeeper:
         await self._put(_index_path(url), _encode(indexed), "application/json", replace=True)
         return entry
 
-    async def store(self, entry: Entry, body: bytes) -> None:
+    async def store(self, entry: FileEntry, body: bytes) -> None:
         """Store the content that `describe_file` described, and add its thumbnails to the entry."""
         await self._put(entry["path"], body, entry["content_type"])
         if self._images.thumbs and is_image(body, entry["content_type"]):
             await self._add_thumbnails(entry, body)
 
-    async def known(self, url: str) -> Entry | None:
+    async def known(self, url: str) -> FileEntry | None:
         """The entry of a URL that was stored less than ``files.max_age`` seconds ago; None if there is none."""
         if not self._max_age:
             return None
@@ -82,8 +78,9 @@ class FileKeeper:
             return None
         return indexed.entry if await self._store.exists(path) else None
 
-    async def _add_thumbnails(self, entry: Entry, body: bytes) -> None:
-        """An image that cannot be read is an error of this file, which is stored all the same."""
+    async def _add_thumbnails(self, entry: FileEntry, body: bytes) -> None:
+        """Add the thumbnails to the entry. If the image cannot be read, the entry gets an error. The file is stored
+        anyway."""
         from shoal.files.thumbnails import make_thumbnails
 
         sizes = [_pixels(name) for name in self._images.thumbs]
@@ -99,7 +96,7 @@ class FileKeeper:
         entry["thumbs"] = thumbs
 
     async def _put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
-        """Write, with retries: a store may be away for a moment."""
+        """Write to the store, with retries: it may be unavailable for a moment."""
         for delay in (*_RETRY_DELAYS, None):
             try:
                 return await self._store.put(path, data, content_type, replace=replace)

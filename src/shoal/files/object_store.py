@@ -11,7 +11,7 @@ from shoal.stores.objects import ObjectPlace
 
 
 class ObjectFileStore:
-    """Files in object storage. Each is written with one call, so there is never half of it."""
+    """Files in object storage. Each is written with one call, so it is complete or missing."""
 
     def __init__(self, place: ObjectPlace) -> None:
         self._place = place

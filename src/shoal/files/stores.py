@@ -20,10 +20,10 @@ _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, e
 
 
 class FileStore(Protocol):
-    """A store of files by path. Any number of processes may use it. FileStoreError if it fails."""
+    """A store of files by path. Many processes may use it. FileStoreError if it fails."""
 
     async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
-        """Store a file durably and whole. If the path exists, keep the old file, unless ``replace``."""
+        """Store a file durably and completely. If the path exists, keep the old file, unless ``replace``."""
         ...
 
     async def get(self, path: str) -> bytes | None:

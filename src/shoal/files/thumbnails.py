@@ -1,4 +1,4 @@
-"""Thumbnails of images, with limits: an image comes from a stranger. Needs Pillow."""
+"""Thumbnails of images, with limits, because images come from strangers. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by its orientation. Pillow's own function also writes the metadata again, which fails if
-a tag has the wrong type."""
+"""How to turn an image upright, by its orientation. Pillow's own function also writes the metadata again, which fails
+if a tag has the wrong type."""
 _QUALITY = 85
 _one_at_a_time = threading.Lock()
-"""A decoded image takes up to 8 bytes per pixel: a process has only one at a time in memory."""
+"""Held while an image is decoded, so that a process has only one in memory: it takes up to 8 bytes per pixel."""
 
 
 def make_thumbnails(body: bytes, sizes: Sequence[tuple[int, int]], max_pixels: int) -> list[bytes]:

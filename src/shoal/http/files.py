@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import Any
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -84,7 +84,7 @@ class File(Struct):
     """
 
     url: str
-    item: Any = None
+    item: object = None
     field: str = "files"
     headers: dict[str, str] = {}
     cookies: dict[str, str] = {}
@@ -92,7 +92,20 @@ class File(Struct):
     """None: above that of the page, so that items do not wait for other pages."""
 
 
-def describe_file(body: bytes, url: str, content_type: str = "") -> dict[str, Any]:
+class FileEntry(TypedDict, total=False):
+    """What an item says of a file. One that was not stored has only ``url`` and ``error``."""
+
+    url: str
+    path: str
+    checksum: str
+    size: int
+    content_type: str
+    thumbs: dict[str, str]
+    """The path of each thumbnail, by its size."""
+    error: str
+
+
+def describe_file(body: bytes, url: str, content_type: str = "") -> FileEntry:
     """The entry of a file: its URL, path in the store, checksum, size and type.
 
     The path comes from the content. Nothing of the URL enters it, except an ending from a fixed list."""

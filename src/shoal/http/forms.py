@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 from urllib.parse import urlencode
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Request
+from shoal.http.request import Callback, LinkOptions, Request
 
 if TYPE_CHECKING:
     from turbohtml import Element
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Upload: TypeAlias = tuple[str, bytes]
 """The name and the content of a file."""
-Value: TypeAlias = str | int | float | bool | list[Any] | Upload | None
+Value: TypeAlias = str | int | float | bool | list[str] | list[int] | list[float] | Upload | None
 Pair: TypeAlias = tuple[str, str | Upload]
 
 _URLENCODED, _MULTIPART, _PLAIN = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
@@ -62,18 +62,15 @@ class Form:
         self._pairs: list[Pair] = [*element.form_data(), *_outside(response, element)]
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, str | Upload | list[str | Upload]]:
         """The fields that would be sent now, without the button: a value, or a list for a repeated name."""
-        found: dict[str, Any] = {}
+        found: dict[str, list[str | Upload]] = {}
         for name, value in self._pairs:
-            if name in found:
-                found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
-            else:
-                found[name] = value
-        return found
+            found.setdefault(name, []).append(value)
+        return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
     def fill(self, values: Mapping[str, Value] | None = None, /, **fields: Value) -> Form:
-        """Return a copy with these fields changed; names that are no identifiers go into a dict.
+        """Return a copy with these fields changed; names that are not identifiers go into a dict.
 
         A list sets several values, True checks a checkbox, False and None leave the field out, and ``(name, content)``
         is a file. RequestError for a field that the form does not have: use ``add`` for fields that a script adds.
@@ -117,7 +114,12 @@ class Form:
         return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
     def submit(
-        self, callback: Callable[..., Any] | str | None = None, *, button: str | None = None, **options: Any
+        self,
+        callback: Callback | None = None,
+        *,
+        button: str | None = None,
+        errback: Callback | None = None,
+        **options: Unpack[LinkOptions],
     ) -> Request:
         """Return the request. ``button`` is the name, the value or the text of a button (default: the first one).
 
@@ -134,10 +136,10 @@ class Form:
             texts = [(name, value if isinstance(value, str) else value[0]) for name, value in pairs]
             query = urlencode(texts, encoding=charset, errors="xmlcharrefreplace")
             path = url.partition("?")[0]
-            return Request(f"{path}?{query}" if query else path, callback, **options)
+            return Request(f"{path}?{query}" if query else path, callback, errback=errback, **options)
         body, kind = _encode(pairs, self._attribute(pressed, "enctype").lower(), charset)
-        headers = {**options.pop("headers", {}), "Content-Type": kind}
-        return Request(url, callback, method="POST", body=body, headers=headers, **options)
+        options["headers"] = {**options.get("headers", {}), "Content-Type": kind}
+        return Request(url, callback, method="POST", body=body, errback=errback, **options)
 
     def _attribute(self, pressed: Element | None, name: str) -> str:
         own = pressed.attr("form" + name) if pressed is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 from urllib.parse import urlencode
 
 import msgspec
@@ -16,6 +16,8 @@ from shoal.urls.normalize import normalize_url, resolve, url_fingerprint
 
 Callback: TypeAlias = Callable[..., object] | str
 """A method of the spider, or its name."""
+Values: TypeAlias = dict[str, Any]
+"""Values by name that a spider stores with a request and reads again, of msgpack types."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNSAFE_IN_HEADER = re.compile("[\r\n\0\ud800-\udfff]")
@@ -24,6 +26,30 @@ _UNSAFE_IN_COOKIE = re.compile("[\0-\x1f\x7f;\ud800-\udfff]")
 _MAX_PRIORITY = 1e300
 _MAX_TIMEOUT = 1e9
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class LinkOptions(TypedDict, total=False):
+    """Options of requests and of batches of links, by name."""
+
+    priority: float
+    headers: dict[str, str]
+    cookies: dict[str, str]
+    meta: Values
+    cb_kwargs: Values
+    dont_filter: bool
+    timeout: float | None
+    proxy: str | None
+    render: RenderChoice
+
+
+class RequestOptions(LinkOptions, total=False):
+    """Options of requests, by name."""
+
+    errback: Callback | None
+    method: str
+    body: bytes
+    json: object
+    form: object
 
 
 class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -41,8 +67,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     body: bytes = b""
     cookies: dict[str, str] = {}
-    meta: dict[str, Any] = {}
-    cb_kwargs: dict[str, Any] = {}
+    meta: Values = {}
+    cb_kwargs: Values = {}
     priority: float = 0
     depth: int = 0
     errback: Any = None
@@ -148,8 +174,8 @@ class LinkBatch(Struct, kw_only=True):
     priority: float = 0
     headers: dict[str, str] = {}
     cookies: dict[str, str] = {}
-    meta: dict[str, Any] = {}
-    cb_kwargs: dict[str, Any] = {}
+    meta: Values = {}
+    cb_kwargs: Values = {}
     dont_filter: bool = False
     timeout: float | None = None
     proxy: str | None = None

@@ -8,18 +8,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Callback, LinkBatch, Request, callback_name
+from shoal.http.request import Callback, LinkBatch, LinkOptions, Request, RequestOptions, Values, callback_name
 from shoal.urls.normalize import join_url, resolve
 
 if TYPE_CHECKING:
     import turbohtml
     from playwright.async_api import Page
 
+    from shoal.http.files import FileEntry
     from shoal.http.forms import Form
     from shoal.http.links import Patterns
     from shoal.http.rendering import Captured, Render
@@ -74,7 +75,7 @@ class Response:
         self.elapsed = elapsed
         """Seconds from sending the request to receiving all headers."""
         self.from_cache = from_cache
-        self.saved: list[dict[str, Any]] | None = None
+        self.saved: list[FileEntry] | None = None
         """The entries that ``save`` returned. The engine stores them after the callback."""
         self._base_url: str | None = None
         self._text: str | None = None
@@ -92,7 +93,7 @@ class Response:
 
     @property
     def location(self) -> str | None:
-        """Where a redirect leads, as the server wrote it; None if the page is no redirect."""
+        """Where a redirect leads, as the server wrote it; None if the page is not a redirect."""
         return self.headers.get("Location") if 300 <= self.status < 400 else None
 
     @property
@@ -100,11 +101,11 @@ class Response:
         return 200 <= self.status < 300
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Values:
         return self.request.meta
 
     @property
-    def cb_kwargs(self) -> dict[str, Any]:
+    def cb_kwargs(self) -> Values:
         return self.request.cb_kwargs
 
     @property
@@ -164,7 +165,7 @@ class Response:
         """Decode the body as JSON. ValueError names the position of an error."""
         return jsonlib.loads(self.body)
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> FileEntry:
         """Store the body as a file (setting ``files.store``), and return its entry for an item: ``url``, ``path``,
         ``checksum``, ``size`` and ``content_type``. It is stored after the callback, before its items are."""
         from shoal.http.files import describe_file
@@ -187,7 +188,7 @@ class Response:
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         return self.selector.xpath(query, namespaces, **variables)
 
-    def jmespath(self, query: str, **options: Any) -> SelectorList:
+    def jmespath(self, query: str, **options: object) -> SelectorList:
         """Query the body as JSON. A body that is not valid JSON contains nothing; ``json()`` says why."""
         if self._json is None:
             from shoal.selector import Selector
@@ -240,7 +241,7 @@ class Response:
 
     @property
     def feed(self) -> turbohtml.Feed | None:
-        """The page as a feed (RSS, Atom or RDF): ``title``, ``link``, ``entries`` ...; None if it is no feed."""
+        """The page as a feed (RSS, Atom or RDF): ``title``, ``link``, ``entries`` ...; None if it is not a feed."""
         from shoal.selector.metadata import read_feed
 
         return read_feed(self.document, len(self.body))
@@ -268,7 +269,9 @@ class Response:
 
         return find_form(self, css, id, name)
 
-    def follow(self, link: str | Selector, callback: Callback | None = None, **options: Any) -> Request:
+    def follow(
+        self, link: str | Selector, callback: Callback | None = None, **options: Unpack[RequestOptions]
+    ) -> Request:
         """Return a request for a link: a URL, relative or absolute, or a selected element or attribute."""
         href = href_of(link)
         if href is None:
@@ -283,7 +286,8 @@ class Response:
         allow: Patterns = (),
         deny: Patterns = (),
         restrict_css: str | None = None,
-        **options: Any,
+        errback: Callback | None = None,
+        **options: Unpack[LinkOptions],
     ) -> LinkBatch:
         """Follow many links with the same options. ``links`` is a CSS query, or URLs, elements or attributes.
 
@@ -291,8 +295,9 @@ class Response:
         must match one of ``allow``, if there are any, and none of ``deny``. ``restrict_css`` takes only the links
         inside the elements that this query finds. The result is one object for all links. Yield it as it is.
         """
-        for each in options.keys() & {"css", "xpath"}:  # the arguments of Scrapy
-            query = f"{options[each]!r}" if each == "css" else f"response.xpath({options[each]!r})"
+        given: Mapping[str, object] = options
+        for each in given.keys() & {"css", "xpath"}:  # the arguments of Scrapy
+            query = f"{given[each]!r}" if each == "css" else f"response.xpath({given[each]!r})"
             raise RequestError(f"follow_all has no argument {each!r}: write follow_all({query}, ...)")
         if isinstance(links, str):
             hrefs = self._hrefs(links if restrict_css is None else _inside(restrict_css, links))
@@ -305,7 +310,6 @@ class Response:
 
             hrefs = LinkFilter(allow, deny).of(resolve(self.base_url, hrefs))
         name = callback if callback is None or isinstance(callback, str) else callback_name(callback)
-        errback = options.pop("errback", None)
         if errback is not None and not isinstance(errback, str):
             errback = callback_name(errback)
         return LinkBatch(base=self.base_url, hrefs=hrefs, callback=name, errback=errback, **options)

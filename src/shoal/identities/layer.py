@@ -18,7 +18,7 @@ from shoal.identities.roster import Identity
 from shoal.identities.rules import Fault, fault_of, free_failures, is_removed, rest_seconds
 from shoal.middleware import Postponed
 from shoal.middleware.cookies import Cookies
-from shoal.middleware.retry import parse_retry_after
+from shoal.middleware.status_check import parse_retry_after
 from shoal.ports import Fetch, Hosts, HostUpdate
 from shoal.urls.normalize import host_of, origin_of
 

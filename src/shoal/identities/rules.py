@@ -15,7 +15,7 @@ class Fault(Enum):
     """Whose fault a failed fetch is."""
 
     REFUSED = auto()
-    """The proxy refuses this user, or is no proxy: it will not get better."""
+    """The proxy refuses this user, or is not a proxy: a retry cannot help."""
     PROXY = auto()
     """The proxy can't be reached."""
     UNSURE = auto()

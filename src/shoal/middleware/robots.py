@@ -29,7 +29,7 @@ _MAX_REDIRECTS = 5
 _RECALL_SECONDS = 3600.0  # how long a file from the frontier is cached
 
 
-class Rules(Struct):
+class RobotsRules(Struct):
     """The robots.txt of an origin, valid until it ``expires``. ``rules`` is None if it allows everything.
 
     ``error`` is set if it could not be fetched; ``failures`` counts the failed attempts in a row.
@@ -60,7 +60,7 @@ class Robots:
         self._config = config
         self._frontier = frontier
         self._user_agent = user_agent
-        self._rules: dict[str, Rules] = {}
+        self._rules: dict[str, RobotsRules] = {}
         self._size = 0
         self._fetching: dict[str, asyncio.Future[None]] = {}
 
@@ -92,7 +92,7 @@ class Robots:
         await self._rules_of(origin_of(request.url), fetch)
         raise Postponed("robots.txt is known", contacted=False)
 
-    async def _rules_of(self, origin: str, fetch: Fetch) -> Rules:
+    async def _rules_of(self, origin: str, fetch: Fetch) -> RobotsRules:
         """The rules of an origin. If they have to be fetched first, that takes the place of the page: Postponed."""
         known, now = self._rules.get(origin), time.monotonic()
         if known is None or known.expires <= now:
@@ -104,7 +104,7 @@ class Robots:
             raise _unavailable(origin, known.error, known.expires - now, contacted=False)
         return known
 
-    async def _recall(self, origin: str) -> Rules | None:
+    async def _recall(self, origin: str) -> RobotsRules | None:
         """The rules that another worker or an earlier process fetched."""
         try:
             text = await self._frontier.recall(fact_name(origin))
@@ -136,7 +136,7 @@ class Robots:
             del self._fetching[origin]
             future.set_result(None)
 
-    async def _share(self, origin: str, rules: Rules, text: str) -> None:
+    async def _share(self, origin: str, rules: RobotsRules, text: str) -> None:
         """Store the Crawl-delay, then the text: the delay must apply before another worker can recall the text."""
         before = self._rules.get(origin)
         try:
@@ -157,10 +157,10 @@ class Robots:
         delay = before.crawl_delay if before is not None else None
         # A copy: the traceback of the error keeps everything on the stack alive, such as the body of a page.
         kept = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
-        self._keep(origin, Rules(None, delay, time.monotonic() + hold, 1000, kept, failures))
+        self._keep(origin, RobotsRules(None, delay, time.monotonic() + hold, 1000, kept, failures))
         return hold
 
-    def _keep(self, origin: str, rules: Rules) -> None:
+    def _keep(self, origin: str, rules: RobotsRules) -> None:
         """Cache rules. The oldest are dropped when there are too many."""
         if old := self._rules.pop(origin, None):
             self._size -= old.size
@@ -175,12 +175,12 @@ def fact_name(origin: str) -> str:
     return f"robots {origin}"
 
 
-def read_rules(text: str, user_agent: str, config: RobotsSettings) -> Rules:
+def read_rules(text: str, user_agent: str, config: RobotsSettings) -> RobotsRules:
     """The rules in a robots.txt for this user agent."""
     parsed = Protego.parse(_with_own_group(text, user_agent))
     delay = parsed.crawl_delay(user_agent)
     may_disallow = any(_DISALLOW.search(line) and not _EMPTY_RULE.fullmatch(line) for line in text.splitlines())
-    return Rules(
+    return RobotsRules(
         rules=parsed if may_disallow else None,
         crawl_delay=min(delay, config.max_crawl_delay) if delay else None,
         expires=time.monotonic() + max(_MIN_CACHE_SECONDS, config.cache_seconds),

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from shoal.config import ThrottleSettings
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.middleware.retry import parse_retry_after
+from shoal.middleware.status_check import parse_retry_after
 from shoal.ports import Fetch, HostUpdate, Lease
 from shoal.urls.normalize import host_of
 
@@ -26,7 +26,7 @@ _FIRST_DELAY = 0.25  # seconds, after the first overload
 _MIN_DELAY = 0.02
 
 
-class Learned(Struct):
+class LearnedDelay(Struct):
     """What was learned about one host."""
 
     usual: float = 0.0
@@ -35,7 +35,7 @@ class Learned(Struct):
     delay: float = 0.0
 
 
-def after_answer(host: Learned, latency: float, config: ThrottleSettings) -> Learned:
+def after_answer(host: LearnedDelay, latency: float, config: ThrottleSettings) -> LearnedDelay:
     """Learn from a good answer that took ``latency`` seconds."""
     usual = latency if not host.usual or latency < host.usual else host.usual + 0.02 * (latency - host.usual)
     capped = min(latency, _SLOW_FACTOR * max(host.recent, config.slow_after))  # one slow page is not a slow host
@@ -46,13 +46,13 @@ def after_answer(host: Learned, latency: float, config: ThrottleSettings) -> Lea
         delay = host.delay * _DECAY
         if delay < _MIN_DELAY:
             delay = 0.0
-    return Learned(usual, recent, delay)
+    return LearnedDelay(usual, recent, delay)
 
 
-def after_overload(host: Learned, config: ThrottleSettings) -> Learned:
+def after_overload(host: LearnedDelay, config: ThrottleSettings) -> LearnedDelay:
     """Learn from an answer that says the host is overloaded."""
     delay = min(config.max_delay, max(_FIRST_DELAY, host.delay * config.backoff_factor))
-    return Learned(host.usual, host.recent, delay)
+    return LearnedDelay(host.usual, host.recent, delay)
 
 
 class Throttle:
@@ -61,7 +61,7 @@ class Throttle:
     def __init__(self, config: ThrottleSettings, update_host: Callable[[str, HostUpdate], Awaitable[None]]) -> None:
         self._config = config
         self._update_host = update_host
-        self._hosts: dict[str, Learned] = {}
+        self._hosts: dict[str, LearnedDelay] = {}
         self._reported: dict[str, float] = {}
         self._slowed: dict[str, float] = {}
         """When each host was last overloaded."""
@@ -70,8 +70,8 @@ class Throttle:
         """Start from the delay in the frontier, which any worker may have learned."""
         host = self._hosts.get(lease.host)
         if (host.delay if host is not None else 0.0) != lease.learned_delay:
-            known = host or Learned()
-            self._learn(lease.host, Learned(known.usual, known.recent, lease.learned_delay))
+            known = host or LearnedDelay()
+            self._learn(lease.host, LearnedDelay(known.usual, known.recent, lease.learned_delay))
             self._reported[lease.host] = lease.learned_delay
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
@@ -87,14 +87,16 @@ class Throttle:
             retry_after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
             await self._overloaded(name, started, response.status, retry_after)
         elif not response.from_cache:
-            host = self._learn(name, after_answer(self._hosts.get(name) or Learned(), response.elapsed, self._config))
+            host = self._learn(
+                name, after_answer(self._hosts.get(name) or LearnedDelay(), response.elapsed, self._config)
+            )
             if host.delay != self._reported.get(name, 0.0):
                 await self._report(name, host.delay)
         return response
 
     async def _overloaded(self, name: str, started: float, status: int, retry_after: timedelta | None) -> None:
         """Slow down. Several answers to concurrent requests count as one overload."""
-        host = self._hosts.get(name) or Learned()
+        host = self._hosts.get(name) or LearnedDelay()
         if started >= self._slowed.get(name, 0.0):
             host = self._learn(name, after_overload(host, self._config))
             self._slowed[name] = time.monotonic()
@@ -104,7 +106,7 @@ class Throttle:
         else:
             await self._report(name, host.delay)
 
-    def _learn(self, name: str, host: Learned) -> Learned:
+    def _learn(self, name: str, host: LearnedDelay) -> LearnedDelay:
         if name not in self._hosts and len(self._hosts) >= _MAX_HOSTS:
             oldest = next(iter(self._hosts))
             del self._hosts[oldest]

@@ -1,1 +1,1 @@
-"""What is going on in a store: snapshots of runs, their history, and what needs attention."""
+"""The state of a store: snapshots of runs, their history, and what needs attention."""

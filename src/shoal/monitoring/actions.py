@@ -11,9 +11,9 @@ from shoal.printable import printable
 from shoal.stores.documents import StoredValue
 
 MAX_ACTIONS = 400
-"""Actions that the log keeps: the newest ones."""
+"""How many actions the log keeps."""
 _MAX_TEXTS = {"who": 120, "what": 40, "target": 200, "detail": 200}
-"""Characters. All actions together fit into a document."""
+"""The longest text, in characters. All actions together fit into one document."""
 
 
 class Action(Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Action(Struct, frozen=True, kw_only=True):
 
 
 class ActionLog:
-    """The actions on the runs of one project. Several processes may add some at the same time."""
+    """The actions on the runs of one project. Several processes may add actions at the same time."""
 
     def __init__(self, documents: Documents, project: str) -> None:
         self._stored = StoredValue(documents, f"actions/{project}", tuple[Action, ...])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from shoal.monitoring.samples import Sample, SampleHistory
+from shoal.monitoring.samples import RunSample, SampleHistory
 from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Run, Store
 
@@ -32,10 +32,10 @@ class Chart(Struct, frozen=True):
     series: list[Series]
 
 
-def state_chart(samples: Sequence[Sample]) -> Chart:
+def state_chart(samples: Sequence[RunSample]) -> Chart:
     """How many requests of a run were in each state."""
     shown = _thinned(samples)
-    lines: tuple[tuple[str, str, Callable[[Sample], int]], ...] = (
+    lines: tuple[tuple[str, str, Callable[[RunSample], int]], ...] = (
         ("done", "done", lambda each: each.done),
         ("failed", "dead", lambda each: each.dead),
         ("in flight", "leased", lambda each: each.leased),
@@ -48,7 +48,7 @@ def state_chart(samples: Sequence[Sample]) -> Chart:
     )
 
 
-def speed_chart(histories: Iterable[Sequence[Sample]], start: float, end: float) -> Chart:
+def speed_chart(histories: Iterable[Sequence[RunSample]], start: float, end: float) -> Chart:
     """Pages and items per second of some runs together, between two times. It begins with the first sample."""
     known = [samples for samples in histories if samples]
     start = max(start, min((samples[0].at for samples in known), default=end))
@@ -69,7 +69,7 @@ def speed_chart(histories: Iterable[Sequence[Sample]], start: float, end: float)
 
 
 def _speeds(
-    histories: Sequence[Sequence[Sample]], edges: Sequence[float], value: Callable[[Sample], int]
+    histories: Sequence[Sequence[RunSample]], edges: Sequence[float], value: Callable[[RunSample], int]
 ) -> list[float]:
     total = [0.0] * (len(edges) - 1)
     for samples in histories:
@@ -80,8 +80,11 @@ def _speeds(
     return [round(each, 3) for each in total]
 
 
-def _value_at(times: Sequence[float], samples: Sequence[Sample], at: float, value: Callable[[Sample], int]) -> float:
-    """A counter at a time: it grows evenly between two samples, and stands still before and after all of them."""
+def _value_at(
+    times: Sequence[float], samples: Sequence[RunSample], at: float, value: Callable[[RunSample], int]
+) -> float:
+    """The value of a counter at a time. It grows evenly between two samples, and is constant before the first and after
+    the last one."""
     after = bisect_left(times, at)
     if after == 0:
         return value(samples[0])
@@ -91,8 +94,8 @@ def _value_at(times: Sequence[float], samples: Sequence[Sample], at: float, valu
     return value(samples[after - 1]) * (1 - share) + value(samples[after]) * share
 
 
-def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """The last sample of each part of the time, and the first of all."""
+def _thinned(samples: Sequence[RunSample]) -> list[RunSample]:
+    """The last sample of each interval, and the first sample of all."""
     if len(samples) <= MAX_POINTS:
         return list(samples)
     start, step = samples[0].at, (samples[-1].at - samples[0].at) / (MAX_POINTS - 1)
@@ -108,7 +111,7 @@ class SpeedHistory:
         self._store = store
         self._project = project
         self._without = without
-        self._ended: dict[tuple[str, float], list[Sample]] = {}
+        self._ended: dict[tuple[str, float], list[RunSample]] = {}
 
     async def read(self, start: float, end: float) -> Chart:
         """The speed of all runs together, at most of the last day."""
@@ -123,5 +126,5 @@ class SpeedHistory:
         self._ended = {key: self._ended.get(key) or await self._read(run) for key, run in ended.items()}
         return speed_chart([*histories, *self._ended.values()], start, end)
 
-    async def _read(self, run: Run) -> list[Sample]:
+    async def _read(self, run: Run) -> list[RunSample]:
         return await SampleHistory(self._store, run.run_id).read_day()

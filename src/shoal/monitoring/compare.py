@@ -47,7 +47,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> float | None:
-        """The part by which the second one is larger. None if that cannot be said."""
+        """How much larger ``b`` is than ``a``, as a share of ``a``. None if that is undefined."""
         if self.a is None or self.b is None or (not self.a and self.b):
             return None
         return (self.b - self.a) / self.a if self.a else 0.0

@@ -9,12 +9,12 @@ from shoal.errors import RunError
 from shoal.frontier.rules import is_retried
 from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, Mark, RunFailure, RunResult
 from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_processes
-from shoal.monitoring.snapshot import RunSnapshot, Snapshot
+from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
 from shoal.runs.queries import run_options
 
 RECENT = 86400.0
-"""Seconds for which a run that has ended is of interest."""
+"""How long a run that has ended is included, in seconds."""
 _ENDED = 50
 _GOOD_AMONG = 20
 _SILENT = 1.5 * LATE
@@ -34,10 +34,10 @@ class FactReader:
         self._active: set[str] = set()
 
     async def read(
-        self, snapshot: Snapshot, *, since: float = 0.0, marks: Mapping[str, Mark] = {}, bad: Collection[str] = ()
+        self, snapshot: StoreSnapshot, *, since: float = 0.0, marks: Mapping[str, Mark] = {}, bad: Collection[str] = ()
     ) -> Facts:
-        """The facts at the time of a snapshot. ``bad``: runs with which no other run is compared. StoreAwayError if
-        the store does not answer."""
+        """The facts at the time of a snapshot. ``bad``: runs that no other run is compared with. StoreAwayError if the
+        store does not answer."""
         since = max(since, snapshot.at - RECENT)
         ended = await self._ended_runs(snapshot, since)
         failures: list[RunFailure] = []
@@ -61,7 +61,7 @@ class FactReader:
             forbidden=forbidden,
         )  # fmt: skip
 
-    async def _ended_runs(self, snapshot: Snapshot, since: float) -> list[Run]:
+    async def _ended_runs(self, snapshot: StoreSnapshot, since: float) -> list[Run]:
         """Runs that ended since a time: the newest ones, and those that were active in the snapshot before."""
         listed = await self._store.list_runs(project=self._config.project_name, states=("finished",), limit=_ENDED)
         found = {run.run_id: run for run in listed if run.spider not in self._without}
@@ -97,7 +97,7 @@ class FactReader:
         return sum(count for kind, count in kinds.items() if not is_retried(kind, None))
 
     async def _read_ending(self, run: Run, now: float, bad: Collection[str]) -> Ending | None:
-        """None while a process has yet to write its last report, or if the run was deleted."""
+        """None if a process has not yet written its last report, or if the run was deleted."""
         reports = await read_processes(self._store, run.run_id)
         if not all(report.ended or now - report.at > LATE for report in reports):
             return None

@@ -6,7 +6,7 @@ from msgspec.structs import asdict
 
 from shoal.monitoring.processes import RunProcess, merge_processes
 from shoal.monitoring.reports import read_processes
-from shoal.monitoring.snapshot import Snapshot
+from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import Documents
 
 _FORGOTTEN = 3600.0
@@ -30,7 +30,7 @@ class FleetProcess(RunProcess, frozen=True, kw_only=True):
         return self.slot.rpartition("/")[2] if self.role == "runner" else ""
 
 
-async def read_fleet(documents: Documents, snapshot: Snapshot) -> list[FleetProcess]:
+async def read_fleet(documents: Documents, snapshot: StoreSnapshot) -> list[FleetProcess]:
     """The processes of the runs in a snapshot, those that work first. One that was lost or ended more than an hour ago
     is left out."""
     found: list[FleetProcess] = []

@@ -17,7 +17,7 @@ from shoal.runs.queries import run_options
 
 _MAX_IDENTITIES = 50
 MAX_ROBOTS = 50_000
-"""Characters of a robots.txt that are shown."""
+"""How much of a robots.txt is shown, in characters."""
 
 
 class RobotsFile(Struct, frozen=True, kw_only=True):
@@ -26,9 +26,9 @@ class RobotsFile(Struct, frozen=True, kw_only=True):
     origin: str
     text: str
     is_cut: bool = False
-    """The file is longer than the text."""
+    """Whether the file is longer than the text."""
     crawl_delay: float | None = None
-    """That it asks of the user agent of this process."""
+    """The Crawl-delay for the user agent of this process."""
 
 
 class HostReport(Struct, frozen=True, kw_only=True):

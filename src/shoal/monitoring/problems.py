@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from shoal.monitoring.snapshot import OutputState, RunSnapshot, Snapshot
+from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Run, Stats
 from shoal.printable import printable
 
@@ -25,14 +25,14 @@ MAX_PROBLEMS = 500
 _MAX_NAME = 100
 _MAX_TEXT = 1000
 _SILENT_SESSIONS = 0.5
-"""Sessions without a heartbeat after which a worker that disappears counts as lost: it sends three in each."""
+"""A worker that disappears counts as lost after this many sessions without a heartbeat. It sends three in each."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
     """Something that a person should know. Its texts are printable and short, whatever strangers wrote into them."""
 
     key: str
-    """The same as long as it is the same problem."""
+    """Identifies the problem. It stays the same while the problem lasts."""
     kind: ProblemKind
     severity: Severity
     run_id: str = ""
@@ -46,19 +46,19 @@ class Problem(Struct, frozen=True, kw_only=True):
     """The worker, output, schedule or channel that it is about."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class ProblemLimits(Struct, frozen=True, kw_only=True):
     """From when on something is a problem."""
 
     stalled_after: float = 600.0
-    """Seconds without a page that was done or failed, or without an item that was written."""
+    """Seconds in which no page was done or failed, or no item was written."""
     failure_rate: float = 0.2
-    """Failed pages of all that ended, without those that robots.txt or the scope forbids."""
+    """The share of failed pages. Pages that robots.txt or the scope forbids do not count."""
     failure_pages: int = 50
     """Pages that must have ended before the rate counts."""
     item_drop: float = 0.5
-    """A run with fewer items than the last good run, by more than this part of them."""
+    """By which share a run may have fewer items than the last good run."""
     coverage_drop: float = 0.2
-    """A field that so much fewer items have than in the last good run, as a part of all items."""
+    """By how much the share of items with a field may be smaller than in the last good run."""
     output_lag: int = 10_000
     """Items that are not written to an output yet."""
 
@@ -91,7 +91,7 @@ class Ending(Struct, frozen=True):
 
 
 class LostProcess(Struct, frozen=True):
-    """A process of an active run that stopped reporting and did not say goodbye."""
+    """A process of an active run that stopped reporting without a last report."""
 
     run_id: str
     spider: str
@@ -126,7 +126,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a snapshot does not show. All of it is optional."""
 
     since: float = 0.0
-    """Failures, ends and losses before are not reported."""
+    """Failures, ended runs and lost processes before this time are not reported."""
     marks: Mapping[str, Mark] = {}
     """See `advance_marks`."""
     endings: tuple[Ending, ...] = ()
@@ -138,16 +138,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Per run, the failed pages that robots.txt or the scope forbids."""
 
 
-LimitsFor: TypeAlias = Callable[[str, str], Limits]
+LimitsFor: TypeAlias = Callable[[str, str], ProblemLimits]
 """The limits for a run by its id and its spider."""
 
 
-def default_limits(run_id: str, spider: str) -> Limits:
-    return Limits()
+def default_limits(run_id: str, spider: str) -> ProblemLimits:
+    return ProblemLimits()
 
 
 def find_problems(
-    snapshot: Snapshot, before: Snapshot | None = None, facts: Facts = Facts(), limits: LimitsFor = default_limits
+    snapshot: StoreSnapshot,
+    before: StoreSnapshot | None = None,
+    facts: Facts = Facts(),
+    limits: LimitsFor = default_limits,
 ) -> list[Problem]:
     """All problems at the time of a snapshot, each under its own key. ``before``: the snapshot before."""
     found: dict[str, Problem] = {}
@@ -160,7 +163,7 @@ def find_problems(
 
 
 def _all_problems(
-    snapshot: Snapshot, earlier: Mapping[str, RunSnapshot], facts: Facts, limits: LimitsFor
+    snapshot: StoreSnapshot, earlier: Mapping[str, RunSnapshot], facts: Facts, limits: LimitsFor
 ) -> Iterator[Problem]:
     if snapshot.away:
         yield store_away(snapshot.at, snapshot.away)
@@ -183,7 +186,9 @@ def _all_problems(
     yield from map(_channel_failing, facts.channels)
 
 
-def _run_problems(seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: Limits) -> Iterator[Problem]:
+def _run_problems(
+    seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
+) -> Iterator[Problem]:
     yield from _stalled(seen, facts.marks, limits)
     yield from _failure_rate(seen, facts.forbidden.get(seen.run.run_id, 0), limits)
     yield from _lost_workers(seen, before, facts.since)
@@ -204,7 +209,7 @@ def _run_problems(seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, l
 # -- active runs
 
 
-def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: Limits) -> Iterator[Problem]:
+def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: ProblemLimits) -> Iterator[Problem]:
     stats = seen.stats
     since = _unchanged_since(marks, seen.run.run_id, stats.done + stats.dead, seen.changed_at)
     silence = seen.at - since
@@ -221,12 +226,12 @@ def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: Limits) -> It
 
 
 def _all_wait(hosts: Iterable[HostState], seconds: float) -> bool:
-    """Whether each host with ready requests is blocked, or has a delay as long as this."""
+    """Whether each host with ready requests is blocked, or has a delay of at least this."""
     busy = [host for host in hosts if host.ready]
     return bool(busy) and all(host.blocked_for > 0 or host.delay >= seconds for host in busy)
 
 
-def _failure_rate(seen: RunSnapshot, forbidden: int, limits: Limits) -> Iterator[Problem]:
+def _failure_rate(seen: RunSnapshot, forbidden: int, limits: ProblemLimits) -> Iterator[Problem]:
     dead = max(0, seen.stats.dead - forbidden)
     ended = seen.stats.done + dead
     if ended < limits.failure_pages or dead <= limits.failure_rate * ended:
@@ -240,7 +245,7 @@ def _failure_rate(seen: RunSnapshot, forbidden: int, limits: Limits) -> Iterator
 
 
 def _lost_workers(seen: RunSnapshot, before: RunSnapshot | None, since: float) -> Iterator[Problem]:
-    """Workers that are silent for their session, and those that were fenced: they were silent, and are gone."""
+    """Workers that sent no heartbeat for a session, and workers that were fenced because of that."""
     silent = {each.worker: each for each in seen.workers if 0 < each.session < each.silent_for}
     present = {each.worker for each in seen.workers}
     for each in before.workers if before is not None else ():
@@ -261,7 +266,7 @@ def _worker_lost(run_id: str, spider: str, name: str, at: float) -> Problem:
 
 
 def _output_lagging(
-    seen: RunSnapshot, output: OutputState, marks: Mapping[str, Mark], limits: Limits
+    seen: RunSnapshot, output: OutputState, marks: Mapping[str, Mark], limits: ProblemLimits
 ) -> Iterator[Problem]:
     if output.finished or not output.lag:
         return
@@ -291,7 +296,7 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 # -- ended runs
 
 
-def _ending_problems(ending: Ending, ended_at: float, limits: Limits) -> Iterator[Problem]:
+def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
     run, stats = ending.result.run, ending.result.stats
     if not stats.done:
         failed = "its only request failed" if stats.dead == 1 else f"all {stats.dead} requests failed"
@@ -320,7 +325,7 @@ def _ending_problems(ending: Ending, ended_at: float, limits: Limits) -> Iterato
 
 
 def _dropped_fields(now: Mapping[str, float], good: Mapping[str, float], drop: float) -> list[tuple[str, float]]:
-    """The fields that fewer items have, the largest difference first. Nothing if the coverage of now is unknown."""
+    """The fields that fewer items have, the largest difference first. Empty if the current coverage is unknown."""
     if not now:
         return []
     found = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
@@ -354,9 +359,9 @@ def _channel_failing(channel: FailingChannel) -> Problem:
     )  # fmt: skip
 
 
-def advance_marks(marks: Mapping[str, Mark], snapshot: Snapshot) -> dict[str, Mark]:
-    """The marks after a snapshot. They say since when runs and outputs stand still, also for a process that has seen
-    only the last snapshot."""
+def advance_marks(marks: Mapping[str, Mark], snapshot: StoreSnapshot) -> dict[str, Mark]:
+    """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
+    the last snapshot."""
     found: dict[str, Mark] = {}
     for seen in snapshot.runs:
         ended = seen.stats.done + seen.stats.dead

@@ -11,14 +11,14 @@ from shoal.monitoring.reports import LATE, ProcessFigures, ProcessReport, read_p
 from shoal.ports import Documents, Holder, Workers, WorkerState
 
 ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
-"""``silent``: its heartbeat or report is late. ``lost``: it was killed, or cut off from the store.
-``ended``: it stopped in good order."""
+"""``silent``: its heartbeat or report is late. ``lost``: it was killed, or cut off from the store. ``ended``: it
+stopped normally."""
 
 _ORDER: dict[ProcessState, int] = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
 
 
 class RunProcess(ProcessFigures, frozen=True, kw_only=True):
-    """A process that works on a run, or did so."""
+    """A process that works or worked on a run."""
 
     state: ProcessState
     started_at: float | None = None
@@ -59,7 +59,7 @@ def _take(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | 
 
 
 def _pid(worker: WorkerState) -> int:
-    """The number of a process that uses a store of this machine; -1 if it is none."""
+    """The number of a process that uses a store of this machine; -1 for another process."""
     process = ProcessSlot.of(Holder(worker.worker, 0))
     return -1 if process is None else process.pid
 

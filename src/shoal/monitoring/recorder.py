@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from shoal.crawling.stats import Vitals
-from shoal.errors import ItemError
+from shoal.errors import ItemError, ShoalError
 from shoal.item import Record, decode_item
 from shoal.monitoring.reports import (
     IDLE_EVERY,
@@ -33,13 +33,13 @@ from shoal.monitoring.reports import (
     process_key,
     recent_items_key,
 )
-from shoal.monitoring.samples import Sample, SampleHistory
+from shoal.monitoring.samples import RunSample, SampleHistory
 from shoal.ports import Stats, Store
 
 log = logging.getLogger("shoal.monitoring")
 
 _FIRST = (0.5, 1.5)
-"""Seconds until the first record, so that it delays no start. A shorter crawl is recorded at its end."""
+"""Seconds until the first record, so that it does not delay the start. A shorter crawl is recorded at its end."""
 _STANDBY = (30.0, 60.0)
 """Seconds until a process checks again whether another one still takes the samples."""
 _ITEMS_EVERY = 10.0
@@ -102,17 +102,21 @@ class RunRecorder:
             try:
                 async with asyncio.timeout(_TIMEOUT):
                     await self.record()
-            except Exception as exc:  # whatever it is, the crawl goes on
+            except (ShoalError, OSError) as exc:  # the store is away
                 log.debug("could not record run %s: %s", self._run_id, exc)
+            except Exception:  # a defect must not end the crawl
+                log.exception("could not record run %s", self._run_id)
             await asyncio.sleep(REPORTED_EVERY * random.uniform(0.9, 1.1))
 
     async def close(self) -> None:
-        """Write the last sample and the last report. A store that does not answer is not waited for."""
+        """Write the last sample and the last report. This does not wait for a store that does not answer."""
         try:
             async with asyncio.timeout(_LAST_TIMEOUT):
                 await self.record(last=True)
-        except Exception as exc:  # the crawl has ended, and ends well without it
+        except (ShoalError, OSError) as exc:  # the store is away
             log.debug("could not record the end of run %s: %s", self._run_id, exc)
+        except Exception:  # a defect must not fail the crawl
+            log.exception("could not record the end of run %s", self._run_id)
 
     async def record(self, *, last: bool = False) -> None:
         """Write what is due now."""
@@ -137,7 +141,7 @@ class RunRecorder:
 
     async def _sample(self, now: float, *, last: bool) -> None:
         stats = await self._stats()
-        sample = Sample.of(stats, now)
+        sample = RunSample.of(stats, now)
         taken = await self._history.add(sample, self._process.name, final=last and stats.finished)
         self._next_sample = 0.0 if taken else now + random.uniform(*_STANDBY)
         if taken and not last and now >= self._next_fold:
@@ -201,7 +205,7 @@ def _done(vitals: Vitals) -> tuple[int, int, int]:
 
 
 class _OwnDocument:
-    """A document that only this process writes, so it need not be read before."""
+    """Write a document without reading it first: only this process writes it."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store

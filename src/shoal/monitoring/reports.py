@@ -19,7 +19,7 @@ ProcessRole: TypeAlias = Literal["crawl", "worker", "runner", "server", "earlier
 REPORTED_EVERY = 5.0
 """Seconds between two reports of a process that works."""
 IDLE_EVERY = 20.0
-"""Seconds between two reports of a process that has nothing new to say: many idle workers cost the store little."""
+"""Seconds between two reports of an idle process, so that many idle workers cost the store little."""
 LATE = 2 * IDLE_EVERY
 """Seconds without a report after which a process may be gone."""
 EARLIER = "(earlier)"
@@ -27,7 +27,7 @@ MAX_FIELDS = 200
 OTHER_FIELDS = "..."
 MAX_NAME = 100
 _MAX_REPORTS = 300
-"""Reports of a run. When there are more, those of processes that ended first are added up."""
+"""How many reports of a run are kept. When there are more, those of the processes that ended first are added up."""
 _PAGE = 200
 
 
@@ -35,12 +35,12 @@ class ProcessFigures(Struct, frozen=True, kw_only=True):
     """Who a process of a run is, and what it did."""
 
     name: str
-    """Unique; that of the worker, if it is one."""
+    """Unique. A worker uses its worker id."""
     role: ProcessRole
     machine: str = ""
     pid: int = 0
     slot: str = ""
-    """Under which it leases, with its epoch. Empty if it needs none."""
+    """The name under which it leases requests, with its epoch. Empty if it needs none."""
     epoch: int = 0
     pages: int = 0
     items: int = 0
@@ -49,7 +49,7 @@ class ProcessFigures(Struct, frozen=True, kw_only=True):
     pages_per_second: float = 0.0
     """Over the last minute."""
     memory: int = 0
-    """Bytes of resident memory; 0 if the system does not tell."""
+    """Bytes of resident memory; 0 if unknown."""
     browser: str = ""
     tor: str = ""
 
@@ -61,7 +61,7 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     at: float
     """When it wrote this, by its own clock."""
     ended: bool = False
-    """It stopped in good order, or with an error."""
+    """Whether it has stopped, normally or with an error."""
     error: str = ""
     """The error that ended its part in the run."""
     items_counted: dict[str, int] = {}
@@ -70,7 +70,7 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     """How many of them have a value in a field, by type and field; 0 for a field that never has one. Fields after the
     first 200 count as ``...``."""
     user_agent: str = ""
-    """Under which it fetches; empty if it is not known."""
+    """The user agent with which it fetches; empty if unknown."""
     obeys_robots: bool = True
     replaced: tuple[str, ...] = ()
     """Of the report ``(earlier)``: the processes that were added last. Their reports may still be there."""
@@ -177,7 +177,7 @@ async def read_processes(documents: Documents, run_id: str) -> list[ProcessRepor
 
 
 async def read_recent_items(documents: Documents, run_id: str, limit: int = 20) -> list[str]:
-    """The last items of a run as JSON, newest first. Items of different processes are in no exact order."""
+    """The last items of a run as JSON, newest first. The order of items of different processes is not exact."""
     found: list[tuple[float, int, str]] = []
     for document in await _read_all(documents, recent_items_key(run_id, "")):
         try:

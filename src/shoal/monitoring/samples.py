@@ -28,10 +28,10 @@ _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _MAX_SECONDS = 300
 _MAX_HOURS = 6000
-"""Samples in the last document. When there are more, every second of the older half is dropped."""
+"""How many samples the last document holds. When there are more, every second one of the older half is dropped."""
 
 
-class Sample(Struct, frozen=True, array_like=True):
+class RunSample(Struct, frozen=True, array_like=True):
     """The counters of a run at one moment. See `Stats`."""
 
     at: float
@@ -47,7 +47,7 @@ class Sample(Struct, frozen=True, array_like=True):
     duplicates: int
 
     @classmethod
-    def of(cls, stats: Stats, at: float) -> Sample:
+    def of(cls, stats: Stats, at: float) -> RunSample:
         return cls(
             round(at, 3), stats.pushed, stats.ready, stats.waiting, stats.leased, stats.done, stats.dead, stats.items,
             stats.incoming, stats.duplicates,
@@ -62,11 +62,11 @@ class RecentSamples(Struct, frozen=True, array_like=True):
     """The document with the newest samples, and the process that took the last one."""
 
     taker: str
-    samples: list[Sample]
+    samples: list[RunSample]
 
 
-def adds(samples: Sequence[Sample], taker: str, last_taker: str, now: float) -> bool:
-    """Whether this process takes the next sample: it took the last one, or nobody did for a while."""
+def adds(samples: Sequence[RunSample], taker: str, last_taker: str, now: float) -> bool:
+    """Whether this process takes the next sample: it took the last one, or no process did for a while."""
     if not samples or taker == last_taker:
         return True
     age = now - samples[-1].at
@@ -76,20 +76,20 @@ def adds(samples: Sequence[Sample], taker: str, last_taker: str, now: float) -> 
 # -- thinning
 
 
-def add_second(samples: Sequence[Sample], new: Sample) -> list[Sample]:
+def add_second(samples: Sequence[RunSample], new: RunSample) -> list[RunSample]:
     """The newest samples with this one: all of the last quarter of an hour."""
     kept = [each for each in _before(samples, new) if each.at >= new.at - _QUARTER]
     return [*kept, new][-_MAX_SECONDS:]
 
 
-def add_minute(samples: Sequence[Sample] | None, new: Sample) -> list[Sample]:
+def add_minute(samples: Sequence[RunSample] | None, new: RunSample) -> list[RunSample]:
     """One sample per minute of the last day, the first one of each."""
     return [each for each in _added(samples, new, 60.0) if each.at >= new.at - _DAY]
 
 
-def add_quarter(samples: Sequence[Sample] | None, new: Sample) -> list[Sample]:
+def add_quarter(samples: Sequence[RunSample] | None, new: RunSample) -> list[RunSample]:
     """One sample per quarter of an hour of the last week, and one per hour before that, until there are too many."""
-    kept: list[Sample] = []
+    kept: list[RunSample] = []
     for each in _added(samples, new, _QUARTER):
         if each.at >= new.at - 7 * _DAY or not kept or each.at // _HOUR != kept[-1].at // _HOUR:
             kept.append(each)
@@ -99,12 +99,12 @@ def add_quarter(samples: Sequence[Sample] | None, new: Sample) -> list[Sample]:
     return kept
 
 
-def _before(samples: Sequence[Sample], new: Sample) -> list[Sample]:
-    """The samples without those that were taken under a wrong clock, in the future."""
+def _before(samples: Sequence[RunSample], new: RunSample) -> list[RunSample]:
+    """The samples without those in the future, which a process with a wrong clock took."""
     return [each for each in samples if each.at < new.at]
 
 
-def _added(samples: Sequence[Sample] | None, new: Sample, seconds: float) -> list[Sample]:
+def _added(samples: Sequence[RunSample] | None, new: RunSample, seconds: float) -> list[RunSample]:
     before = _before(samples or (), new)
     if before and before[-1].at // seconds == new.at // seconds:
         return before
@@ -116,7 +116,7 @@ class _Level(NamedTuple):
 
     name: str
     seconds: float
-    add: Callable[..., list[Sample]]
+    add: Callable[..., list[RunSample]]
 
 
 _OLDER = (_Level("hours", _QUARTER, add_quarter), _Level("minutes", 60.0, add_minute))
@@ -125,8 +125,8 @@ _OLDER = (_Level("hours", _QUARTER, add_quarter), _Level("minutes", 60.0, add_mi
 # -- reading
 
 
-def spread(samples: Sequence[Sample], points: int) -> list[Sample]:
-    """At most about this many of the samples: the last one of each part of the time, and the first one of all."""
+def spread(samples: Sequence[RunSample], points: int) -> list[RunSample]:
+    """Thin out samples to about this many: the last one of each interval, and the first one of all."""
     if len(samples) <= points:
         return list(samples)
     begin, width = samples[0].at, (samples[-1].at - samples[0].at) / max(1, points - 1)
@@ -141,7 +141,7 @@ class Speed(NamedTuple):
     items: float
 
 
-def speeds(samples: Sequence[Sample]) -> list[Speed | None]:
+def speeds(samples: Sequence[RunSample]) -> list[Speed | None]:
     """The speed between each sample and the one before it. None for the first one."""
     found: list[Speed | None] = [None] if samples else []
     for before, after in zip(samples, samples[1:], strict=False):
@@ -155,16 +155,16 @@ def speeds(samples: Sequence[Sample]) -> list[Speed | None]:
 
 
 class SampleHistory:
-    """The samples of one run. Any number of processes may call ``add``."""
+    """The samples of one run. Many processes may call ``add``."""
 
     def __init__(self, documents: Documents, run_id: str) -> None:
         prefix = f"run/{run_id}/history/"
         self._newest = StoredValue(documents, prefix + "seconds", RecentSamples)
-        self._older = [(level, StoredValue(documents, prefix + level.name, list[Sample])) for level in _OLDER]
+        self._older = [(level, StoredValue(documents, prefix + level.name, list[RunSample])) for level in _OLDER]
 
-    async def add(self, sample: Sample, taker: str, *, final: bool = False) -> bool:
-        """Add a sample. False, and nothing is added, if another process takes the samples of this run now. The final
-        one, of a run that is finished, is added by any process, unless it says nothing new."""
+    async def add(self, sample: RunSample, taker: str, *, final: bool = False) -> bool:
+        """Add a sample. Return False, and add nothing, if another process takes the samples of this run now. Every
+        process may add the final sample of a finished run, unless it contains nothing new."""
         choose = partial(_with_newest, sample=sample, taker=taker, final=final)
         before = await self._newest.read()
         if before is not None and choose(before) is before:
@@ -177,28 +177,28 @@ class SampleHistory:
         changed = await self._newest.change(choose)
         return changed is not None and changed.taker == taker
 
-    async def read(self) -> list[Sample]:
+    async def read(self) -> list[RunSample]:
         """All samples, oldest first."""
         return await self._read(0)
 
-    async def _read(self, from_level: int) -> list[Sample]:
+    async def _read(self, from_level: int) -> list[RunSample]:
         newest = await self._newest.read()
         found = {each.at: each for each in (newest.samples if newest is not None else ())}
         for _, stored in self._older[from_level:]:
             found.update((each.at, each) for each in await stored.read() or ())
         return [found[at] for at in sorted(found)]
 
-    async def read_newest(self) -> list[Sample]:
+    async def read_newest(self) -> list[RunSample]:
         """The samples of the last quarter of an hour, oldest first."""
         newest = await self._newest.read()
         return [] if newest is None else list(newest.samples)
 
-    async def read_day(self) -> list[Sample]:
+    async def read_day(self) -> list[RunSample]:
         """The samples of the last day, oldest first."""
         return await self._read(1)
 
 
-def _with_newest(found: RecentSamples | None, sample: Sample, taker: str, *, final: bool) -> RecentSamples:
+def _with_newest(found: RecentSamples | None, sample: RunSample, taker: str, *, final: bool) -> RecentSamples:
     """The document with a new sample, or the same object."""
     if found is None or not found.samples:
         return RecentSamples(taker, [sample])
@@ -209,7 +209,7 @@ def _with_newest(found: RecentSamples | None, sample: Sample, taker: str, *, fin
     return RecentSamples(taker, add_second(found.samples, sample))
 
 
-async def read_history(documents: Documents, run_id: str) -> list[Sample]:
-    """The samples of a run, oldest first: the fresh ones every few seconds, older ones less often. Times in which
-    nobody worked on the run have none."""
+async def read_history(documents: Documents, run_id: str) -> list[RunSample]:
+    """The samples of a run, oldest first: recent ones every few seconds, older ones less often. There are none for
+    times when no process worked on the run."""
     return await SampleHistory(documents, run_id).read()

@@ -19,7 +19,7 @@ from shoal.sinks.drainer import position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
 MAX_RUNS = 50
-"""Active runs in a snapshot: the newest ones."""
+"""How many active runs a snapshot has: the newest ones."""
 _HOSTS = 20
 _RECENT = 10
 _RATE_SECONDS = 30.0
@@ -38,9 +38,9 @@ class OutputState(Struct, frozen=True, kw_only=True):
     written: int
     """Items of the run's log that are durable in the output."""
     lag: int
-    """Items that are not."""
+    """Items that are not written yet."""
     held: bool
-    """A process writes to it now."""
+    """Whether a process writes to it now."""
     finished: bool
 
 
@@ -51,36 +51,36 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     at: float
     stats: Stats
     workers: tuple[WorkerState, ...] = ()
-    """Those that send heartbeats."""
+    """The workers that send heartbeats."""
     processes: int = 0
     """How many processes work on it: workers, or the crawl or server that has it alone."""
     outputs: tuple[OutputState, ...] = ()
     hosts: tuple[HostState, ...] = ()
-    """The busiest ones."""
+    """The busiest hosts."""
     rewinds: tuple[Rewind, ...] = ()
     pages_per_second: float = 0.0
-    """Of the last half minute, as far as it was observed."""
+    """The speed over the last half minute, as far as it was observed."""
     items_per_second: float = 0.0
     changed_at: float = 0.0
     """When a page was last seen to be done or failed, or the first snapshot of the run."""
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the queue of now takes at the speed of now. None if that is unknown."""
+        """How long the current queue takes at the current speed. None if that is unknown."""
         if self.run.state != "running" or self.pages_per_second <= 0:
             return None
         return self.stats.remaining / self.pages_per_second
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class StoreSnapshot(Struct, frozen=True, kw_only=True):
     """The active runs of a store at one moment, newest first."""
 
     at: float
     runs: tuple[RunSnapshot, ...] = ()
     recent: tuple[Run, ...] = ()
-    """Runs that ended last."""
+    """The runs that ended last."""
     away: str = ""
-    """Why the store could not be read; empty if it could. Then the runs are those of the snapshot before."""
+    """Why the store could not be read; empty if it could. If not, the runs are those of the snapshot before."""
 
 
 class SnapshotTaker:
@@ -98,7 +98,7 @@ class SnapshotTaker:
         self._frontiers: dict[str, Frontier] = {}
         self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
 
-    async def take(self, now: float | None = None) -> Snapshot:
+    async def take(self, now: float | None = None) -> StoreSnapshot:
         """A snapshot. StoreAwayError if the store does not answer."""
         now = time.time() if now is None else now
         project = self._config.project_name
@@ -121,7 +121,7 @@ class SnapshotTaker:
             self._last[run.run_id] = taken
             found.append(taken)
         self._forget_all_but({each.run.run_id for each in found})
-        return Snapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
+        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
 
     def _forget_all_but(self, names: set[str]) -> None:
         for known in (self._seen, self._changed, self._details, self._last, self._frontiers):
@@ -162,7 +162,7 @@ class SnapshotTaker:
         return sum(each.state in ("working", "silent") for each in found)
 
     async def _seen_before(self, run_id: str, now: float) -> list[tuple[float, int, int]]:
-        """A recent sample of the run, so that the first snapshot has a speed. It may be by another clock."""
+        """A recent sample of the run, so that the first snapshot has a speed. Another clock may have timed it."""
         for sample in await SampleHistory(self._store, run_id).read_newest():
             if _MIN_SECONDS <= now - sample.at <= _RATE_SECONDS:
                 return [(sample.at, sample.done + sample.dead, sample.items)]

@@ -9,16 +9,16 @@ import msgspec
 
 from shoal.errors import ItemError
 from shoal.item import decode_item
-from shoal.monitoring.samples import SKEW, Sample, read_history
+from shoal.monitoring.samples import SKEW, RunSample, read_history
 from shoal.ports import Documents, Frontier, History, LoggedItem
 
 MAX_ITEMS = 5
 MAX_TEXT = 2000
-"""Characters of an item that is shown."""
+"""How much of an item is shown, in characters."""
 _MAX_SEARCHED = 5000
 _MAX_BYTES = 8 << 20
 _READ = (8, 200)
-"""Items that are read at first and at most with one call."""
+"""How many items one call reads, at first and at most."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -43,8 +43,8 @@ async def read_url_items(documents: Documents, frontier: Frontier, run_id: str, 
     return [_as_json(item) for item in found[:wanted]]
 
 
-def find_range(samples: Sequence[Sample], at: float | None, last: int) -> tuple[int, int]:
-    """Numbers of the items that were logged around a time: behind the first one, through the second one."""
+def find_range(samples: Sequence[RunSample], at: float | None, last: int) -> tuple[int, int]:
+    """The range of items that were logged around a time: after the first number, up to and including the second."""
     if at is None:
         return max(0, last - _MAX_SEARCHED), last
     times = [sample.at for sample in samples]
@@ -57,8 +57,8 @@ def find_range(samples: Sequence[Sample], at: float | None, last: int) -> tuple[
     return max(first, middle - _MAX_SEARCHED // 2), min(end, middle + _MAX_SEARCHED // 2)
 
 
-def _items_at(samples: Sequence[Sample], at: float, last: int) -> int:
-    """How many items there were at a time, if they grow evenly between two samples."""
+def _items_at(samples: Sequence[RunSample], at: float, last: int) -> int:
+    """Estimate how many items there were at a time, from the samples before and after it."""
     after = bisect_left([sample.at for sample in samples], at)
     if after == len(samples):
         return last

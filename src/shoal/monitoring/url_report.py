@@ -15,7 +15,7 @@ from shoal.ports import Documents, Frontier, History, HostState
 from shoal.urls.normalize import host_of, origin_of
 
 MAX_PARENTS = 20
-"""Pages in the chain that leads to a URL."""
+"""The longest chain of pages that leads to a URL."""
 
 
 class UrlReport(Struct, frozen=True, kw_only=True):
@@ -73,7 +73,8 @@ async def _parents(frontier: Frontier, history: History) -> tuple[str, ...]:
 
 
 async def _robots(frontier: Frontier, history: History, agent: Agent, config: Config) -> str:
-    """By the stored robots.txt, for the user agent of the run. What the crawl did comes first."""
+    """Whether the stored robots.txt allows it, for the user agent of the run. What the crawl recorded takes
+    precedence."""
     if not agent.obeys_robots:
         return "not checked: the run does not obey robots.txt"
     stored = await frontier.recall(fact_name(origin_of(history.url)))

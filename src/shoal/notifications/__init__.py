@@ -1,1 +1,1 @@
-"""Notifications: who is told of which problem, through which channel."""
+"""Notifications: which problems are sent to whom, through which channel."""

@@ -1,4 +1,4 @@
-"""Stores what was reported, and delivers messages: once, with retries, also when servers die."""
+"""Stores what was reported, and delivers each message once, with retries, even if servers die."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _PAGE = 500
 
 
 class ChannelState(Struct, frozen=True, kw_only=True):
-    """How a channel does."""
+    """The state of a channel."""
 
     delivered: int = 0
     delivered_at: float = 0.0
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     failing_since: float = 0.0
     next_at: float = 0.0
-    """It is not tried before."""
+    """The channel is not used before this time."""
     error: str = ""
-    """Of the last failure."""
+    """The reason of the last failure."""
 
 
 async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
@@ -62,7 +62,7 @@ async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
 
 
 async def read_channel_states(documents: Documents, project: str, names: Collection[str]) -> dict[str, ChannelState]:
-    """The state of each channel, also of those that were never used."""
+    """The state of each channel, including those that were never used."""
     return {name: await _state(documents, project, name).read() or ChannelState() for name in names}
 
 
@@ -78,7 +78,7 @@ def _document_key(project: str, key: str) -> str:
 
 
 class Delivery:
-    """The reports of a project, of which one server at a time is in charge. `check` and `deliver` may run at the same
+    """The reports of a project. One server at a time is in charge of them. `check` and `deliver` may run at the same
     time."""
 
     def __init__(
@@ -90,7 +90,8 @@ class Delivery:
         sender: str,
         in_charge: Callable[[], Awaitable[bool]],
     ) -> None:
-        """``sender``: the name of this server. ``in_charge``: whether it still is, asked before each message."""
+        """``sender``: the name of this server. ``in_charge``: whether it is still in charge; called before each
+        message."""
         self._documents = documents
         self._channels = channels
         self._settings = settings
@@ -100,11 +101,11 @@ class Delivery:
         self._reports: dict[str, Report] = {}
         self._states: dict[str, ChannelState] = {}
         self._sent: set[tuple[str, str]] = set()
-        """Messages that were delivered, but not marked yet: the store was away."""
+        """Messages that were delivered, but not marked yet, because the store was unavailable."""
         self._writing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read everything anew: another server was in charge before."""
+        """Read everything again, because another server was in charge before."""
         self._reports = await read_reports(self._documents, self._project)
         self._states = await read_channel_states(self._documents, self._project, self._channels)
 
@@ -113,7 +114,7 @@ class Delivery:
         return self._reports
 
     def failing_channels(self) -> tuple[FailingChannel, ...]:
-        """Channels that failed so often that others report it."""
+        """Channels that failed so often that other channels report it."""
         return tuple(
             FailingChannel(name, state.failures, state.failing_since, state.error)
             for name, state in self._states.items()

@@ -12,7 +12,7 @@ from shoal.monitoring.problems import ONCE, Problem
 from shoal.notifications.messages import Message, MessageEvent
 
 _MAX_OUTGOING = 6
-"""Messages of one problem that wait for one channel. The oldest ones of a channel that is down are dropped."""
+"""How many messages of one problem may wait for one channel. If a channel is down, the oldest ones are dropped."""
 
 
 class Outgoing(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def updated_report(
     report: Report | None, problem: Problem | None, now: float, min_interval: float, channels: Sequence[str],
     project: str,
 ) -> Report | None:  # fmt: skip
-    """The report after a check; the same object if nothing changes. ``channels``: those of the problem's rules."""
+    """The report after a check; the same object if nothing changed. ``channels``: those of the problem's rules."""
     event = next_event(report, problem, now, min_interval)
     if event is None:
         if report is not None and problem is None and report.is_open:
@@ -86,7 +86,8 @@ def updated_report(
 
 
 def _queued(outbox: tuple[Outgoing, ...], added: Outgoing) -> tuple[Outgoing, ...]:
-    """The outbox with one more message. It replaces changes that nobody has read; the newest one says it all."""
+    """The outbox with one more message. It replaces older changes that were not delivered: the newest one includes
+    them."""
     kept = [
         each
         for each in outbox

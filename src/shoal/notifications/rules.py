@@ -6,18 +6,19 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from shoal.monitoring.problems import Limits, Problem
+from shoal.monitoring.problems import Problem, ProblemLimits
 from shoal.notifications.settings import Rule
 
 QUIET = frozenset({"finished"})
-"""Events that a rule must name: they are no problems."""
+"""Events that are sent only if a rule names them: they are not problems."""
 EVERYTHING = Rule()
 """The rule of settings without rules: all problems through all channels."""
 
 
-def limits_for(rules: Collection[Rule], run_id: str, spider: str) -> Limits:
-    """The limits for a run. A rule for the run wins over one for its spider, and that over one for all."""
-    limits = Limits()
+def limits_for(rules: Collection[Rule], run_id: str, spider: str) -> ProblemLimits:
+    """The limits for a run. A rule for the run takes precedence over one for its spider, and that over one for all
+    runs."""
+    limits = ProblemLimits()
     matching = [rule for rule in rules if _matches(rule, run_id, spider)]
     for rule in sorted(matching, key=lambda rule: (rule.run is not None, rule.spider is not None)):
         limits = replace(limits, **rule.limits)
@@ -25,10 +26,8 @@ def limits_for(rules: Collection[Rule], run_id: str, spider: str) -> Limits:
 
 
 def channels_for(rules: Collection[Rule], problem: Problem, channels: Mapping[str, object]) -> list[str]:
-    """The channels through which a problem is sent, in the order of the settings.
-
-    A failing channel is reported through all others, whatever the rules say: nobody would know otherwise.
-    """
+    """The channels through which a problem is sent, in the order of the settings. A failing channel is reported through
+    all other channels, whatever the rules say."""
     if problem.kind == "channel_failing":
         return [name for name in channels if name != problem.about]
     chosen: set[str] = set()

@@ -9,7 +9,8 @@ from pathlib import Path
 from shoal.errors import ConfigError
 
 _MIN_PART = 6
-"""Characters of a part of a secret that is hidden in messages. A shorter one may be a word of the message."""
+"""The shortest part of a secret that is hidden in messages, in characters. A shorter one may be a word of the
+message."""
 _MAX_BYTES = 16 * 1024
 
 

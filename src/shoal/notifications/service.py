@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.monitoring.problems import Limits
+from shoal.monitoring.problems import ProblemLimits
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.delivery import ChannelState, read_channel_states, read_reports
 from shoal.notifications.messages import make_test_message
@@ -23,7 +23,7 @@ from shoal.suggestions import did_you_mean
 
 
 class ChannelInfo(Struct, frozen=True):
-    """A channel of the settings, and how it does."""
+    """A channel of the settings, and its state."""
 
     name: str
     type: str
@@ -38,7 +38,7 @@ async def list_problems(documents: Documents, project: str) -> list[Report]:
 
 
 async def list_channels(documents: Documents, project: str, settings: NotificationSettings) -> list[ChannelInfo]:
-    """All channels of the settings, with their state. It needs no secrets and has none."""
+    """All channels of the settings, with their state and without secrets."""
     states = await read_channel_states(documents, project, settings.channels)
     limit = settings.failing_after
     return [
@@ -67,8 +67,8 @@ class Notifications:
         self._watcher: Watcher | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def limits(self, run_id: str, spider: str) -> Limits:
-        """From when on something is a problem of this run."""
+    def limits(self, run_id: str, spider: str) -> ProblemLimits:
+        """The limits for this run: from when on something is a problem."""
         return limits_for(self._settings.rules.values(), run_id, spider)
 
     @property
@@ -103,7 +103,7 @@ class Notifications:
         return None if watch is None else watch.since
 
     async def test(self, name: str | None = None) -> dict[str, str]:
-        """Send a test message through one channel or all of them. For each, why it was not delivered, or an empty
+        """Send a test message through one channel or all of them. Return for each why it was not delivered, or an empty
         string. ConfigError if there is no such channel."""
         if not self._channels and self._settings.channels:
             raise ConfigError("this server sends no notifications; ask one that was started with `shoal serve`")

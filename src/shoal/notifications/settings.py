@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from shoal.config import Seconds, Text, Timeout, find_config_file, read_toml
 from shoal.errors import ConfigError
-from shoal.monitoring.problems import Limits, ProblemKind
+from shoal.monitoring.problems import ProblemKind, ProblemLimits
 from shoal.suggestions import did_you_mean
 
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -88,7 +88,7 @@ class TelegramChannel(_Table, tag_field="type", tag="telegram", frozen=True, kw_
 
 
 class AppriseChannel(_Table, tag_field="type", tag="apprise", frozen=True, kw_only=True):
-    """Any service that apprise knows, by its URL."""
+    """A service that apprise knows, by its URL."""
 
     url_env: Text | None = None
     url_file: Text | None = None
@@ -121,7 +121,7 @@ class Rule(_Table, frozen=True, kw_only=True):
     @property
     def limits(self) -> dict[str, float]:
         """The limits that this rule sets."""
-        given = {name: getattr(self, name) for name in Limits.__struct_fields__ if hasattr(self, name)}
+        given = {name: getattr(self, name) for name in ProblemLimits.__struct_fields__ if hasattr(self, name)}
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Watches a store for problems, and has them reported. A loop of each server; one server at a time is in charge."""
+"""Watches a store for problems, and reports them. Every server runs this loop; one server at a time is in charge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.errors import FrontierError
 from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.monitoring.facts import FactReader
 from shoal.monitoring.problems import Mark, advance_marks, find_problems, store_away
-from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
+from shoal.monitoring.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.notifications.channels import Channel
 from shoal.notifications.delivery import Delivery
 from shoal.notifications.missed_times import read_missed
@@ -31,15 +31,15 @@ from shoal.stores.documents import StoredValue
 log = logging.getLogger("shoal.notifications")
 
 _TAKEOVER = 3.0
-"""Intervals without a sign of the server in charge after which another one takes over."""
+"""Another server takes over after this many intervals without a sign of the server in charge."""
 _TIMEOUT = 30.0
 _CLOSE_TIMEOUT = 2.0
 _BAD_KINDS = ("failed", "few_items", "low_coverage")
 
 
 class Watch(Struct, frozen=True, kw_only=True):
-    """Which server is in charge. It changes this document with each check, so that others see that it lives. They
-    measure that on their own clocks."""
+    """Which server is in charge. It changes this document with each check. The others see that, by their own clocks,
+    and know that it is alive."""
 
     holder: str
     beat: int = 0
@@ -49,7 +49,7 @@ class Watch(Struct, frozen=True, kw_only=True):
 
 
 def watch_of(documents: Documents, project: str) -> StoredValue[Watch]:
-    """Who watches the runs of a project."""
+    """Which server watches the runs of a project."""
     return StoredValue(documents, f"watch/{project}", Watch)
 
 
@@ -80,13 +80,13 @@ class Watcher:
         self._watch = watch_of(store, project)
         self._delivery = Delivery(store, channels, settings, project, name, self._is_in_charge)
         self._own_delivery = Delivery(MemoryDocuments({}), channels, settings, project, name, _always)
-        """For what cannot be stored: that the store is away."""
+        """For a problem that cannot be stored: the store is unavailable."""
         self._seen: tuple[str, int] | None = None
         self._seen_at = 0.0
         self._held: Watch | None = None
         """The document as this server wrote it last. None if another one is in charge."""
         self._marks: dict[str, Mark] = {}
-        self._before: Snapshot | None = None
+        self._before: StoreSnapshot | None = None
         self._away_since: float | None = None
 
     async def run(self) -> None:
@@ -111,7 +111,7 @@ class Watcher:
                     await self._watch.change(self._released)
 
     async def check(self) -> None:
-        """Look for problems once, if this server is in charge."""
+        """Check for problems once, if this server is in charge."""
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await self._check()
@@ -150,7 +150,7 @@ class Watcher:
                 await self._delivery.deliver(now)
 
     async def _hold(self, now: float) -> Watch | None:
-        """Stay in charge, or take over from a server that shows no sign of life. None if another one is in charge."""
+        """Stay in charge, or take over from a server that seems dead. None if another one is in charge."""
         watch = await self._watch.change(lambda found: self._next_watch(found, now))
         return watch if watch is not None and watch.holder == self._name else None
 
@@ -177,7 +177,7 @@ class Watcher:
         return watch is not None and watch.holder == self._name
 
     async def _note_away(self, reason: str) -> None:
-        """Report that the store is away, if this server was in charge: no other one knows whether somebody does."""
+        """Report that the store is unavailable, if this server was in charge. The others cannot know whether it did."""
         now = self._clock()
         self._away_since = now if self._away_since is None else self._away_since
         if self._held is not None and now - self._away_since >= _TAKEOVER * self._settings.check_every:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ class Run(Struct, frozen=True, kw_only=True):
     spider: str
     state: RunState
     created_at: float
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, object] = {}
     project: str = "shoal"
     """``project_name`` of the configuration. Projects on one store share only the politeness to hosts."""
     ended_at: float | None = None

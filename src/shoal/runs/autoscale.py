@@ -22,7 +22,7 @@ log = logging.getLogger("shoal.autoscale")
 _TIMEOUT = 3.0  # seconds that the frontier has to answer
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class PoolLimits(Struct, frozen=True, kw_only=True):
     """The limits for the number of workers."""
 
     per_worker: int = 1000
@@ -42,12 +42,12 @@ class Scale(Struct, frozen=True):
     """The largest number that was needed since then."""
 
 
-def wanted(depth: int, limits: Limits) -> int:
+def wanted(depth: int, limits: PoolLimits) -> int:
     """The number of workers for a queue of this depth."""
     return min(limits.max, max(limits.min, -(-depth // limits.per_worker)))
 
 
-def step(scale: Scale, depth: int, limits: Limits, now: float) -> Scale:
+def step(scale: Scale, depth: int, limits: PoolLimits, now: float) -> Scale:
     """The next scale for a queue of this depth.
 
     It grows at once: the depth is work that exists, not a peak of a rate. It shrinks only if fewer workers were enough
@@ -66,7 +66,7 @@ def step(scale: Scale, depth: int, limits: Limits, now: float) -> Scale:
 class Autoscaler:
     """Scales a pool with the queue of a run. ``await`` it once. It returns when the run is over, or after ``stop``."""
 
-    def __init__(self, frontier: str, run_id: str, pool: Pool, limits: Limits, *, every: float) -> None:
+    def __init__(self, frontier: str, run_id: str, pool: Pool, limits: PoolLimits, *, every: float) -> None:
         """``frontier``: the URL of the store. ``every``: seconds between polls."""
         self._url = frontier
         self._run_id = run_id

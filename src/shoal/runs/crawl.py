@@ -18,7 +18,7 @@ from shoal.config.checks import frontier_kind
 from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
-from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
+from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
@@ -215,7 +215,7 @@ class Crawl:
         if self._life is not None:
             await self._life.poll_state()
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         """The state of the crawl now. None before it begins."""
         return None if self._life is None else await self._life.snapshot()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from fnmatch import translate
-from typing import Any, cast
+from typing import TypeVar, cast
 
 from msgspec import Struct
 
@@ -15,8 +15,15 @@ from shoal.ports import MAX_RETRIED, History, Inspection
 from shoal.runs.queries import host_name
 from shoal.urls.normalize import host_of
 
+T = TypeVar("T")
+
 _MAX_READ = 1000
 """Failed requests that are read to find examples."""
+
+
+def closing(found: AsyncIterator[T]) -> AbstractAsyncContextManager[AsyncIterator[T]]:
+    """Close an iterator at the end of a block, also if not all of it was read. Those of frontiers are generators."""
+    return aclosing(cast("AsyncGenerator[T, None]", found))
 
 
 class DeadFilter(Struct, frozen=True, kw_only=True):
@@ -54,7 +61,7 @@ async def retry_matching(frontier: Inspection, which: DeadFilter) -> int:
         return await frontier.retry_dead(which.kinds)
     retried, matches = 0, which.pattern().match
     named: list[bytes] = []
-    async with aclosing(cast(Any, frontier.dead())) as dead:
+    async with closing(frontier.dead()) as dead:
         async for each in dead:
             if is_retried(each.kind, which.kinds) and which.host in (None, _host(each.url)) and matches(each.url):
                 named.append(each.fingerprint)
@@ -85,7 +92,7 @@ async def dead_examples(frontier: Inspection, limit: int = 3) -> list[DeadKind]:
     missing, left = sum(min(limit, count) for count in counts.values()), _MAX_READ
     if not missing:
         return [DeadKind(kind=kind, count=count, examples=[]) for kind, count in _by_count(counts)]
-    async with aclosing(cast(Any, frontier.dead())) as dead:
+    async with closing(frontier.dead()) as dead:
         async for each in dead:
             examples = found.setdefault(each.kind, [])
             if len(examples) < limit:

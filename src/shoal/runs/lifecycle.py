@@ -22,14 +22,14 @@ from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import WayOut, make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
+from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Store
-from shoal.runs.last_questions import failed_url, last_stats
 from shoal.runs.plan import Output, Plan
+from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 
@@ -98,7 +98,7 @@ class RunLifecycle:
         if self.engine is not None:
             self.engine.halt(halted)
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         """The state of the crawl now. None before it begins."""
         return None if self.engine is None else await self.engine.snapshot()
 

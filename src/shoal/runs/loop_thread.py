@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines on one event loop. Any thread may start them. The thread ends with the process."""
+    """Runs coroutines on one event loop. Every thread may start them. The thread ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()

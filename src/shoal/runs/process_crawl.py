@@ -18,7 +18,7 @@ from shoal.config import Config, Resolved
 from shoal.config.checks import frontier_kind
 from shoal.crawling.onion import make_fetcher
 from shoal.crawling.scheduler import Scheduler, make_scheduler
-from shoal.crawling.stats import Snapshot, Summary, Vitals
+from shoal.crawling.stats import CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError, StoreBusyError
 from shoal.frontier import file_of, share_store
 from shoal.frontier.local.sharing import start_alone
@@ -26,7 +26,7 @@ from shoal.ports import Frontier, Sink, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.plan import Plan
 from shoal.runs.process_fork import ForkedProcesses
-from shoal.runs.process_part import Part
+from shoal.runs.process_part import ProcessPart
 from shoal.runs.process_workers import WorkerProcesses
 from shoal.spider import Spider
 
@@ -72,7 +72,7 @@ class ProcessCrawl(Crawl):
             log.warning("stopping: pages in flight have %g s to end", self.config.shutdown_grace)
             self._workers.stop()
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         """The whole run now. None before it begins."""
         found = await super().snapshot()
         workers = self._workers
@@ -147,7 +147,7 @@ class ProcessCrawl(Crawl):
         self._life.engine.concurrency = 0  # this process leases nothing
         concurrency = -(-self.config.concurrency // self._processes)
         self._workers.start(
-            Part(
+            ProcessPart(
                 frontier=self.address,
                 run_id=self._life.run_id,
                 concurrency=concurrency,

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -47,7 +47,7 @@ class WorkerProcess(NamedTuple):
     """Where its standard error can be read. None: it goes where that of this process goes."""
 
 
-class Ownership(msgspec.Struct, frozen=True):
+class OwnedStore(msgspec.Struct, frozen=True):
     """What an owner owns: see `shoal.frontier.local.owner.open_owned`."""
 
     name: str
@@ -62,7 +62,7 @@ class ForkedOwner:
 
     def own(self, file: str | None, name: str) -> PendingOwner:
         """Let it own a SQLite file, or a new frontier in memory."""
-        self._connection.sendall(msgspec.json.encode(Ownership(name, file)) + b"\n")
+        self._connection.sendall(msgspec.json.encode(OwnedStore(name, file)) + b"\n")
         return PendingOwner(self._connection.makefile("rb"))
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
         near.close()
         _detach()
         os.dup2(0, 1)
-        asked = msgspec.json.decode(_wait_for_line(far), type=Ownership)
+        asked = msgspec.json.decode(_wait_for_line(far), type=OwnedStore)
         run_owner(asked.name, asked.file, far.detach())
         os._exit(0)
     far.close()
@@ -165,7 +165,7 @@ def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: 
 
 def end_process(code: int) -> NoReturn:
     """Exit, but leave it to the system to free the memory. Threads are waited for and exit handlers run, as always."""
-    cast(Any, threading)._shutdown()
+    vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it, or the spider has closed it

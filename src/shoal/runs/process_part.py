@@ -41,7 +41,7 @@ _OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "picked", "sta
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process does. A process that was forked gets it over its connection; one that was started as a
     program of its own, in its environment, and has the connection as its standard input."""
 
@@ -55,7 +55,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return {_VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
-    def of_this_process(cls) -> tuple[Part, socket.socket] | None:
+    def of_this_process(cls) -> tuple[ProcessPart, socket.socket] | None:
         """The part of this process and its connection. None if it is not a worker process of a crawl."""
         text = os.environ.pop(_VARIABLE, None)
         if text is not None:
@@ -68,7 +68,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return None if forked is None else (msgspec.json.decode(forked.line, type=cls), forked.connection)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PartReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process did so far. One line of JSON."""
 
     in_flight: int = 0
@@ -87,7 +87,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: dict[str, int] = {}
 
     @classmethod
-    def of(cls, crawl: CrawlPart) -> Report:
+    def of(cls, crawl: CrawlPart) -> PartReport:
         vitals = crawl.vitals()
         counters = vitals.counters
         return cls(
@@ -117,7 +117,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class CrawlPart(Crawl):
     """Fetches and parses pages of a run. Another process seeds it, writes its outputs, and ends it."""
 
-    def __init__(self, spider: Spider, config: Config, part: Part) -> None:
+    def __init__(self, spider: Spider, config: Config, part: ProcessPart) -> None:
         config = config.with_settings({"concurrency": part.concurrency})
         super().__init__(spider, config, collect=False)
         self._part = part
@@ -184,9 +184,9 @@ class _Tether:
 
     def _report(self) -> None:
         while not self._ended.wait(_REPORT_EVERY):
-            self._send(Report.of(self._crawl))
+            self._send(PartReport.of(self._crawl))
 
-    def _send(self, report: Report) -> None:
+    def _send(self, report: PartReport) -> None:
         with suppress(OSError):  # nobody is there any more
             self._socket.sendall(msgspec.json.encode(report) + b"\n")
 
@@ -197,11 +197,11 @@ class _Tether:
             self._reporting.join(_LAST_REPORT)
         queries = self._crawl.queries
         matched, unmatched = sorted(queries.matched), queries.unmatched()
-        report = msgspec.structs.replace(Report.of(self._crawl), in_flight=0, error=error, is_last=True)
+        report = msgspec.structs.replace(PartReport.of(self._crawl), in_flight=0, error=error, is_last=True)
         self._send(msgspec.structs.replace(report, matched=matched, unmatched=unmatched))
 
 
-def run_part(part: Part, connection: socket.socket, spider: Spider, config: Config) -> int:
+def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, config: Config) -> int:
     """Work as a worker process until the run is finished, or as told. The exit code: 1 if it failed."""
     name_process("shoal-worker")
     made = CrawlPart(spider, config, part)
@@ -218,7 +218,7 @@ def run_part(part: Part, connection: socket.socket, spider: Spider, config: Conf
     return 1 if error else 0
 
 
-def total_of(reports: Sequence[Report]) -> Counters:
+def total_of(reports: Sequence[PartReport]) -> Counters:
     """The counters of all worker processes together."""
     total = Counters()
     for report in reports:
@@ -226,7 +226,7 @@ def total_of(reports: Sequence[Report]) -> Counters:
     return total
 
 
-def unmatched_by_all(reports: Sequence[Report]) -> dict[str, int]:
+def unmatched_by_all(reports: Sequence[PartReport]) -> dict[str, int]:
     """The queries that matched in no process, with the number of pages, most pages first."""
     matched = {query for report in reports for query in report.matched}
     missed: Counter[str] = Counter()

@@ -16,14 +16,14 @@ import msgspec
 from shoal.crawling.stats import Counters
 from shoal.runs.child import RestartBackoff, command
 from shoal.runs.process_fork import WorkerProcess, start_worker
-from shoal.runs.process_part import Part, Report, total_of, unmatched_by_all
+from shoal.runs.process_part import PartReport, ProcessPart, total_of, unmatched_by_all
 
 log = logging.getLogger("shoal.worker")
 
 _LONGEST_REPORT = 2**20
 _KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
 _EXIT_POLL = 0.002  # a worker has closed its connection: it is about to end
-_decode = msgspec.json.Decoder(Report).decode
+_decode = msgspec.json.Decoder(PartReport).decode
 
 
 class WorkerProcesses:
@@ -39,7 +39,7 @@ class WorkerProcesses:
         self._forked = list(forked)
         self._words = list(words)
         self._on_line = on_line
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, PartReport] = {}
         """The last report of each process, also of those that have ended."""
         self._running: dict[int, tuple[WorkerProcess, asyncio.StreamWriter]] = {}
         self._keeping: list[asyncio.Task[None]] = []
@@ -53,7 +53,7 @@ class WorkerProcesses:
         """Whether this process reads what the workers write to standard error."""
         return self._on_line is not None
 
-    def start(self, part: Part) -> None:
+    def start(self, part: ProcessPart) -> None:
         """Let all begin."""
         forked, self._forked = self._forked, []
         self._keeping = [asyncio.create_task(self._keep(part, worker)) for worker in forked]
@@ -119,7 +119,7 @@ class WorkerProcesses:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    async def _keep(self, part: Part, worker: WorkerProcess) -> None:
+    async def _keep(self, part: ProcessPart, worker: WorkerProcess) -> None:
         """Watch a worker, and its successors while it is killed."""
         backoff = RestartBackoff()
         worker.connection.sendall(msgspec.json.encode(part) + b"\n")

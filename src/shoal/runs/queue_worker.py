@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from shoal import clock
 from shoal.config import Config
-from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
+from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Run, Store
@@ -53,7 +53,7 @@ class QueueWorker:
         if self._worker is not None:
             self._worker.stop()
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         """The state of the run that it works on. None while it waits for one."""
         return None if self._worker is None else await self._worker.snapshot()
 

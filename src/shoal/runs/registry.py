@@ -67,9 +67,6 @@ class Registry(Mapping[str, Entry]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def get_execution_mode(self, name: str) -> ExecutionMode:
-        return self[name].execution_mode
-
     def reference(self, name: str) -> str:
         """The ``file.py`` or ``file.py:Class`` of a spider, relative to the working directory."""
         entry, folder = self[name], self._file.parent if self._file is not None else Path()

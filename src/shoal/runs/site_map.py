@@ -9,7 +9,7 @@ from contextlib import aclosing
 from msgspec import Struct
 
 from shoal.config import Resolved
-from shoal.crawling.stats import Snapshot, Summary
+from shoal.crawling.stats import CrawlSnapshot, Summary
 from shoal.errors import ShoalError
 from shoal.runs.crawl import Crawl
 from shoal.sitemaps.entry import read_since
@@ -107,5 +107,5 @@ class SiteMap:
         if self._crawl is not None:
             self._crawl.stop(0)
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         return None if self._crawl is None else await self._crawl.snapshot()

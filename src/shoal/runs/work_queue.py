@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypedDict, Unpack
 
 import msgspec
 
@@ -41,7 +41,7 @@ class UrlClaim(msgspec.Struct, frozen=True):
 
     url: str
     attempt: int
-    meta: Mapping[str, Any]
+    meta: Mapping[str, object]
     lease: Lease
 
 
@@ -83,7 +83,7 @@ class UrlWorkQueue:
         self._name = name
         self._ttl = lease_seconds
         asked = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
-        self._asked: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+        self._asked: dict[str, float] = {key: value for key, value in asked.items() if value is not None}
         self.worker_id = worker_id or new_worker_id()
         self._store: Store | None = None
         self._frontier: Frontier | None = None
@@ -120,7 +120,11 @@ class UrlWorkQueue:
                 )
         run = run or await store.get_run(self._name)
         assert run is not None
-        options = FrontierOptions(**run.settings) if run.spider == _SPIDER else await self._share(store, run)
+        options = (
+            msgspec.convert(dict(run.settings), FrontierOptions)
+            if run.spider == _SPIDER
+            else await self._share(store, run)
+        )
         for key, value in self._asked.items():
             if getattr(options, key) != value:
                 raise ConfigError(f"the queue {self._name!r} has {key} {getattr(options, key):g}, not {value:g}")
@@ -221,10 +225,20 @@ class UrlWorkQueue:
             await store.close()
 
 
+class QueueOptions(TypedDict, total=False):
+    """The options of a `UrlWorkQueue`, by name."""
+
+    max_attempts: int | None
+    lease_seconds: float
+    delay: float | None
+    concurrency_per_host: int | None
+    worker_id: str | None
+
+
 class SyncUrlWorkQueue:
     """A `UrlWorkQueue` for programs without an event loop. It runs one in its own thread."""
 
-    def __init__(self, dsn: str, name: str = "default", **options: Any) -> None:
+    def __init__(self, dsn: str, name: str = "default", **options: Unpack[QueueOptions]) -> None:
         self._thread = LoopThread("shoal-work-queue")
         self._queue = UrlWorkQueue(dsn, name, **options)
 

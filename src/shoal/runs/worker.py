@@ -16,7 +16,7 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import finished_at
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
-from shoal.crawling.stats import Counters, Snapshot, Summary, Vitals
+from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError
 from shoal.frontier import share_store
 from shoal.monitoring.recorder import RecordedProcess
@@ -103,7 +103,7 @@ class Worker:
         """None before the work begins."""
         return None if self._life is None else self._life.engine
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> CrawlSnapshot | None:
         """The state of the crawl now. None before it begins."""
         return None if self._life is None else await self._life.snapshot()
 

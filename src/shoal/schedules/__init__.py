@@ -1,1 +1,1 @@
-"""Schedules: spiders that run at set times. Any number of servers on one store start each run exactly once."""
+"""Schedules: spiders that run at set times. Several servers on one store start each run exactly once."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -36,8 +36,8 @@ SETTINGS = (
     "download_delay", "concurrency", "concurrency_per_host", "user_agent", "cookies", "items.keep", "queue.max_size",
     "queue.overflow", "scope.", "retry.", "robots.", "throttle.",
 )  # fmt: skip
-"""The settings that a schedule may change; a dot at the end stands for a whole section. None of them names a file, a
-program, a server or a proxy: whoever may write to the store must not gain those."""
+"""The settings that a schedule may change. A dot at the end stands for a whole section. None of them names a file, a
+program, a server or a proxy, because everyone who can write to the store can set them."""
 
 _MAX_JITTER = 86400.0
 _MAX_KEEP = 1_000_000
@@ -49,7 +49,7 @@ class DefinitionError(ConfigError):
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
         self.key = key
-        """Which part of it."""
+        """The key that is invalid."""
 
 
 def read_file(file: Path) -> dict[str, Definition]:
@@ -69,7 +69,7 @@ def read_file(file: Path) -> dict[str, Definition]:
     return found
 
 
-def make_definition(name: str, given: Mapping[str, Any], spiders: Collection[str]) -> Definition:
+def make_definition(name: str, given: Mapping[str, object], spiders: Collection[str]) -> Definition:
     """Check what a user wrote. ``spiders``: the names in the registry. ConfigError names the schedule and the key."""
     try:
         _check_name(name)
@@ -89,10 +89,10 @@ def make_definition(name: str, given: Mapping[str, Any], spiders: Collection[str
 
 
 def change_definition(
-    name: str, definition: Definition, given: Mapping[str, Any], reset: Collection[str], spiders: Collection[str]
+    name: str, definition: Definition, given: Mapping[str, object], reset: Collection[str], spiders: Collection[str]
 ) -> Definition:
-    """The definition with some keys changed, and those in ``reset`` back at their defaults. A new ``cron`` replaces
-    ``every``, and the other way round. ConfigError as `make_definition`."""
+    """Change some keys of a definition, and set those in ``reset`` to their defaults. A new ``cron`` replaces
+    ``every``, and a new ``every`` replaces ``cron``. ConfigError as `make_definition`."""
     for key in reset:
         if key not in Definition.__struct_fields__ or key in ("spider", "cron", "every"):
             near = did_you_mean(key, [each for each in _CHECKS if each not in ("spider", "cron", "every")])
@@ -108,7 +108,7 @@ def _check_name(name: str) -> None:
         raise DefinitionError(message, "name")
 
 
-def _checked(key: str, value: object, check: Callable[[Any], object]) -> object:
+def _checked(key: str, value: object, check: Callable[[object], object]) -> object:
     try:
         return check(value)
     except ConfigError as exc:
@@ -125,7 +125,7 @@ def _check_spider(spider: object, spiders: Collection[str]) -> None:
         )
 
 
-def _check_timing(values: Mapping[str, Any]) -> None:
+def _check_timing(values: Mapping[str, object]) -> None:
     cron, every = values.get("cron"), values.get("every")
     if not cron and not every:
         raise DefinitionError('it is never due: set "cron", such as "30 2 * * *", or "every", such as "15m"', "cron")
@@ -135,12 +135,12 @@ def _check_timing(values: Mapping[str, Any]) -> None:
         raise DefinitionError('"time_zone" is for "cron"; an interval is the same in every time zone', "time_zone")
     if cron:
         try:
-            Cron(cron, find_zone(values.get("time_zone", "UTC")))
+            Cron(str(cron), find_zone(str(values.get("time_zone", "UTC"))))
         except ConfigError as exc:
             raise DefinitionError(
                 f'"cron" must be a cron expression such as "30 2 * * *", not {cron!r:.120}: {exc}', "cron"
             ) from None
-    elif values.get("jitter", 0) >= (seconds := parse_interval(str(every))):
+    elif float(str(values.get("jitter", 0))) >= (seconds := parse_interval(str(every))):
         raise DefinitionError(f'"jitter" must be less than "every", which is {seconds} s', "jitter")
 
 
@@ -185,18 +185,18 @@ def _policy(words: tuple[str, ...]) -> Callable[[object], str]:
     return check
 
 
-def _arguments(value: object) -> dict[str, Any]:
+def _arguments(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ConfigError(f"must be a table, not {value!r:.80}")
     try:
-        plain: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+        plain: dict[str, object] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
         check_arguments("of a schedule", plain)
     except (TypeError, ValueError, OverflowError, RunError) as exc:
         raise ConfigError(f"cannot be stored: {exc}") from None
     return plain
 
 
-def check_settings(value: object) -> dict[str, Any]:
+def check_settings(value: object) -> dict[str, object]:
     """The settings under their dotted keys, converted to their types. ConfigError names a bad one."""
     if not isinstance(value, dict):
         raise ConfigError(f"must be a table, not {value!r:.80}")
@@ -209,11 +209,11 @@ def check_settings(value: object) -> dict[str, Any]:
             raise ConfigError(
                 f'cannot change "{key}": set it in shoal.toml or in the spider. A schedule may change {allowed}'
             )
-    plain: dict[str, Any] = msgspec.to_builtins(values)
+    plain: dict[str, object] = msgspec.to_builtins(values)
     return plain
 
 
-_CHECKS: dict[str, Callable[[Any], object]] = {
+_CHECKS: dict[str, Callable[[object], object]] = {
     "spider": _text,
     "cron": _text,
     "every": _interval,

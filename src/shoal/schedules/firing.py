@@ -1,4 +1,4 @@
-"""One atomic step of a schedule: it decides about a time and creates the run of that time, or neither."""
+"""One atomic step of a schedule: it records the decision about a due time and creates the run, or does neither."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shoal.stores.documents import StoredValue
 log = logging.getLogger("shoal.schedules")
 
 MakeRun: TypeAlias = Callable[[Schedule, float], Awaitable[Run]]
-"""Makes the run of a schedule and a time. It does not store it."""
+"""Makes the run for a due time of a schedule, without storing it."""
 Decide: TypeAlias = Callable[[Schedule, bool], Step]
-"""From a schedule, and whether its newest run has not ended, to its next step."""
+"""Decides the next step of a schedule. Its second argument says whether the newest run is active."""
 
 _ACTIVE = ("queued", "running", "paused")
 
 
 class Fired(Struct, frozen=True):
-    """What a step did. ``schedule``: as it is stored now, or None if there is none. ``run``: that this call created.
-    ``cancelled``: the earlier run that this call cancelled, or an empty string."""
+    """What a step did. ``schedule`` is the schedule as it is stored now, or None if it does not exist. ``run`` is the
+    run that this call created. ``cancelled`` is the earlier run that this call cancelled, or an empty string."""
 
     schedule: Schedule | None
     changed: bool = False
@@ -38,9 +38,9 @@ class Fired(Struct, frozen=True):
 async def fire(store: Store, key: str, now: float, make_run: MakeRun) -> Fired:
     """Do the next step of the schedule in the document ``key``.
 
-    Any number of processes may call this at the same time, and repeat it after a crash or a lost answer: each time gets
-    one run. The schedule's last time and the new run are stored together, only if the schedule is still the one that
-    the decision was made for. The name of the run follows from the schedule and the time."""
+    Many processes may call this at the same time, and repeat it after a crash or a lost answer: each due time gets one
+    run. The schedule's last time and the new run are stored together, and only if no other process has changed the
+    schedule meanwhile. The name of the run is made from the schedule and the time."""
     return await take_step(store, key, lambda schedule, active: next_step(schedule, now, active=active), make_run)
 
 

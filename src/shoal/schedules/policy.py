@@ -1,4 +1,4 @@
-"""What a schedule does next. Pure: a function of the schedule, the time, and whether its last run still works."""
+"""What a schedule does next. Pure: a function of the schedule, the time, and whether its last run is active."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shoal.schedules.times import count_between, latest, start_of
 LATE = 60.0
 """Seconds after which a time counts as missed."""
 STEP_BACK = 3600.0
-"""If the clock goes back by up to this many seconds, times that are decided stay decided. A schedule whose last time is
-further ahead was decided by a clock that was wrong; it starts again from now. Runs of the same time have the same name,
-so none is created twice."""
+"""If the clock goes back by up to this many seconds, earlier decisions remain valid. If the last time of a schedule is
+further in the future, a clock was wrong, and the schedule starts again from now. Runs of the same time have the same
+name, so none is created twice."""
 
 
 class Step(Struct, frozen=True):
@@ -26,7 +26,7 @@ class Step(Struct, frozen=True):
 
 
 def next_step(schedule: Schedule, now: float, *, active: bool) -> Step:
-    """What to do now. ``active``: the newest run has not ended. Repeat it until nothing changes."""
+    """Decide what to do now. ``active``: the newest run has not ended. Repeat the call until nothing changes."""
     if schedule.paused:
         return Step(schedule)
     if schedule.last > now + STEP_BACK:
@@ -56,7 +56,7 @@ def next_step(schedule: Schedule, now: float, *, active: bool) -> Step:
 
 
 def wakes_at(schedule: Schedule, now: float) -> float | None:
-    """When the next step may change something; None if none will. A schedule that waits for a run must be checked
+    """When the next step may change something; None if no step will. A schedule that waits for a run must be checked
     regularly."""
     if schedule.last > now + STEP_BACK and not schedule.paused:
         return now
@@ -65,7 +65,8 @@ def wakes_at(schedule: Schedule, now: float) -> float | None:
 
 
 def run_now(schedule: Schedule, now: float, *, active: bool) -> Step | None:
-    """Start a run beside its times. None if the earlier run works, and the policy is to skip or one waits already."""
+    """Start a run outside of its times. None if the earlier run is active, and the policy is to skip or another run
+    waits already."""
     due = round(now, 3)
     for used in (schedule.fired_at, schedule.waiting):
         if used is not None and due <= used < due + 1:  # another run of this millisecond
@@ -87,7 +88,7 @@ def _start(schedule: Schedule, due: float) -> float:
 
 
 def _is_missed(schedule: Schedule, due: float, now: float) -> bool:
-    """Whether a time was not decided when it was due: it is late, or the next one is due too."""
+    """Whether a time was missed: it is late, or the next one is due too."""
     following = schedule.definition.times.after(due)
     return now - _start(schedule, due) > LATE or (following is not None and _start(schedule, following) <= now)
 

@@ -18,19 +18,19 @@ from shoal.schedules.service import Schedules
 log = logging.getLogger("shoal.schedules")
 
 MAX_PAUSE = 10.0
-"""Seconds between two checks, at most: another server may have changed a schedule."""
+"""The longest time between two checks, in seconds. Another server may have changed a schedule."""
 _POLL_WAITING = 1.0
 """Seconds between two checks of a run that another one waits for."""
 _MIN_PAUSE = 0.01
 _MAX_STEPS = 1000
-"""Steps of one schedule before the others have a turn."""
+"""How many steps of one schedule are done before the others get a turn."""
 
 
 class Launcher(Protocol):
-    """Makes the runs of schedules, and sees that they are worked on."""
+    """Makes the runs of schedules, and makes sure that a server works on them."""
 
     async def make_run(self, schedule: Schedule, due: float) -> Run:
-        """The run of a time. It is not stored yet. ShoalError if its spider cannot be used."""
+        """Make the run for a due time, without storing it. ShoalError if its spider cannot be used."""
         ...
 
     async def launch(self, run: Run) -> None:
@@ -38,11 +38,11 @@ class Launcher(Protocol):
         ...
 
     async def cancelled(self, run_id: str) -> None:
-        """A run was cancelled: stop working on it."""
+        """Stop working on a run that was cancelled."""
         ...
 
     async def take_over(self) -> None:
-        """Work on runs that no server works on: it was killed, or was at its limit."""
+        """Take over runs that no server works on, because it was killed or was at its limit."""
         ...
 
 
@@ -65,7 +65,7 @@ class ScheduleRunner:
         launcher: Launcher,
         wait: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_event,
     ) -> None:
-        """``wait`` sleeps until the event is set, or for so many seconds of the clock of ``schedules``."""
+        """``wait`` sleeps until the event is set, or for this many seconds by the clock of ``schedules``."""
         self._schedules = schedules
         self._launcher = launcher
         self._wait = wait
@@ -73,7 +73,7 @@ class ScheduleRunner:
         self._is_away = False
 
     def wake(self) -> None:
-        """Check the schedules now: one was changed, or a run has ended."""
+        """Check the schedules now, because one was changed or a run has ended."""
         self._woken.set()
 
     async def run(self) -> None:

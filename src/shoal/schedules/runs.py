@@ -1,12 +1,11 @@
-"""The runs that schedules create. A run of a fleet has the settings that its workers read. A run of a server has what
-any server needs to work on it."""
+"""The runs that schedules create. A run of a fleet has the settings that its workers read. A run of a server has all
+that a server needs to work on it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -27,8 +26,8 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schedule: str
     registered: str
     """The spider's name in the registry."""
-    arguments: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
+    settings: dict[str, object] = {}
 
     @classmethod
     def of(cls, run: Run) -> ServerRun | None:
@@ -51,8 +50,8 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def run_maker(make_orchestrator: Callable[[], Orchestrator], networks: Sequence[str]) -> MakeRun:
-    """Makes the runs of schedules with the spiders of a registry. ``networks``: the only private networks that workers
-    of a fleet may contact for them. Its errors are ShoalErrors: the spider does not exist or cannot be created."""
+    """Return a function that makes the runs of schedules with the spiders of a registry. ``networks``: the only private
+    networks that workers of a fleet may contact. ShoalError if the spider does not exist or cannot be created."""
 
     async def make_run(schedule: Schedule, due: float) -> Run:
         definition, run_id = schedule.definition, schedule.run_id_at(due)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -12,9 +12,10 @@ from shoal.config import Config
 from shoal.schedules.times import Times, make_times
 
 OverlapPolicy: TypeAlias = Literal["skip", "wait", "cancel"]
-"""What happens at a time while the run of an earlier one works: nothing; start when it has ended; cancel it."""
+"""What happens at a due time while an earlier run is active: skip this time, wait until that run has ended, or cancel
+that run."""
 MissedPolicy: TypeAlias = Literal["one", "all", "none"]
-"""Which times are made up for after all servers were down: the latest, all, or none."""
+"""Which missed times are run later, after all servers were down: the latest one, all, or none."""
 Origin: TypeAlias = Literal["file", "store"]
 
 _DEFAULT_PROJECT = Config().project_name
@@ -26,8 +27,8 @@ class Definition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
     spider: str
     """Its name in the registry."""
-    arguments: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
+    settings: dict[str, object] = {}
     """By dotted key."""
     cron: str = ""
     every: str = ""
@@ -58,7 +59,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     origin: Origin = "store"
     paused: bool = False
     last: float
-    """All times up to this one are decided: fired, skipped or missed."""
+    """All times up to this one have been decided: fired, skipped or missed."""
     waiting: float | None = None
     """A time whose run starts when the earlier one has ended."""
     run_id: str = ""
@@ -75,12 +76,13 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     @property
     def run_prefix(self) -> str:
-        """How the names of its runs begin. Names of runs are unique in a store, which projects may share."""
+        """The prefix of the names of its runs. Names of runs are unique in a store, which several projects may
+        share."""
         own = "" if self.project == _DEFAULT_PROJECT else f"{self.project}."
         return f"{own}{self.name}_"
 
     def run_id_at(self, due: float) -> str:
-        """The name of the run of a time: the same for every server."""
+        """The name of the run for a due time. It is the same on every server."""
         fraction = round(due % 1 * 1000)
         text = time.strftime("%Y%m%dT%H%M%S", time.gmtime(due // 1))
         return f"{self.run_prefix}{text}{f'-{fraction:03d}' if fraction else ''}"
@@ -92,7 +94,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 def document_prefix(project: str) -> str:
-    """How the keys of a project's schedules begin."""
+    """The prefix of the keys of a project's schedules."""
     return f"schedule/{project}/"
 
 

@@ -64,7 +64,7 @@ class Schedules:
         return await self.find(name) or await self._refuse(name)
 
     async def runs(self, name: str, among: int | None = None) -> list[Run]:
-        """The runs of a schedule, newest first. ``among``: search only so many newest runs of the project."""
+        """The runs of a schedule, newest first. ``among``: search only this many of the newest runs of the project."""
         return _runs_of(name, await self.store.list_runs(project=self.project, limit=among))
 
     # -- changing
@@ -109,11 +109,11 @@ class Schedules:
         return changed
 
     async def pause(self, name: str) -> Schedule:
-        """Start no runs until it is resumed. A run that works continues."""
+        """Start no runs until it is resumed. An active run continues."""
         return await self._change(name, lambda found: replace(found, paused=True, waiting=None))
 
     async def resume(self, name: str) -> Schedule:
-        """Continue with the next time. Times during the pause are not made up for."""
+        """Continue with the next time. Times during the pause are skipped."""
         return await self._change(
             name, lambda found: replace(found, paused=False, last=self.now()) if found.paused else found
         )
@@ -132,7 +132,8 @@ class Schedules:
         await self._stored(name).change(update)
 
     async def run(self, name: str, make_run: MakeRun) -> Fired:
-        """Start a run now, beside the schedule's times. The overlap policy applies. RunError if it forbids the run."""
+        """Start a run now, outside of the schedule's times. The overlap policy applies. RunError if it forbids the
+        run."""
 
         def decide(schedule: Schedule, active: bool) -> Step:
             step = run_now(schedule, self.now(), active=active)

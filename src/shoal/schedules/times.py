@@ -77,8 +77,8 @@ class Cron:
 
 
 def _with_specific_hours(expression: str) -> str:
-    """Write ``*/15`` as ``0-59/15`` if the hours are specific. cronsim treats local times that do not exist, or exist
-    twice, only in expressions that begin no minute and no hour with a star."""
+    """Write ``*/15`` as ``0-59/15`` if the hours are specific. cronsim handles skipped and repeated local times only if
+    neither the minute nor the hour begins with a star."""
     fields = expression.split()
     if len(fields) != 5:
         raise ConfigError(f"it has {len(fields)} fields, not 5: minute, hour, day of month, month, day of week")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from types import GeneratorType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from shoal import http
 from shoal.errors import PartialOutputError, ShoalError, SpiderError
@@ -29,6 +29,7 @@ from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response
 from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.shared_types import Function
 from shoal.scrapy.spider import Spider as ScrapySpider
 from shoal.scrapy.spider_middlewares import SpiderMiddlewares
 from shoal.scrapy.translation import DONE_HERE, Translated, filters_nothing, translate, unused_settings
@@ -37,21 +38,21 @@ from shoal.spider import RunControl, Spider
 log = logging.getLogger("shoal.scrapy")
 
 HAS_HERE = frozenset({"scrapy.pipelines.files.FilesPipeline", "scrapy.pipelines.images.ImagesPipeline"})
-"""Components of Scrapy that settings name, and that are here."""
+"""Components of Scrapy that Shoal has. Settings name them by these paths."""
 command_line: dict[str, str] = {}
 """The settings of Scrapy on the command line (``-s NAME=VALUE``). They are the same for all spiders of a process."""
 _REASONS = {"limit": "closespider_pagecount", "stopped": "shutdown"}
-"""How Scrapy names the ends of a crawl."""
+"""Scrapy's names for the reasons why a crawl ends."""
 
 
 class ScrapyAdapter(Spider):
-    """Runs one Scrapy spider. A subclass is made for each spider class: see `adapt`."""
+    """Runs one Scrapy spider. `adapt` makes a subclass for each spider class."""
 
-    spider_class: ClassVar[type[Any]]
+    spider_class: ClassVar[type[ScrapySpider]]
     scrapy_settings: ClassVar[Settings]
     translated: ClassVar[Translated]
     own_arguments: ClassVar[Mapping[str, object]] = {}
-    """Arguments that the spider's file gives it, if it starts the crawl itself."""
+    """The arguments of the spider, if its file starts the crawl itself."""
 
     def __init__(self, **given: object) -> None:
         super().__init__()
@@ -82,7 +83,8 @@ class ScrapyAdapter(Spider):
 
     @classmethod
     def other_settings(cls) -> list[str]:
-        """The settings of the project that the adapter uses itself, and those that only the spider can read."""
+        """List the settings of the project, one per line: those that the adapter uses, and those that only the spider
+        reads."""
         settings = cls.scrapy_settings
         used = [name for name in settings if settings.source(name) and name in DONE_HERE]
         lines = [f"{name:<28} {str(settings[name])[:44]:<44} used; {settings.source(name)}" for name in used]
@@ -141,7 +143,7 @@ class ScrapyAdapter(Spider):
             await self._items.close(self)
         finally:
             async for _ in each_output(self.spider.close(self.spider, reason)):
-                log.warning("closed() returned something, which is not used")
+                log.warning("closed() returned a value, which is ignored")
             await self._send(signals.spider_closed, reason=reason)
             await self._send(signals.engine_stopped)
 
@@ -165,7 +167,8 @@ class ScrapyAdapter(Spider):
 
     @property
     def login(self) -> tuple[str, str, str | None] | None:
-        """User, password and domain for HTTP authentication, of the spider or of the settings; None without any."""
+        """User, password and domain for HTTP authentication, from the spider or the settings; None if neither sets
+        them."""
         settings, spider = self.scrapy_settings, self.spider
         user = getattr(spider, "http_user", "") or settings.get("HTTPAUTH_USER", "")
         password = getattr(spider, "http_pass", "") or settings.get("HTTPAUTH_PASS", "")
@@ -181,7 +184,8 @@ class ScrapyAdapter(Spider):
         async for output in self._spider_middlewares.start(start_of(self.spider)):
             if not isinstance(output, Request):
                 log.error(
-                    "start: a %s is no request, and is left out: yield items in a callback", type(output).__name__
+                    "start() yielded a %s, which is not a request, and is ignored: yield items in a callback",
+                    type(output).__name__,
                 )
             elif (made := self._outputs.start(output)) is not None:
                 yield made
@@ -193,13 +197,13 @@ class ScrapyAdapter(Spider):
 
     # -- callbacks
 
-    def callback(self, name: str | None) -> Callable[..., object]:
+    def callback(self, name: str | None) -> Function:
         if name is not None and name.startswith(ERRBACK):
             return self._failed
         return self._called
 
     async def _called(self, response: http.Response, /, **cb_kwargs: object) -> list[object]:
-        """Call the callback of a page. Its outputs up to an error are kept."""
+        """Call the callback of a page. If it raises an error, the outputs before it are kept."""
         page = self._page(response)
         request = page.request
         assert request is not None
@@ -227,8 +231,8 @@ class ScrapyAdapter(Spider):
             self.conversion.handled(request)
         return outputs.all()
 
-    async def _collect(self, function: Callable[[], Any], outputs: PageOutputs, page: Response | None) -> None:
-        result: Any = None
+    async def _collect(self, function: Callable[[], object], outputs: PageOutputs, page: Response | None) -> None:
+        result: object = None
 
         def place() -> str:
             return place_of(function, result)
@@ -274,7 +278,7 @@ class ScrapyAdapter(Spider):
             sent.send_catch_log(signals.response_received, response=page, request=page.request, spider=self.spider)
 
 
-def make_spider(kind: type[Any], crawler: Crawler, arguments: Mapping[str, object]) -> Any:
+def make_spider(kind: type[ScrapySpider], crawler: Crawler, arguments: Mapping[str, object]) -> ScrapySpider:
     """Create the user's spider."""
     spider = kind.from_crawler(crawler, **arguments)
     if getattr(spider, "crawler", None) is None:
@@ -285,7 +289,7 @@ def make_spider(kind: type[Any], crawler: Crawler, arguments: Mapping[str, objec
     return spider
 
 
-def adapt(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
+def adapt(kind: type[ScrapySpider], settings: Settings) -> type[ScrapyAdapter]:
     """The class that runs a Scrapy spider class with the settings of its project."""
     own = settings.copy()
     kind.update_settings(own)
@@ -313,9 +317,9 @@ def adapt(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
     )
 
 
-def start_of(spider: Any) -> Any:
-    """The start requests: of ``start_requests`` or ``start``, whichever the most derived class has. A class that has
-    both wrote ``start`` for newer versions, with the same requests."""
+def start_of(spider: ScrapySpider) -> object:
+    """Return the start requests, from ``start_requests`` or ``start``: from the one that the most derived class
+    defines. A class that defines both has ``start`` for newer versions of Scrapy, with the same requests."""
     for kind in type(spider).__mro__:
         for name in ("start_requests", "start"):
             if kind is not ScrapySpider and callable(vars(kind).get(name)) and callable(getattr(spider, name, None)):
@@ -333,8 +337,8 @@ def _share_log() -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _own(settings: Settings, name: str) -> dict[Any, Any]:
-    """The components that are not Scrapy's own: those are built in, or have no meaning here."""
+def _own(settings: Settings, name: str) -> dict[object, float | None]:
+    """The components of the project. Scrapy's own are left out: Shoal has them built in, or does not need them."""
     found = settings.getdictorlist(name)
     named = found if isinstance(found, dict) else {each: 500 + index for index, each in enumerate(found)}
     return {key: order for key, order in named.items() if str(key) in HAS_HERE or not str(key).startswith("scrapy.")}

@@ -1,29 +1,30 @@
-"""Names of Scrapy that projects import but that Shoal does by itself."""
+"""Names that projects import from Scrapy, for things that Shoal does itself."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from shoal.scrapy import recorded_runs
 from shoal.scrapy.exceptions import CloseSpider as CloseSpider
+from shoal.scrapy.shared_types import HasUrl
 
 
 class BaseDupeFilter:
-    """As DUPEFILTER_CLASS: no request is dropped as a duplicate."""
+    """As DUPEFILTER_CLASS: duplicates are fetched too."""
 
 
 class RFPDupeFilter(BaseDupeFilter):
-    """As DUPEFILTER_CLASS: the frontier drops duplicates, as it does by default."""
+    """As DUPEFILTER_CLASS: the frontier drops duplicates. This is the default."""
 
 
 class LogFormatter:
     """Shoal writes its own log."""
 
 
-def execute(argv: list[str] | None = None, settings: Any = None) -> NoReturn:
+def execute(argv: list[str] | None = None, settings: object = None) -> NoReturn:
     """Run ``scrapy crawl NAME`` and ``scrapy runspider FILE`` with Shoal."""
     words = list(sys.argv if argv is None else argv)[1:]
     if words[:1] == ["crawl"]:
@@ -56,6 +57,6 @@ def _record(words: list[str]) -> NoReturn:
     raise recorded_runs.FileRun
 
 
-def inspect_response(response: Any, spider: Any) -> None:
-    """The shell of Scrapy stops at a page. Shoal's is a command of its own: ``shoal shell URL``."""
+def inspect_response(response: HasUrl, spider: object) -> None:
+    """Not supported. Scrapy opens a shell in the middle of a crawl; in Shoal, use the command ``shoal shell URL``."""
     raise NotImplementedError(f"inspect_response is not supported: run `shoal shell {response.url}`")

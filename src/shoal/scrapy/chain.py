@@ -1,15 +1,15 @@
 """The downloader middlewares of a project, called in Scrapy's order.
 
-The built-in middlewares are steps of the same chain, so a project may move them or switch them off, and its own ones
-see what they would see in Scrapy: a middleware below 550 sees an error only when no retry is left, and one below 600
-sees no redirect.
+The built-in middlewares are steps of the same chain, so a project may move them or switch them off. Its own middlewares
+see what they would see in Scrapy: one with an order below 550 sees an error only when no retry is left, and one below
+600 sees no redirect.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal import http
 from shoal.crawling.callbacks import describe
@@ -17,7 +17,7 @@ from shoal.errors import FetchError, RequestError
 from shoal.http.files import FILE_CALLBACK
 from shoal.middleware import Postponed, Replaced
 from shoal.ports import Fetch
-from shoal.scrapy.components import Component, Hook, class_path, hooks_of, load_components
+from shoal.scrapy.components import Hook, ProjectComponent, class_path, hooks_of, load_components
 from shoal.scrapy.downloader import DownloaderLayer, FinalResponse, http_error, page_of
 from shoal.scrapy.exceptions import IgnoreRequest
 from shoal.scrapy.failure import ScrapyFetchError, exception_of
@@ -28,6 +28,7 @@ from shoal.scrapy.scope import OffsiteFilter
 if TYPE_CHECKING:
     from shoal.scrapy.adapter import ScrapyAdapter
     from shoal.scrapy.settings import Settings
+    from shoal.scrapy.spider import Spider
 
 _PATH = "scrapy.downloadermiddlewares."
 BUILT_IN = {
@@ -46,11 +47,11 @@ BUILT_IN = {
     "stats.DownloaderStats": 850,
     "httpcache.HttpCacheMiddleware": 900,
 }
-"""The middlewares that Scrapy has by default, and their places."""
+"""The middlewares that Scrapy has by default, and their order."""
 
 
 class _Out(Exception):
-    """A step has decided: the chain ends with this page or error."""
+    """Raised by a step to end the chain with this page or error."""
 
     def __init__(self, result: http.Response | FetchError) -> None:
         super().__init__()
@@ -64,9 +65,9 @@ class _Exchange:
         self.stored = stored
         self.request = request
         self.page: http.Response | None = None
-        """What the host sent."""
+        """The response of the host."""
         self.error: FetchError | None = None
-        """Why there is no good page."""
+        """Why the fetch failed."""
 
     @property
     def contacted(self) -> bool:
@@ -88,7 +89,7 @@ class _HeaderStep:
 
 
 class _LoginStep:
-    """Sends user and password to the domain that they belong to; without a domain, to all."""
+    """Sends user and password to their domain, or to every host if no domain is set."""
 
     def __init__(self, user: str, password: str, domain: str | None) -> None:
         self._value = b"Basic " + b64encode(f"{user}:{password}".encode())
@@ -110,7 +111,7 @@ class _RetryStep:
             if error is None or error.status != response.status:
                 kind = f"http {response.status}"
                 error = FetchError(
-                    f"the answer is {response.status}", kind=kind, retryable=True, status=response.status
+                    f"the server answered {response.status}", kind=kind, retryable=True, status=response.status
                 )
             error.retryable = True
             raise _Out(error)
@@ -145,19 +146,21 @@ class _RefreshStep:
 class _StepHook(Hook):
     """A hook of a built-in step."""
 
-    def __init__(self, component: Component, method: str) -> None:
+    def __init__(self, component: ProjectComponent, method: str) -> None:
         super().__init__(component, method, None)
 
 
 class MiddlewareChain:
     """Runs all hooks for a request. It is a layer of the engine."""
 
-    def __init__(self, adapter: ScrapyAdapter, layer: DownloaderLayer, components: Sequence[Component]) -> None:
+    def __init__(self, adapter: ScrapyAdapter, layer: DownloaderLayer, components: Sequence[ProjectComponent]) -> None:
         self._conversion = adapter.conversion
         self._layer = layer
         disabled, orders = _built_in(adapter.scrapy_settings)
         steps = [
-            Component(orders[name], "", step) for name, step in _steps(adapter, layer).items() if name not in disabled
+            ProjectComponent(orders[name], "", step)
+            for name, step in _steps(adapter, layer).items()
+            if name not in disabled
         ]
         both = sorted([*steps, *components], key=lambda each: each.order)
         self._requests = _hooks(both, "process_request", adapter.spider)
@@ -194,8 +197,7 @@ class MiddlewareChain:
         for hook in self._requests:
             result = await hook(request=exchange.request)
             if result is not None:
-                _check(hook, result)
-                return result  # type: ignore[no-any-return]
+                return _checked(hook, result)
         request = self._conversion.changed(exchange.stored, exchange.request)
         try:
             if self._sends_cookies:
@@ -210,32 +212,31 @@ class MiddlewareChain:
         return page_of(exchange.page, exchange.request)
 
     async def _finish(self, exchange: _Exchange, response: Response) -> Request | Response:
-        """Call ``process_response`` of all, from the downloader to the engine."""
+        """Call ``process_response`` of all middlewares, from the downloader to the engine."""
         result: Request | Response = response
         for hook in self._responses:
             if isinstance(hook, _StepHook):
-                result = hook.call(exchange=exchange, response=result)
+                result = _checked(hook, hook.call(exchange=exchange, response=result))
                 continue
-            result = await hook(request=exchange.request, response=result)
-            _check(hook, result)
+            result = _checked(hook, await hook(request=exchange.request, response=result))
             if isinstance(result, Request):
                 return result
         return result
 
     async def _recover(self, exchange: _Exchange, exc: Exception) -> Request | Response:
-        """Call ``process_exception`` until one of them returns something. Otherwise the error remains."""
+        """Call ``process_exception`` of the middlewares until one returns a request or a response. If none does, raise
+        the error."""
         for hook in self._exceptions:
             if isinstance(hook, _StepHook):
                 hook.call(exchange=exchange, exception=exc)
                 continue
             result = await hook(request=exchange.request, exception=exc)
             if result is not None:
-                _check(hook, result)
-                return result  # type: ignore[no-any-return]
+                return _checked(hook, result)
         raise exc
 
     def _refused(self, exchange: _Exchange, exc: Exception) -> FetchError:
-        """The error of a request that a middleware, or the host, did not let through."""
+        """The error of a request that a middleware refused, or whose fetch failed."""
         if exchange.error is not None and exc.__cause__ is exchange.error:
             error = exchange.error
             made = ScrapyFetchError(
@@ -269,7 +270,7 @@ class MiddlewareChain:
 
 
 def shoal_response(response: Response, stored: http.Request, *, final: bool) -> http.Response:
-    """A response of the middlewares as the engine takes it. ``final``: it goes to the callback."""
+    """Convert a response of the middlewares for the engine. ``final``: it goes to the callback."""
     page = response._page
     made = FinalResponse if final else http.Response
     headers = page.headers if page is not None and response._headers is None else response.headers.to_tuple_list()
@@ -282,12 +283,13 @@ def shoal_response(response: Response, stored: http.Request, *, final: bool) -> 
     return found
 
 
-def _check(hook: Hook, result: object) -> None:
+def _checked(hook: Hook, result: object) -> Request | Response:
     if not isinstance(result, Request | Response):
         raise TypeError(f"{hook.name} must return a Response or a Request, not a {type(result).__name__}")
+    return result
 
 
-def _hooks(components: list[Component], method: str, spider: Any) -> list[Hook]:
+def _hooks(components: list[ProjectComponent], method: str, spider: Spider) -> list[Hook]:
     return [
         _StepHook(each, method) if not each.name else hooks_of([each], method, spider)[0]
         for each in components
@@ -295,7 +297,7 @@ def _hooks(components: list[Component], method: str, spider: Any) -> list[Hook]:
     ]
 
 
-def _steps(adapter: ScrapyAdapter, layer: DownloaderLayer) -> dict[str, Any]:
+def _steps(adapter: ScrapyAdapter, layer: DownloaderLayer) -> dict[str, object]:
     settings, spider = adapter.scrapy_settings, adapter.spider
     agent = getattr(spider, "user_agent", None) or settings.get("USER_AGENT")
     return {
@@ -309,7 +311,7 @@ def _steps(adapter: ScrapyAdapter, layer: DownloaderLayer) -> dict[str, Any]:
 
 
 def _built_in(settings: Settings) -> tuple[set[str], dict[str, float]]:
-    """The built-in middlewares that are switched off, and the places of all."""
+    """The built-in middlewares that are switched off, and the order of each of them."""
     disabled: set[str] = set()
     orders: dict[str, float] = dict(BUILT_IN)
     for key, order in settings.getdict("DOWNLOADER_MIDDLEWARES").items():
@@ -321,7 +323,7 @@ def _built_in(settings: Settings) -> tuple[set[str], dict[str, float]]:
     return disabled, orders
 
 
-def built_in_name(key: Any) -> str | None:
+def built_in_name(key: object) -> str | None:
     """The short name of a middleware that Scrapy has by default; None for another one."""
     path = class_path(key).replace("scrapy.contrib.downloadermiddleware.", _PATH)
     name = path.removeprefix(_PATH).removeprefix("shoal.scrapy.downloadermiddlewares.")
@@ -331,8 +333,8 @@ def built_in_name(key: Any) -> str | None:
 
 
 def make_layer(adapter: ScrapyAdapter) -> DownloaderLayer | MiddlewareChain:
-    """The layer of a spider: the short way, or the chain if the project has middlewares or changed the built-in
-    ones."""
+    """The layer of a spider: a chain if the project has middlewares or has changed the built-in ones, otherwise the
+    simple layer."""
     settings = adapter.scrapy_settings
     layer = DownloaderLayer(adapter.conversion, settings, adapter.spider, adapter.offsite)
     named = settings.getdict("DOWNLOADER_MIDDLEWARES")

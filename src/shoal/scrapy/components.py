@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import Parameter, isasyncgenfunction, isawaitable, signature
 from numbers import Real
@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import SpiderError
 from shoal.scrapy.exceptions import NotConfigured
+from shoal.scrapy.shared_types import Function
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler
+    from shoal.scrapy.spider import Spider
 
 log = logging.getLogger("shoal.scrapy")
 
 
-class Component(NamedTuple):
-    """A pipeline, middleware or extension with its place in the order."""
+class ProjectComponent(NamedTuple):
+    """A pipeline, middleware or extension, with its order."""
 
     order: float
     name: str
     instance: Any
 
 
-def load_object(path: Any) -> Any:
-    """The object that a dotted path names. Anything but text is returned as it is."""
+def load_object(path: object) -> Any:
+    """Import the object that a dotted path names. A value that is not text is returned unchanged."""
     if not isinstance(path, str):
         return path
     module, _, name = path.rpartition(".")
@@ -44,13 +46,15 @@ def load_object(path: Any) -> Any:
         raise NameError(f"Module '{module}' doesn't define any object named '{name}'") from None
 
 
-def class_path(component: Any) -> str:
+def class_path(component: object) -> str:
     """The dotted path of a component that settings name by path or by class."""
-    return component if isinstance(component, str) else f"{component.__module__}.{component.__qualname__}"
+    if isinstance(component, str):
+        return component
+    return f"{getattr(component, '__module__', '')}.{getattr(component, '__qualname__', repr(component))}"
 
 
-def build(kind: Any, crawler: Crawler, /, *args: Any, **kwargs: Any) -> Any:
-    """Create a component: with its ``from_crawler``, its ``from_settings``, or with the arguments alone."""
+def build(kind: Any, crawler: Crawler, /, *args: object, **kwargs: object) -> Any:
+    """Create a component with its ``from_crawler`` or ``from_settings``, or else with its constructor."""
     if hasattr(kind, "from_crawler"):
         return kind.from_crawler(crawler, *args, **kwargs)
     if hasattr(kind, "from_settings"):
@@ -58,12 +62,13 @@ def build(kind: Any, crawler: Crawler, /, *args: Any, **kwargs: Any) -> Any:
     return kind(*args, **kwargs)
 
 
-def load_components(named: Mapping[Any, Any], setting: str, crawler: Crawler) -> list[Component]:
-    """Create the components of a setting, in their order. Those with None are left out.
+def load_components(named: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[ProjectComponent]:
+    """Create the components of a setting, in their order.
 
-    SpiderError if one of them cannot be imported or created. One that raises NotConfigured is left out.
+    A component is left out if its order is None, or if it raises NotConfigured. SpiderError if one cannot be imported
+    or created.
     """
-    found: list[Component] = []
+    found: list[ProjectComponent] = []
     chosen = [(key, order) for key, order in named.items() if order is not None]
     for key, order in chosen:
         if not isinstance(order, Real):
@@ -71,7 +76,7 @@ def load_components(named: Mapping[Any, Any], setting: str, crawler: Crawler) ->
     for key, order in sorted(chosen, key=lambda p: p[1]):
         name = class_path(key)
         try:
-            found.append(Component(float(order), name, build(load_object(key), crawler)))
+            found.append(ProjectComponent(float(order), name, build(load_object(key), crawler)))
         except NotConfigured as exc:
             log.warning("%s: %s is not used%s", setting, name, f": {exc}" if str(exc) else "")
         except SpiderError:
@@ -81,8 +86,8 @@ def load_components(named: Mapping[Any, Any], setting: str, crawler: Crawler) ->
     return found
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name, or takes any."""
+def takes(function: Function, name: str) -> bool:
+    """Whether a function accepts an argument of this name."""
     try:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -93,22 +98,22 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 class Hook:
     """A method of a component. It is awaited if it is a coroutine, and gets the spider if it takes one."""
 
-    def __init__(self, component: Component, method: str, spider: Any) -> None:
+    def __init__(self, component: ProjectComponent, method: str, spider: Spider | None) -> None:
         self.name = f"{component.name}.{method}"
         self.order = component.order
-        self._function: Callable[..., Any] = getattr(component.instance, method)
+        self._function: Function = getattr(component.instance, method)
         self.is_async_generator = isasyncgenfunction(self._function)
         self._extra = {"spider": spider} if takes(self._function, "spider") else {}
 
-    def call(self, **arguments: Any) -> Any:
-        """Call it, without waiting for a coroutine."""
+    def call(self, **arguments: object) -> object:
+        """Call it. A coroutine is returned, not awaited."""
         return self._function(**arguments, **self._extra)
 
-    async def __call__(self, **arguments: Any) -> Any:
+    async def __call__(self, **arguments: object) -> Any:
         result = self._function(**arguments, **self._extra)
         return await result if isawaitable(result) else result
 
 
-def hooks_of(components: list[Component], method: str, spider: Any) -> list[Hook]:
+def hooks_of(components: list[ProjectComponent], method: str, spider: Spider | None) -> list[Hook]:
     """The components' methods of this name, in their order."""
     return [Hook(each, method, spider) for each in components if hasattr(each.instance, method)]

@@ -1,56 +1,58 @@
-"""Requests of a Scrapy spider as Shoal's, and back."""
+"""Converts requests of a Scrapy spider to Shoal's, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from shoal import http
 from shoal.errors import RequestError
 from shoal.http.files import FILE_CALLBACK
 from shoal.scrapy.live import LiveObjects, LiveParts
-from shoal.scrapy.request import NO_CALLBACK, Cookies, Request
+from shoal.scrapy.request import NO_CALLBACK, Request
+from shoal.scrapy.shared_types import Cookies, Function, Given, Values
+from shoal.scrapy.spider import Spider
 from shoal.scrapy.values import NotStorableError, decode, encode, is_scalar
 
 PRIORITY_STEP = 1_000_000
-"""The spider's own priority counts by this much. Below it, deeper pages come first: nearly Scrapy's last in, first
-out."""
+"""The factor of the spider's own priority. Among requests with the same one, deeper pages come first: nearly Scrapy's
+last in, first out."""
 ERRBACK = "!"
-"""Begins the name of an errback. The rest is the method of the spider; empty: it has none."""
+"""The prefix of an errback's name. The rest names a method of the spider, or is empty if there is none."""
 _EXTRAS = "$"
-"""The key in ``meta`` of what a request of Shoal has no field for."""
+"""The key in ``meta`` for values that Shoal's requests have no field for."""
 _LIVE = "live"
 _OF_THE_PAGE = frozenset(
     {"depth", "download_latency", "redirect_urls", "redirect_times", "redirect_reasons", "download_slot"}
 )
-"""Keys that say how a page was fetched. A spider passes them on with ``meta=response.meta``."""
+"""Keys that say how a page was fetched. A spider that writes ``meta=response.meta`` passes them on, so they are
+removed."""
 
 
 class Conversion:
     """Converts the requests of one spider."""
 
-    def __init__(self, spider: Any, depth_priority: int = 0, *, filters_nothing: bool = False) -> None:
+    def __init__(self, spider: Spider, depth_priority: int = 0, *, filters_nothing: bool = False) -> None:
         """``filters_nothing``: duplicates are fetched too."""
         self._spider = spider
         self._attributes = getattr(spider, "__dict__", {})
-        self._methods: dict[str, Any] = {}
-        """Functions of the class that are known to be methods of the spider, by name."""
+        self._methods: Values = {}
+        """Functions of the class that are methods of the spider, by name. They need no second check."""
         self._depth_priority = depth_priority
         self.filters_nothing = filters_nothing
         self.live: LiveObjects | None = None
-        """Where objects stay that cannot be stored. None: other processes may handle the requests."""
+        """Keeps the objects that cannot be stored. None if other processes may handle the requests."""
         self.is_known: Callable[[str], bool] = lambda url: False
-        """Whether the frontier surely has the page of a URL."""
+        """Returns True only if the frontier has the page of a URL."""
 
     # -- from the spider
 
     def priority(self, own: int, depth: int) -> int:
-        """The priority in the frontier of a request with the spider's ``own`` priority."""
+        """The priority in the frontier. ``own`` is the priority that the spider gave the request."""
         return (own - depth * self._depth_priority) * PRIORITY_STEP + depth
 
     def as_link(self, request: Request) -> tuple[str | None, str | None, int] | None:
-        """The callback, errback and priority of a request that has nothing else; None if it has more."""
+        """The callback, errback and priority of a plain link; None if the request has more than these."""
         if (
             request._meta
             or request._cb_kwargs
@@ -69,7 +71,7 @@ class Conversion:
         return callback, None if errback is None else ERRBACK + errback, request.priority
 
     def is_duplicate(self, request: Request) -> bool:
-        """Whether the frontier surely has this request. Then nothing of it needs to be converted."""
+        """Return True only if the frontier has this request. Then it need not be converted."""
         return (
             not request.dont_filter
             and request.method == "GET"
@@ -82,8 +84,8 @@ class Conversion:
         """A request of the spider as the frontier stores it. RequestError if it cannot be stored."""
         priority = self.priority(request.priority, depth)
         callback, errback, meta, cb_kwargs = self._parts(request)
-        fields: dict[str, Any] = {}
-        extras: dict[str, Any] = {}
+        fields: Values = {}
+        extras: Values = {}
         if request._headers:
             fields["headers"] = text_headers(request)
         if request._cookies:
@@ -105,7 +107,7 @@ class Conversion:
             **fields,
         )  # fmt: skip
 
-    def _parts(self, request: Request) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
+    def _parts(self, request: Request) -> tuple[str | None, str | None, Values, Values]:
         """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored."""
         meta, cb_kwargs = request._meta, request._cb_kwargs
         if meta and not _OF_THE_PAGE.isdisjoint(meta):
@@ -134,13 +136,13 @@ class Conversion:
 
     def _keep(
         self, request: Request, parts: LiveParts, live: LiveObjects
-    ) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
+    ) -> tuple[str | None, str | None, Values, Values]:
         fingerprint = None if request.dont_filter else _fingerprint(request)
         number = live.add(parts, fingerprint)
         return None, ERRBACK, {_EXTRAS: {_LIVE: number}}, {}
 
-    def _name(self, function: Any) -> str | None:
-        """The name under which the spider has this method; None if it is something else."""
+    def _name(self, function: object) -> str | None:
+        """The name of this method of the spider; None if it is another function."""
         if function is None:
             return None
         if isinstance(function, str):
@@ -149,7 +151,7 @@ class Conversion:
         spider = self._spider
         if getattr(function, "__self__", None) is not spider:
             return None
-        name: str = function.__name__
+        name: str = getattr(function, "__name__", "")
         known = self._methods.get(name)
         if known is not None and known is getattr(function, "__func__", None) and name not in self._attributes:
             return name
@@ -167,9 +169,10 @@ class Conversion:
     def incoming(self, request: http.Request) -> Request:
         """The spider's view of a stored request."""
         extras = request.meta.get(_EXTRAS)
-        meta: dict[str, Any]
-        callback: Any
-        errback: Any
+        meta: Values
+        cb_kwargs: Values | None
+        callback: Function | str | None
+        errback: Function | str | None
         if request.callback == FILE_CALLBACK:  # it carries an item of Shoal's
             meta, cb_kwargs, callback, errback = {}, None, NO_CALLBACK, None
         elif extras is not None and _LIVE in extras:
@@ -180,8 +183,8 @@ class Conversion:
             meta = {key: decode(value) for key, value in request.meta.items() if key != _EXTRAS}
             cb_kwargs = decode(request.cb_kwargs) if request.cb_kwargs else None
             callback = None if request.callback is None else self.method(request.callback)
-            errback = (request.errback or ERRBACK)[len(ERRBACK) :]
-            errback = self.method(errback) if errback else None
+            named = (request.errback or ERRBACK)[len(ERRBACK) :]
+            errback = self.method(named) if named else None
         meta["depth"] = request.depth
         if request.redirects:
             meta["redirect_urls"] = list(request.redirects)
@@ -202,7 +205,7 @@ class Conversion:
         return made
 
     def changed(self, stored: http.Request, request: Request) -> http.Request:
-        """A stored request with the changes that middlewares made to the spider's view of it."""
+        """Apply the changes of middlewares to a stored request."""
         cookies, _ = plain_cookies(request._cookies) if request._cookies else ({}, [])
         return stored.replace(
             url=request.url, method=request.method, body=request.body, cookies=cookies,
@@ -210,27 +213,27 @@ class Conversion:
             **{"proxy": None, "timeout": None, **_fetching(request.meta)},
         )  # fmt: skip
 
-    def raw_meta(self, request: http.Request) -> Mapping[str, Any]:
-        """The ``meta`` of a stored request, without decoding it: enough for the keys that Scrapy knows."""
+    def raw_meta(self, request: http.Request) -> Given:
+        """The ``meta`` of a stored request, not decoded. The keys that Scrapy defines need no decoding."""
         extras = request.meta.get(_EXTRAS)
         if extras is not None and _LIVE in extras:
             return self._live_parts(extras[_LIVE], request.url).meta or {}
         return request.meta
 
-    def verbose_cookies(self, request: http.Request) -> list[dict[str, Any]] | None:
+    def verbose_cookies(self, request: http.Request) -> list[Values] | None:
         """The cookies of a stored request that have a domain or a path of their own."""
         extras = request.meta.get(_EXTRAS)
         return None if extras is None else extras.get("cookies")
 
     def handled(self, request: http.Request) -> None:
-        """The request's callback or errback was called: its live objects are not needed any more."""
+        """Report that the callback or errback of a request was called. Its live objects can be dropped."""
         extras = request.meta.get(_EXTRAS)
         if extras is not None and self.live is not None and _LIVE in extras:
             self.live.handled(extras[_LIVE])
 
-    def method(self, name: str) -> Callable[..., Any]:
+    def method(self, name: str) -> Function:
         """The method of the spider with this name. RequestError if it has none."""
-        found: object = getattr(self._spider, name, None)
+        found: Function | None = getattr(self._spider, name, None)
         if not callable(found):
             raise RequestError(
                 f"{type(self._spider).__name__} has no method {name!r}, but a request has it as callback"
@@ -250,12 +253,12 @@ class Conversion:
         return parts
 
 
-def _is_plain(values: dict[str, Any] | None) -> bool:
-    """Whether nothing of this can change, and all of it can be stored: then a copy is as good as the original."""
+def _is_plain(values: Values | None) -> bool:
+    """Whether all values are immutable and can be stored. Then a copy serves as well as the original."""
     return not values or (all(map(is_scalar, values.values())) and all(type(key) is str for key in values))
 
 
-def _encode_all(values: dict[str, Any], what: str) -> dict[str, Any]:
+def _encode_all(values: Values, what: str) -> Values:
     for key in values:
         if type(key) is not str:
             raise NotStorableError(f"the key {key!r} of {what}", key)
@@ -272,10 +275,10 @@ def text_headers(request: Request) -> dict[str, str]:
     return {name.decode("latin-1"): b", ".join(values).decode("utf-8", "replace") for name, values in found if values}
 
 
-def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[Values]]:
     """The cookies by name, and those that have a domain or a path of their own."""
     plain: dict[str, str] = {}
-    extra: list[dict[str, Any]] = []
+    extra: list[Values] = []
     for cookie in _listed(cookies):
         name, value = _text(cookie.get("name", "")), _text(cookie.get("value", ""))
         if any(cookie.get(key) for key in ("domain", "path", "secure")):
@@ -285,7 +288,7 @@ def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[dict[str, Any]
     return plain, extra
 
 
-def _listed(cookies: Cookies) -> list[dict[str, Any]]:
+def _listed(cookies: Cookies) -> list[Values]:
     if isinstance(cookies, dict):
         return [{"name": name, "value": value} for name, value in cookies.items()]
     return list(cookies)
@@ -295,10 +298,10 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _fetching(meta: dict[str, Any]) -> dict[str, Any]:
+def _fetching(meta: Values) -> Values:
     """The keys of ``meta`` that say how the page is fetched, as fields of a request."""
     proxy, timeout = meta.get("proxy"), meta.get("download_timeout")
-    found: dict[str, Any] = {}
+    found: Values = {}
     if proxy:
         found["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
     if timeout:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from shoal import http
 from shoal.middleware.cookies import Cookies
 from shoal.ports import Fetch
+from shoal.scrapy.shared_types import Values
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -21,7 +21,7 @@ class CookieJars:
         self._jars: dict[object, Cookies] = {}
 
     async def fetch(
-        self, request: http.Request, fetch: Fetch, jar: Any = None, verbose: list[dict[str, Any]] | None = None
+        self, request: http.Request, fetch: Fetch, jar: object = None, verbose: list[Values] | None = None
     ) -> http.Response:
         """Fetch a page with the cookies of a jar, and store those that it sets. ``verbose``: cookies of the request
         with a domain or path of their own."""
@@ -33,7 +33,7 @@ class CookieJars:
             request = request.replace(cookies={}, headers=headers)
         return await self._jar(jar)(request, fetch)
 
-    def add(self, jar: Any, url: str, cookies: dict[str, str], verbose: list[dict[str, Any]]) -> None:
+    def add(self, jar: object, url: str, cookies: dict[str, str], verbose: list[Values]) -> None:
         """Put cookies of a request into a jar."""
         chosen = self._jar(jar)
         for name, value in cookies.items():
@@ -47,7 +47,7 @@ class CookieJars:
                 parts.append("Secure")
             chosen.store("; ".join(parts), url)
 
-    def _jar(self, key: Any) -> Cookies:
+    def _jar(self, key: object) -> Cookies:
         try:
             found = self._jars.get(key)
         except TypeError:  # not hashable

@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from inspect import Parameter, signature
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 
 from shoal.http import Duplicates
-from shoal.scrapy.http import HtmlResponse, Request, Response
+from shoal.scrapy.http import HtmlResponse, Request, Response, TextResponse
 from shoal.scrapy.linkextractors import Link, LinkExtractor
 from shoal.scrapy.results import each_result
+from shoal.scrapy.shared_types import Function, Given, Values
 from shoal.scrapy.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.scrapy.crawler import Crawler
+    from shoal.scrapy.failure import Failure
 
 log = logging.getLogger("shoal.scrapy")
 
-Function: TypeAlias = Callable[..., Any]
+
+T = TypeVar("T")
+
+
+class Extractor(Protocol):
+    """Finds the links of a page. `LinkExtractor` is one."""
+
+    def extract_links(self, response: TextResponse) -> list[Link]: ...
+
+
+LinkFilter: TypeAlias = Callable[[list[Link]], Iterable[Link] | None]
+RequestFilter: TypeAlias = Callable[..., Request | None]
 
 
 class Rule:
     """Which links to follow, and what to do with their pages.
 
-    Functions may be names of methods of the spider. Without a callback the links of the pages are followed too, with
-    one they are not, unless ``follow`` says otherwise.
+    Functions may be given as names of the spider's methods. By default, the links of the pages are followed too if the
+    rule has no callback. ``follow`` overrides that.
     """
 
     def __init__(
         self,
-        link_extractor: Any = None,
+        link_extractor: Extractor | None = None,
         callback: Function | str | None = None,
-        cb_kwargs: Mapping[str, Any] | None = None,
+        cb_kwargs: Given | None = None,
         follow: bool | None = None,
-        process_links: Function | str | None = None,
-        process_request: Function | str | None = None,
+        process_links: LinkFilter | str | None = None,
+        process_request: RequestFilter | str | None = None,
         errback: Function | str | None = None,
     ) -> None:
         self.link_extractor = link_extractor if link_extractor is not None else LinkExtractor()
@@ -51,32 +67,33 @@ class Rule:
             setattr(made, part, _method(spider, getattr(self, part), part))
         # Spiders with a `_requests_to_follow` of their own call both.
         made.process_links = made.process_links or _unchanged
-        made.process_request = _with_response(made.process_request) if made.process_request else _unchanged
+        made.process_request = _with_response(made.process_request) if callable(made.process_request) else _unchanged
         return made
 
 
 class CrawlSpider(Spider):
-    """Follows the links of each page by its ``rules``. The first rule that finds a link decides about it."""
+    """Follows the links of each page by its ``rules``. The first rule that finds a link handles it."""
 
     rules: Sequence[Rule] = ()
     _follow_links = True
     _rules: list[Rule]
     _is_known: Callable[[str], bool] | None = None
-    """Whether the frontier has the page of a URL. Links to such pages are counted, and no requests are made for them.
-    None: not to be asked, because the project sees the requests in a middleware or a method of its own."""
+    """Whether the frontier has the page of a URL. Links to such pages are only counted. None: make all requests,
+    because a middleware or a method of the project sees them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._compile_rules()
 
     @classmethod
-    def from_crawler(cls, crawler: Any, *args: Any, **options: Any) -> Any:
+    def from_crawler(cls, crawler: Crawler, *args: Any, **options: Any) -> Self:
         spider = super().from_crawler(crawler, *args, **options)
         spider._follow_links = crawler.settings.getbool("CRAWLSPIDER_FOLLOW_LINKS", True)
         return spider
 
     def _skip_known(self, is_known: Callable[[str], bool]) -> None:
-        """Make no requests for pages that the frontier has, unless the spider looks at its requests itself."""
+        """Make no requests for pages that the frontier has, unless the spider overrides a method that sees the
+        requests."""
         kind = type(self)
         if all(getattr(kind, name) is getattr(CrawlSpider, name) for name in _STEPS):
             self._is_known = is_known
@@ -85,55 +102,57 @@ class CrawlSpider(Spider):
         self._rules = [rule.bound_to(self) for rule in self.rules]
 
     def parse_start_url(self, response: Response, **options: Any) -> Any:
-        """Handle the pages of the start URLs. Their links are followed in any case."""
+        """Handle the pages of the start URLs. Their links are always followed."""
         return []
 
     def process_results(self, response: Response, results: Iterable[Any]) -> Iterable[Any]:
         """Change what a callback returned."""
         return results
 
-    def _parse(self, response: Response, **options: Any) -> Any:
+    def _parse(self, response: Response, **options: object) -> object:
         return _plain(self._parse_response(response, self.parse_start_url, options, True))
 
     parse = _parse  # the callback of start requests in older projects
 
-    def _callback(self, response: Response, **options: Any) -> Any:
+    def _callback(self, response: Response, **options: object) -> object:
         rule = self._rules[response.meta["rule"]]
         return _plain(self._parse_response(response, rule.callback, {**rule.cb_kwargs, **options}, rule.follow))
 
-    def _response_downloaded(self, response: Response, **options: Any) -> Any:
+    def _response_downloaded(self, response: Response, **options: object) -> object:
         """The name that ``_callback`` has in older projects."""
         return self._callback(response, **options)
 
-    def _errback(self, failure: Any) -> Iterator[Any]:
+    def _errback(self, failure: Failure) -> Iterator[object]:
+        assert failure.request is not None
         errback = self._rules[failure.request.meta["rule"]].errback
-        if errback is not None:
+        if callable(errback):
             yield from each_result(errback(failure))
 
-    def _parse_response(self, response: Response, callback: Any, cb_kwargs: dict[str, Any], follow: bool = True) -> Any:
+    def _parse_response(
+        self, response: Response, callback: Function | str | None, cb_kwargs: Values, follow: bool = True
+    ) -> object:
         return self.parse_with_rules(response, callback, cb_kwargs, follow)
 
     def parse_with_rules(
-        self, response: Response, callback: Any, cb_kwargs: dict[str, Any], follow: bool = True
-    ) -> Any:
+        self, response: Response, callback: Function | str | None, cb_kwargs: Values, follow: bool = True
+    ) -> object:
         """Return what the callback returns, and then the requests for the links of the page."""
-        results = (callback(response, **cb_kwargs) or ()) if callback else None
+        results: Any = (callback(response, **cb_kwargs) or ()) if callable(callback) else None
         if isinstance(results, AsyncIterator | Awaitable):
             return self._later(response, results, follow)
         return _Outputs(self._now(response, results, follow))
 
-    def _now(self, response: Response, results: Any, follow: bool) -> Iterator[Any]:
+    def _now(self, response: Response, results: Iterable[object] | None, follow: bool) -> Iterator[object]:
         if results is not None:
             yield from each_result(self.process_results(response, results))
         if follow and self._follow_links:
             yield from self._requests_to_follow(response) or ()
 
-    async def _later(self, response: Response, results: Any, follow: bool) -> AsyncIterator[Any]:
-        if isinstance(results, AsyncIterator):
-            results = [each async for each in results]
-        else:
-            results = await results
-        for each in self._now(response, results, follow):
+    async def _later(
+        self, response: Response, results: AsyncIterator[object] | Awaitable[Iterable[object]], follow: bool
+    ) -> AsyncIterator[object]:
+        found = [each async for each in results] if isinstance(results, AsyncIterator) else await results
+        for each in self._now(response, found, follow):
             yield each
 
     def _requests_to_follow(self, response: Response) -> Iterator[Request | Duplicates]:
@@ -146,12 +165,15 @@ class CrawlSpider(Spider):
             if number:
                 links = [link for link in links if link not in seen.get(link.url, ())]
             is_known = self._is_known if rule.process_request is _unchanged else None
-            for link in cast(Function, rule.process_links)(links) or ():
+            filter_links, change = rule.process_links, rule.process_request
+            assert callable(filter_links)
+            assert callable(change)
+            for link in filter_links(links) or ():
                 seen.setdefault(link.url, []).append(link)
                 if is_known is not None and is_known(link.url):
                     known += 1
                     continue
-                request = cast(Function, rule.process_request)(self._build_request(number, link), response)
+                request = change(self._build_request(number, link), response)
                 if request is not None:
                     yield request
         if known:
@@ -167,33 +189,34 @@ _STEPS = (
     "_parse", "_callback", "_response_downloaded", "_parse_response", "parse_with_rules", "_requests_to_follow",
     "_build_request",
 )  # fmt: skip
-"""The methods through which requests pass."""
+"""The methods that see the requests."""
 
 
 class _Outputs:
-    """Outputs that both ``for`` and ``async for`` accept: projects for old and new versions of Scrapy use either."""
+    """Outputs that work with ``for`` and with ``async for``. Which one a project uses depends on its version of
+    Scrapy."""
 
-    def __init__(self, outputs: Iterator[Any]) -> None:
+    def __init__(self, outputs: Iterator[object]) -> None:
         self._outputs = outputs
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self._outputs
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[object]:
         for each in self._outputs:
             yield each
 
 
-def _plain(outputs: Any) -> Any:
-    """Return the generator itself, which needs no event loop."""
+def _plain(outputs: object) -> object:
+    """Return the generator itself, which works without an event loop."""
     return outputs._outputs if type(outputs) is _Outputs else outputs
 
 
-def _unchanged(value: Any, response: Response | None = None) -> Any:
+def _unchanged(value: T, response: Response | None = None) -> T:
     return value
 
 
-def _method(spider: CrawlSpider, named: Any, part: str) -> Any:
+def _method(spider: CrawlSpider, named: object, part: str) -> object:
     if not isinstance(named, str):
         return named
     found = getattr(spider, named, None)
@@ -202,13 +225,13 @@ def _method(spider: CrawlSpider, named: Any, part: str) -> Any:
     return found
 
 
-def _with_response(function: Any) -> Function:
-    """Return a function of a request and its response: older projects write it with the request alone."""
+def _with_response(function: RequestFilter) -> RequestFilter:
+    """Return a function that takes a request and its response. That of an older project may take only the request."""
     try:
         kinds = [each.kind for each in signature(function).parameters.values()]
     except (TypeError, ValueError):
-        return function  # type: ignore[no-any-return]
+        return function
     positional = [each for each in kinds if each in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     if len(positional) == 1 and Parameter.VAR_POSITIONAL not in kinds:
         return lambda request, *_: function(request)
-    return function  # type: ignore[no-any-return]
+    return function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from shoal.scrapy.exceptions import NotSupported
 from shoal.scrapy.request import Request
@@ -12,26 +12,27 @@ from shoal.scrapy.signals import SignalManager
 from shoal.scrapy.stats import StatsCollector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from shoal.scrapy.settings import Settings
+    from shoal.scrapy.spider import Spider
     from shoal.spider import SpiderStats
 
 log = logging.getLogger("shoal.scrapy")
 
 
 class Crawler:
-    """What a spider, its pipelines and middlewares find as ``crawler``."""
+    """The attribute ``crawler`` of spiders, pipelines and middlewares."""
 
-    def __init__(self, spidercls: type[Any], settings: Settings, shown: SpiderStats) -> None:
+    def __init__(self, spidercls: type[Spider], settings: Settings, shown: SpiderStats) -> None:
         self.spidercls = spidercls
         self.settings = settings
         self.stats = StatsCollector(shown)
         self.signals = SignalManager()
-        self.spider: Any = None
+        self.spider: Spider | None = None
         self.engine = EngineView()
         self.crawling = True
-        self.extensions: Any = None
+        self.extensions: object = None
 
     def stop(self) -> None:
         """End the crawl."""
@@ -39,13 +40,13 @@ class Crawler:
 
 
 class EngineView:
-    """What spiders use of Scrapy's engine."""
+    """The methods of Scrapy's engine that spiders call."""
 
     def __init__(self) -> None:
         self.on_close: Callable[[str], None] | None = None
-        self.on_push: Callable[[Request], Any] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.spider: Any = None
+        self.on_push: Callable[[Request], Awaitable[None]] | None = None
+        self._tasks: set[asyncio.Future[None]] = set()
+        self.spider: Spider | None = None
         self.running = True
 
     def close_spider(self, spider: object = None, reason: str = "cancelled") -> None:
@@ -70,7 +71,7 @@ class EngineView:
     schedule = crawl
 
     def download(self, request: Request, spider: object = None) -> NoReturn:
-        """Fetching inside of a callback would pass by the delays, so it is not possible."""
+        """Not supported: a fetch inside a callback would ignore the delays."""
         raise NotSupported(
             f"engine.download({request}) is not supported: yield the request, and continue in its callback"
         )
@@ -82,7 +83,7 @@ class EngineView:
         log.warning("crawler.engine.unpause() has no effect: use `shoal resume RUN`")
 
     async def pushed(self) -> bool:
-        """Wait until the requests of ``crawl`` are stored; whether there were any."""
+        """Wait until the requests of ``crawl`` are stored. Return whether there were any."""
         tasks = list(self._tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         return bool(tasks)

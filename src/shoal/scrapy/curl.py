@@ -7,7 +7,7 @@ import shlex
 import warnings
 from base64 import b64encode
 from http.cookies import SimpleCookie
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,9 +36,9 @@ def _parser() -> _Parser:
     return parser
 
 
-def curl_arguments(command: str, *, strict: bool) -> dict[str, Any]:
-    """The arguments of a Request for a command line. ValueError for what is no curl command, or has options that are
-    not known, if ``strict``."""
+def curl_arguments(command: str, *, strict: bool) -> dict[str, object]:
+    """Return the arguments of a Request for a command line. ValueError if it is not a curl command, or if it has
+    unknown options and ``strict`` is set."""
     words = shlex.split(command)
     if words[:1] != ["curl"]:
         raise ValueError('A curl command must start with "curl"')
@@ -49,7 +49,7 @@ def curl_arguments(command: str, *, strict: bool) -> dict[str, Any]:
             raise ValueError(message)
         warnings.warn(message, stacklevel=3)
     url = found.url if "://" in found.url else f"http://{found.url}"
-    made: dict[str, Any] = {"url": url, "method": (found.method or ("HEAD" if found.head else "GET")).upper()}
+    made: dict[str, object] = {"url": url, "method": (found.method or ("HEAD" if found.head else "GET")).upper()}
     headers: list[tuple[str, str]] = []
     cookies: dict[str, str] = {}
     for header in found.headers:

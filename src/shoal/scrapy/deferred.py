@@ -1,27 +1,33 @@
-"""The little of Twisted that spiders use: Deferred, inlineCallbacks, deferToThread, a reactor."""
+"""The part of Twisted that spiders use: Deferred, inlineCallbacks, deferToThread, a reactor."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from functools import partial, wraps
 from types import GeneratorType
-from typing import Any
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from shoal.scrapy.failure import Failure
+from shoal.scrapy.shared_types import Function
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Deferred:
-    """A result that comes later. It can be awaited."""
+    """A result that arrives later. You can await it."""
 
     def __init__(self) -> None:
-        self._callbacks: list[Callable[[Any], Any]] = []
-        self._result: Any = None
+        self._callbacks: list[Function] = []
+        self._result: object = None
         self.called = False
 
-    def addCallback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Deferred:
+    def addCallback(self, function: Function, *args: object, **kwargs: object) -> Deferred:
         """Call a function with the result; what it returns is the next result."""
 
-        def call(result: Any) -> Any:
+        def call(result: object) -> object:
             return function(result, *args, **kwargs)
 
         if self.called:
@@ -32,15 +38,15 @@ class Deferred:
 
     addBoth = addCallback
 
-    def addErrback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Deferred:
-        """Errors are raised where they occur, so it is never called."""
+    def addErrback(self, function: Function, *args: object, **kwargs: object) -> Deferred:
+        """Do nothing: errors are raised where they occur."""
         return self
 
-    def addCallbacks(self, callback: Callable[..., Any], errback: Any = None, **options: Any) -> Deferred:
+    def addCallbacks(self, callback: Function, errback: object = None, **options: object) -> Deferred:
         return self.addCallback(callback)
 
-    def callback(self, result: Any) -> None:
-        """The result is there."""
+    def callback(self, result: object) -> None:
+        """Set the result, and call the callbacks."""
         if self.called:
             return
         self.called = True
@@ -48,54 +54,55 @@ class Deferred:
             result = function(result)
         self._result = result
 
-    def errback(self, failure: Any = None) -> None:
-        raise getattr(failure, "value", failure)
+    def errback(self, failure: Failure | BaseException | None = None) -> None:
+        error = failure.value if isinstance(failure, Failure) else failure
+        raise RuntimeError("errback() without an error") if error is None else error
 
     @staticmethod
-    def fromFuture(future: Any) -> Any:
-        """A future can be awaited as it is."""
+    def fromFuture(future: T) -> T:
+        """Return the future: it can be awaited."""
         return future
 
     @staticmethod
-    def fromCoroutine(coroutine: Any) -> Any:
+    def fromCoroutine(coroutine: T) -> T:
         return coroutine
 
-    def asFuture(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    def asFuture(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[object]:
         return asyncio.ensure_future(_wait(self), loop=loop)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, Any]:
         while not self.called:
             yield from asyncio.sleep(0.01).__await__()
         return self._result
 
 
-def succeed(result: Any) -> Deferred:
+def succeed(result: object) -> Deferred:
     made = Deferred()
     made.callback(result)
     return made
 
 
-def maybeDeferred(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Deferred:
+def maybeDeferred(function: Function, *args: object, **kwargs: object) -> Deferred:
     result = function(*args, **kwargs)
     return result if isinstance(result, Deferred) else succeed(result)
 
 
 class _ReturnValue(BaseException):
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         super().__init__()
         self.value = value
 
 
-def returnValue(value: Any) -> None:
+def returnValue(value: object) -> NoReturn:
     raise _ReturnValue(value)
 
 
-def inlineCallbacks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an awaitable of a generator that yields Deferreds and awaitables. Outside of an event loop it runs at once,
-    and a Deferred that has no result yet counts as None."""
+def inlineCallbacks(function: Callable[P, object]) -> Callable[P, Any]:
+    """Decorate a generator function that yields Deferreds and awaitables: calls return an awaitable. Without a running
+    event loop the generator runs at once, and a Deferred without a result counts as None."""
 
     @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> object:
         generator = function(*args, **kwargs)
         if not isinstance(generator, GeneratorType):
             return succeed(generator)
@@ -108,8 +115,8 @@ def inlineCallbacks(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _drive(generator: GeneratorType[Any, Any, Any]) -> Any:
-    value: Any = None
+def _drive(generator: GeneratorType[object, object, object]) -> object:
+    value: object = None
     try:
         while True:
             waited = generator.send(value)
@@ -120,25 +127,25 @@ def _drive(generator: GeneratorType[Any, Any, Any]) -> Any:
         return returned.value
 
 
-async def _drive_async(generator: GeneratorType[Any, Any, Any]) -> Any:
-    value: Any = None
+async def _drive_async(generator: GeneratorType[object, object, object]) -> object:
+    value: object = None
     try:
         while True:
             waited = generator.send(value)
-            value = await waited if hasattr(waited, "__await__") else waited
+            value = await _wait(waited)
     except StopIteration as stop:
         return stop.value
     except _ReturnValue as returned:
         return returned.value
 
 
-async def deferToThread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def deferToThread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a thread."""
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-async def DeferredList(deferreds: Any, *options: Any, **named: Any) -> list[tuple[bool, Any]]:
-    """Wait for all; pairs of whether each succeeded, and its result."""
+async def DeferredList(deferreds: Iterable[object], *options: object, **named: object) -> list[tuple[bool, Any]]:
+    """Wait for all. Return a pair for each: whether it succeeded, and its result."""
     results = await asyncio.gather(*(_wait(each) for each in deferreds), return_exceptions=True)
     return [(not isinstance(each, BaseException), each) for each in results]
 
@@ -146,18 +153,20 @@ async def DeferredList(deferreds: Any, *options: Any, **named: Any) -> list[tupl
 gatherResults = DeferredList
 
 
-async def _wait(given: Any) -> Any:
-    return await given if hasattr(given, "__await__") else given
+async def _wait(given: object) -> object:
+    return await given if isinstance(given, Awaitable) else given
 
 
-def deferred_from_coro(given: Any) -> Any:
+def deferred_from_coro(given: T) -> T:
     return given
 
 
 ensureDeferred = deferred_from_coro
 
 
-async def deferLater(reactor: Any, delay: float, function: Any = None, *args: Any, **kwargs: Any) -> Any:
+async def deferLater(
+    reactor: object, delay: float, function: Function | None = None, *args: object, **kwargs: object
+) -> Any:
     """Wait, and then call a function."""
     await asyncio.sleep(delay)
     return await _wait(function(*args, **kwargs)) if function is not None else None
@@ -166,7 +175,7 @@ async def deferLater(reactor: Any, delay: float, function: Any = None, *args: An
 class LoopingCall:
     """Calls a function again and again."""
 
-    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, function: Function, *args: object, **kwargs: object) -> None:
         self._call = partial(function, *args, **kwargs)
         self._task: asyncio.Task[None] | None = None
 
@@ -190,7 +199,7 @@ class LoopingCall:
             await asyncio.sleep(interval)
 
 
-async def maybe_deferred_to_future(given: Any) -> Any:
+async def maybe_deferred_to_future(given: object) -> Any:
     return await _wait(given)
 
 
@@ -202,23 +211,23 @@ class Reactor:
 
     running = False
 
-    def run(self, *args: Any, **kwargs: Any) -> None:
-        """Run the crawls of all `CrawlerRunner`."""
+    def run(self, *args: object, **kwargs: object) -> None:
+        """Run the crawls of all `CrawlerRunner` objects."""
         from shoal.scrapy.process import CrawlerRunner
 
         for runner in list(CrawlerRunner.waiting):
             runner.run_all()
 
     def stop(self) -> None:
-        """The crawls end by themselves."""
+        """Do nothing: the crawls end by themselves."""
 
-    def callLater(self, delay: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def callLater(self, delay: float, function: Function, *args: object, **kwargs: object) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay, lambda: function(*args, **kwargs))
 
-    def callFromThread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def callFromThread(self, function: Function, *args: object, **kwargs: object) -> None:
         asyncio.get_running_loop().call_soon_threadsafe(lambda: function(*args, **kwargs))
 
-    def callInThread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def callInThread(self, function: Function, *args: object, **kwargs: object) -> None:
         asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
 
     def seconds(self) -> float:
@@ -228,5 +237,5 @@ class Reactor:
 reactor = Reactor()
 
 
-def install_reactor(*args: Any, **kwargs: Any) -> None:
-    """Shoal has its own event loop."""
+def install_reactor(*args: object, **kwargs: object) -> None:
+    """Do nothing: Shoal has its own event loop."""

@@ -1,14 +1,14 @@
 """The layer around every fetch that does what Scrapy's downloader middlewares do.
 
-Without middlewares of the project it takes the short way: cookies, statuses and retries by the rules of Scrapy. With
-middlewares, `shoal.scrapy.chain` runs all hooks in Scrapy's order.
+If the project has no middlewares, this module applies Scrapy's rules for cookies, statuses and retries. Otherwise
+`shoal.scrapy.chain` runs all hooks in Scrapy's order.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from shoal import http
 from shoal.crawling.page import redirected_request
@@ -21,10 +21,12 @@ from shoal.scrapy.exceptions import HttpError, IgnoreRequest
 from shoal.scrapy.failure import ScrapyFetchError
 from shoal.scrapy.response import HtmlResponse, Response, response_class
 from shoal.scrapy.scope import OffsiteFilter
+from shoal.scrapy.shared_types import Given
 
 if TYPE_CHECKING:
     from shoal.scrapy.request import Request
     from shoal.scrapy.settings import Settings
+    from shoal.scrapy.spider import Spider
 
 FOLLOWED = frozenset({301, 302, 303, 307, 308})
 _REFRESH = re.compile(rb"http-equiv\s*=\s*[\"']?\s*refresh", re.IGNORECASE)
@@ -32,8 +34,8 @@ _REFRESH_WITHIN = 4096  # bytes of a page
 
 
 class FinalResponse(http.Response):
-    """A page that goes to the callback as it is, also if it looks like a redirect. ``scrapy``: the response that the
-    middlewares returned."""
+    """A page that goes to the callback even if it is a redirect. ``scrapy``: the response that the middlewares
+    returned."""
 
     __slots__ = ("scrapy",)
 
@@ -54,10 +56,10 @@ class FinalResponse(http.Response):
         return made
 
 
-class Rules:
+class StatusRules:
     """What the settings and the spider say about statuses and retries."""
 
-    def __init__(self, settings: Settings, spider: Any, handled: Collection[int]) -> None:
+    def __init__(self, settings: Settings, spider: Spider, handled: Collection[int]) -> None:
         self._spider = spider
         self._handled = handled
         self._allow_all = settings.getbool("HTTPERROR_ALLOW_ALL")
@@ -65,7 +67,7 @@ class Rules:
         self.retries = settings.getint("RETRY_TIMES") if settings.getbool("RETRY_ENABLED") else 0
         self.refresh_within = settings.getint("METAREFRESH_MAXDELAY") if settings.getbool("METAREFRESH_ENABLED") else -1
 
-    def handles(self, meta: Mapping[str, Any], status: int) -> bool:
+    def handles(self, meta: Given, status: int) -> bool:
         """Whether a page with this status goes to the callback."""
         if 200 <= status < 300 or meta.get("handle_httpstatus_all"):
             return True
@@ -73,7 +75,7 @@ class Rules:
             return status in meta["handle_httpstatus_list"]
         return self._allow_all or status in getattr(self._spider, "handle_httpstatus_list", self._handled)
 
-    def follows(self, meta: Mapping[str, Any], status: int) -> bool:
+    def follows(self, meta: Given, status: int) -> bool:
         """Whether a redirect with this status is followed."""
         return (
             self.redirects
@@ -84,8 +86,8 @@ class Rules:
             and status not in getattr(self._spider, "handle_httpstatus_list", ())
         )
 
-    def may_retry(self, meta: Mapping[str, Any]) -> bool:
-        """Whether the request of this attempt may have another one."""
+    def may_retry(self, meta: Given) -> bool:
+        """Whether the current request may be tried again."""
         if meta.get("dont_retry"):
             return False
         wanted = meta.get("max_retry_times")
@@ -95,10 +97,10 @@ class Rules:
 class DownloaderLayer:
     """A layer of the engine: ``(request, fetch) -> response``."""
 
-    def __init__(self, conversion: Conversion, settings: Settings, spider: Any, offsite: OffsiteFilter) -> None:
+    def __init__(self, conversion: Conversion, settings: Settings, spider: Spider, offsite: OffsiteFilter) -> None:
         self._conversion = conversion
         self._offsite = offsite
-        self.rules = Rules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
+        self.rules = StatusRules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
         self.jars = CookieJars() if settings.getbool("COOKIES_ENABLED") else None
 
     async def __call__(self, request: http.Request, fetch: Fetch) -> http.Response:
@@ -115,8 +117,8 @@ class DownloaderLayer:
         self.check_refresh(page, meta)
         return page
 
-    def check_site(self, request: http.Request, meta: Mapping[str, Any]) -> None:
-        """FetchError for a redirect that leads away from the allowed domains."""
+    def check_site(self, request: http.Request, meta: Given) -> None:
+        """Raise FetchError for a redirect that leaves the allowed domains."""
         if request.redirects and not request.dont_filter and not self._offsite.allows(request.url):
             if meta.get("allow_offsite"):
                 return
@@ -124,15 +126,15 @@ class DownloaderLayer:
                 "redirected to a host outside allowed_domains", kind="scope", retryable=False, contacted=False
             ) from IgnoreRequest(f"Filtered offsite request to {request.url!r}")
 
-    async def send(self, request: http.Request, meta: Mapping[str, Any], fetch: Fetch) -> http.Response:
+    async def send(self, request: http.Request, meta: Given, fetch: Fetch) -> http.Response:
         """Fetch a page with its cookies."""
         if self.jars is None or meta.get("dont_merge_cookies"):
             return await fetch(request.replace(cookies={}) if request.cookies else request)
         verbose = self._conversion.verbose_cookies(request)
         return await self.jars.fetch(request, fetch, meta.get("cookiejar"), verbose)
 
-    def check_refresh(self, page: http.Response, meta: Mapping[str, Any]) -> None:
-        """Replaced if the page asks for another one with ``<meta http-equiv="refresh">``."""
+    def check_refresh(self, page: http.Response, meta: Given) -> None:
+        """Raise Replaced if the page redirects with ``<meta http-equiv="refresh">``."""
         if not _REFRESH.search(page.body, 0, _REFRESH_WITHIN) or meta.get("dont_redirect"):
             return
         kind = response_class(page.headers.get("Content-Type", ""), page.url, page.body)
@@ -144,7 +146,7 @@ class DownloaderLayer:
         if url and interval is not None and interval < self.rules.refresh_within and url.startswith("http"):
             raise Replaced(redirected_request(page.request, url, 302), contacted=not page.from_cache)
 
-    def _failed(self, request: http.Request, meta: Mapping[str, Any], error: FetchError) -> http.Response:
+    def _failed(self, request: http.Request, meta: Given, error: FetchError) -> http.Response:
         if error.retryable:
             if self.rules.may_retry(meta):
                 raise error
@@ -154,9 +156,9 @@ class DownloaderLayer:
         raise error
 
     def _decided(
-        self, request: http.Request, meta: Mapping[str, Any], page: http.Response, error: FetchError | None = None
+        self, request: http.Request, meta: Given, page: http.Response, error: FetchError | None = None
     ) -> http.Response:
-        """The page, if the spider handles its status. Otherwise an error with it."""
+        """Return the page if the spider handles its status. Otherwise raise an error that contains it."""
         if self.rules.handles(meta, page.status):
             return page
         if error is not None and request.errback is None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from shoal.scrapy import exceptions
 from shoal.scrapy.exceptions import NotConfigured
 from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response
+from shoal.scrapy.settings import Settings
+from shoal.scrapy.shared_types import RequestOptions
+
+if TYPE_CHECKING:
+    from shoal.scrapy.crawler import Crawler
+    from shoal.scrapy.spider import Spider
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -17,13 +23,13 @@ log = logging.getLogger("shoal.scrapy")
 class _Middleware:
     """A middleware that is created with the settings."""
 
-    crawler: Any = None
+    crawler: Crawler | None = None
 
-    def __init__(self, settings: Any = None, *args: Any, **kwargs: Any) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings | None = None, *args: object, **kwargs: object) -> None:
+        self.settings = Settings() if settings is None else settings
 
     @classmethod
-    def from_crawler(cls, crawler: Any) -> Self:
+    def from_crawler(cls, crawler: Crawler) -> Self:
         made = cls(crawler.settings)
         made.crawler = crawler
         return made
@@ -32,15 +38,15 @@ class _Middleware:
 def get_retry_request(
     request: Request,
     *,
-    spider: Any,
-    reason: Any = "unspecified",
+    spider: Spider,
+    reason: object = "unspecified",
     max_retry_times: int | None = None,
     priority_adjust: int | None = None,
-    logger: Any = log,
+    logger: logging.Logger | logging.LoggerAdapter[logging.Logger] = log,
     stats_base_key: str = "retry",
-    **options: Any,
+    **options: object,
 ) -> Request | None:
-    """A copy of the request for another attempt; None if it has had all its attempts."""
+    """Return a copy of the request for another attempt; None if no attempt is left."""
     settings, stats = spider.crawler.settings, spider.crawler.stats
     times = request.meta.get("retry_times", 0) + 1
     if max_retry_times is None:
@@ -67,14 +73,14 @@ def get_retry_request(
 
 
 class RetryMiddleware(_Middleware):
-    """Retries pages with certain statuses and errors. A subclass takes the place of Shoal's own retries."""
+    """Retries pages with certain statuses and errors. A subclass replaces Shoal's own retries."""
 
     EXCEPTIONS_TO_RETRY: tuple[type[Exception], ...] = (
         exceptions.TimeoutError, exceptions.DNSLookupError, exceptions.ConnectError, exceptions.ConnectionLost,
         exceptions.ResponseFailed, exceptions.TunnelError, OSError,
     )  # fmt: skip
 
-    def __init__(self, settings: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, settings: Settings, *args: object, **kwargs: object) -> None:
         if not settings.getbool("RETRY_ENABLED"):
             raise NotConfigured
         super().__init__(settings)
@@ -83,22 +89,27 @@ class RetryMiddleware(_Middleware):
         self.priority_adjust = settings.getint("RETRY_PRIORITY_ADJUST")
         self.exceptions_to_retry = self.EXCEPTIONS_TO_RETRY
 
-    def process_response(self, request: Request, response: Response, spider: Any = None) -> Request | Response:
+    def process_response(
+        self, request: Request, response: Response, spider: Spider | None = None
+    ) -> Request | Response:
         if request.meta.get("dont_retry", False) or response.status not in self.retry_http_codes:
             return response
         return self._retry(request, response_status_message(response.status), self._spider(spider)) or response
 
-    def process_exception(self, request: Request, exception: Exception, spider: Any = None) -> Request | None:
+    def process_exception(self, request: Request, exception: Exception, spider: Spider | None = None) -> Request | None:
         if isinstance(exception, self.exceptions_to_retry) and not request.meta.get("dont_retry", False):
             return self._retry(request, exception, self._spider(spider))
         return None
 
-    def _spider(self, spider: Any) -> Any:
+    def _spider(self, spider: Spider | None) -> Spider | None:
         return spider if spider is not None or self.crawler is None else self.crawler.spider
 
-    def _retry(self, request: Request, reason: Any, spider: Any = None) -> Request | None:
+    def _retry(self, request: Request, reason: object, spider: Spider | None = None) -> Request | None:
+        chosen = self._spider(spider)
+        if chosen is None:
+            raise TypeError(f"{type(self).__name__} has no crawler: pass the spider, or create it with from_crawler()")
         return get_retry_request(
-            request, spider=self._spider(spider), reason=reason,
+            request, spider=chosen, reason=reason,
             max_retry_times=request.meta.get("max_retry_times", self.max_retry_times),
             priority_adjust=request.meta.get("priority_adjust", self.priority_adjust),
         )  # fmt: skip
@@ -107,38 +118,41 @@ class RetryMiddleware(_Middleware):
 class UserAgentMiddleware(_Middleware):
     """Sets the user agent."""
 
-    def __init__(self, user_agent: Any = "Scrapy", *args: Any, **kwargs: Any) -> None:
+    def __init__(self, user_agent: str | None = "Scrapy", *args: object, **kwargs: object) -> None:
         super().__init__()
         self.user_agent = user_agent
 
     @classmethod
-    def from_crawler(cls, crawler: Any) -> Self:
+    def from_crawler(cls, crawler: Crawler) -> Self:
         made = cls(crawler.settings.get("USER_AGENT"))
         made.crawler = crawler
         return made
 
-    def spider_opened(self, spider: Any) -> None:
+    def spider_opened(self, spider: Spider) -> None:
         self.user_agent = getattr(spider, "user_agent", self.user_agent)
 
-    def process_request(self, request: Request, spider: Any = None) -> Any:
+    def process_request(self, request: Request, spider: Spider | None = None) -> Request | Response | None:
         if self.user_agent:
             request.headers.setdefault("User-Agent", self.user_agent)
+        return None
 
 
 class DefaultHeadersMiddleware(_Middleware):
     """Sets the headers of DEFAULT_REQUEST_HEADERS."""
 
-    def process_request(self, request: Request, spider: Any = None) -> Any:
+    def process_request(self, request: Request, spider: Spider | None = None) -> Request | Response | None:
         for name, value in self.settings.getdict("DEFAULT_REQUEST_HEADERS").items():
             if value is not None:
                 request.headers.setdefault(name, value)
+        return None
 
 
 class HttpProxyMiddleware(_Middleware):
     """Shoal sends a request through the proxy in ``meta["proxy"]`` itself."""
 
-    def process_request(self, request: Request, spider: Any = None) -> Any:
-        """Nothing is to do."""
+    def process_request(self, request: Request, spider: Spider | None = None) -> Request | Response | None:
+        """Do nothing."""
+        return None
 
 
 class DownloadTimeoutMiddleware(HttpProxyMiddleware):
@@ -146,9 +160,11 @@ class DownloadTimeoutMiddleware(HttpProxyMiddleware):
 
 
 class RedirectMiddleware(_Middleware):
-    """Redirects are followed by Shoal. A subclass sees the responses."""
+    """Shoal follows redirects itself. A subclass receives their responses first."""
 
-    def process_response(self, request: Request, response: Response, spider: Any = None) -> Request | Response:
+    def process_response(
+        self, request: Request, response: Response, spider: Spider | None = None
+    ) -> Request | Response:
         location = response.headers.get("Location")
         if location is None or response.status not in (301, 302, 303, 307, 308) or request.meta.get("dont_redirect"):
             return response
@@ -156,10 +172,10 @@ class RedirectMiddleware(_Middleware):
         if urlsplit(url).scheme not in ("http", "https"):
             return response
         keeps = response.status in (307, 308) or request.method in ("GET", "HEAD")
-        changes: dict[str, Any] = {} if keeps else {"method": "GET", "body": b""}
+        changes: RequestOptions = {} if keeps else {"method": "GET", "body": b""}
         return self._redirect(request.replace(url=url, **changes), request, spider, response.status)
 
-    def _redirect(self, redirected: Request, request: Request, spider: Any, reason: Any) -> Request:
+    def _redirect(self, redirected: Request, request: Request, spider: Spider | None, reason: object) -> Request:
         redirected.meta["redirect_urls"] = [*request.meta.get("redirect_urls", []), request.url]
         return redirected
 

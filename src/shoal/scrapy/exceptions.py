@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal import errors
 
@@ -35,15 +35,15 @@ class DropItem(errors.DropItem):
 
 
 class NotConfigured(Exception):
-    """Raised by a pipeline, middleware or extension that does not want to be used."""
+    """Raised by a pipeline, middleware or extension to be left out."""
 
 
 class NotSupported(Exception):
-    """The response does not have what was asked for."""
+    """The operation is not supported, such as a query of a response without text."""
 
 
 class StopDownload(Exception):
-    """Raised to stop the download of a body. Shoal reads a body as a whole, so nobody can raise it in time."""
+    """Raised to stop the download of a body. It has no effect: Shoal has read the whole body by then."""
 
     def __init__(self, *, fail: bool = True) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class UsageError(Exception):
 class HttpError(IgnoreRequest):
     """An errback's failure: the response has a status that the spider does not handle."""
 
-    def __init__(self, response: Response, *arguments: Any) -> None:
+    def __init__(self, response: Response, *arguments: object) -> None:
         super().__init__(*arguments)
         self.response = response
 
@@ -94,13 +94,13 @@ class ConnectionLost(Exception):
 
 
 class ConnectionDone(ConnectionLost):
-    """The host closed the connection in order, but too early."""
+    """The host closed the connection cleanly, but too early."""
 
 
 class ResponseFailed(Exception):
     """The response is incomplete or invalid."""
 
-    def __init__(self, reasons: Any = (), response: Any = None) -> None:
+    def __init__(self, reasons: object = (), response: object = None) -> None:
         super().__init__(reasons)
         self.reasons = reasons
         self.response = response

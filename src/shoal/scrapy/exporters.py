@@ -1,4 +1,4 @@
-"""Item exporters, as Scrapy has them: pipelines use them to write files of their own."""
+"""Scrapy's item exporters. Pipelines use them to write files of their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import io
 import json
 import logging
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pprint import pformat
-from typing import Any
+from typing import Any, BinaryIO, TypedDict, Unpack
 from xml.sax.saxutils import XMLGenerator
 from xml.sax.xmlreader import AttributesImpl
 
@@ -19,6 +19,7 @@ from itemadapter import ItemAdapter
 
 from shoal.scrapy.http import Request, Response
 from shoal.scrapy.item import support_item_adapter
+from shoal.scrapy.shared_types import Given
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -28,7 +29,7 @@ support_item_adapter()
 class ScrapyJSONEncoder(json.JSONEncoder):
     """Encodes what items contain: dates, decimals, sets, and other items."""
 
-    def default(self, o: Any) -> Any:
+    def default(self, o: object) -> object:
         match o:
             case set() | frozenset():
                 return list(o)
@@ -43,20 +44,30 @@ class ScrapyJSONEncoder(json.JSONEncoder):
         return ItemAdapter(o).asdict() if ItemAdapter.is_item(o) else super().default(o)
 
 
+class ExporterOptions(TypedDict, total=False):
+    """The options that every exporter has."""
+
+    encoding: str | None
+    fields_to_export: Mapping[str, str] | Iterable[str] | None
+    export_empty_fields: bool
+    indent: int | None
+    dont_fail: bool
+
+
 class BaseItemExporter:
     """Chooses the fields of an item and serializes them. Subclasses write them with ``export_item``."""
 
     def __init__(self, *, dont_fail: bool = False, **options: Any) -> None:
         self.encoding: str | None = options.pop("encoding", None)
-        self.fields_to_export: Any = options.pop("fields_to_export", None)
+        self.fields_to_export: Mapping[str, str] | Iterable[str] | None = options.pop("fields_to_export", None)
         self.export_empty_fields: bool = options.pop("export_empty_fields", False)
         self.indent: int | None = options.pop("indent", None)
         self._kwargs = options
-        """The options that are left, for the library that writes."""
+        """The other options. They go to the library that writes the file."""
         if options and not dont_fail:
             raise TypeError(f"Unexpected options: {', '.join(options)}")
 
-    def export_item(self, item: Any) -> Any:
+    def export_item(self, item: Any) -> object:
         raise NotImplementedError(f"{type(self).__name__} has no export_item()")
 
     def start_exporting(self) -> None:
@@ -65,16 +76,16 @@ class BaseItemExporter:
     def finish_exporting(self) -> None:
         """Called after the last item."""
 
-    def serialize_field(self, field: Mapping[str, Any], name: str, value: Any) -> Any:
-        """Return the value of a field as it is written: by default what the ``serializer`` of the field returns."""
+    def serialize_field(self, field: Given, name: str, value: Any) -> Any:
+        """Return the value to write for a field: the result of its ``serializer``, if it has one."""
         serializer = field.get("serializer")
         return self._serialized(value) if serializer is None else serializer(value)
 
-    def _serialized(self, value: Any) -> Any:
+    def _serialized(self, value: object) -> object:
         return value
 
     def get_serialized_fields(
-        self, item: Any, default_value: Any = None, include_empty: bool | None = None
+        self, item: object, default_value: object = None, include_empty: bool | None = None
     ) -> Iterator[tuple[str, Any]]:
         """Yield the names and values to write. ``include_empty``: also the fields that the item does not have."""
         adapter = ItemAdapter(item)
@@ -100,22 +111,22 @@ class BaseItemExporter:
 class JsonLinesItemExporter(BaseItemExporter):
     """Writes one JSON object per line."""
 
-    def __init__(self, file: Any, **options: Any) -> None:
+    def __init__(self, file: BinaryIO, **options: Any) -> None:
         super().__init__(dont_fail=True, **options)
         self.file = file
         self.encoder = ScrapyJSONEncoder(**{"ensure_ascii": not self.encoding, **self._kwargs})
 
-    def _encoded(self, item: Any) -> bytes:
+    def _encoded(self, item: object) -> bytes:
         return self.encoder.encode(dict(self.get_serialized_fields(item))).encode(self.encoding or "utf-8")
 
-    def export_item(self, item: Any) -> None:
+    def export_item(self, item: object) -> None:
         self.file.write(self._encoded(item) + b"\n")
 
 
 class JsonItemExporter(JsonLinesItemExporter):
     """Writes one JSON array."""
 
-    def __init__(self, file: Any, **options: Any) -> None:
+    def __init__(self, file: BinaryIO, **options: Any) -> None:
         super().__init__(file, **options)
         self.first_item = True
         self._newline = b"" if self.indent is None else b"\n"
@@ -127,7 +138,7 @@ class JsonItemExporter(JsonLinesItemExporter):
     def start_exporting(self) -> None:
         self.file.write(b"[" + self._newline)
 
-    def export_item(self, item: Any) -> None:
+    def export_item(self, item: object) -> None:
         data = self._encoded(item)
         self.file.write(data if self.first_item else b"," + self._newline + data)
         self.first_item = False
@@ -137,10 +148,10 @@ class JsonItemExporter(JsonLinesItemExporter):
 
 
 class CsvItemExporter(BaseItemExporter):
-    """Writes a CSV file. The first item decides about the columns, unless ``fields_to_export`` does."""
+    """Writes a CSV file. Its columns are ``fields_to_export``, or else the fields of the first item."""
 
     def __init__(
-        self, file: Any, include_headers_line: bool = True, join_multivalued: str = ",", errors: str | None = None,
+        self, file: BinaryIO, include_headers_line: bool = True, join_multivalued: str = ",", errors: str | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(dont_fail=True, **options)
@@ -152,29 +163,29 @@ class CsvItemExporter(BaseItemExporter):
         self._is_first = True
         self._reports_losses = False
 
-    def _serialized(self, value: Any) -> Any:
+    def _serialized(self, value: object) -> object:
         if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
             return self._join.join(value)
         return value
 
-    def export_item(self, item: Any) -> None:
+    def export_item(self, item: object) -> None:
         if self._is_first and self.include_headers_line:
             self._write_header(item)
         self._is_first = False
-        if self._reports_losses and (lost := set(ItemAdapter(item).field_names()) - set(self.fields_to_export)):
+        if self._reports_losses and (lost := set(ItemAdapter(item).field_names()) - set(self.fields_to_export or ())):
             self._reports_losses = False
             log.warning("the CSV file has no columns for %s: set fields_to_export", sorted(lost))
         row = self.get_serialized_fields(item, default_value="", include_empty=True)
         self.csv_writer.writerow([self._text(value) for _, value in row])
 
-    def _write_header(self, item: Any) -> None:
+    def _write_header(self, item: object) -> None:
         if not self.fields_to_export:
             self.fields_to_export = list(ItemAdapter(item).field_names())
             self._reports_losses = True
         chosen = self.fields_to_export
         self.csv_writer.writerow(list(chosen.values() if isinstance(chosen, Mapping) else chosen))
 
-    def _text(self, value: Any) -> Any:
+    def _text(self, value: object) -> object:
         return value.decode(self.encoding or "utf-8") if isinstance(value, bytes) else value
 
     def finish_exporting(self) -> None:
@@ -184,9 +195,16 @@ class CsvItemExporter(BaseItemExporter):
 class XmlItemExporter(BaseItemExporter):
     """Writes an XML document with one element per item."""
 
-    def __init__(self, file: Any, **options: Any) -> None:
-        self.item_element = options.pop("item_element", "item")
-        self.root_element = options.pop("root_element", "items")
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        item_element: str = "item",
+        root_element: str = "items",
+        **options: Unpack[ExporterOptions],
+    ) -> None:
+        self.item_element = item_element
+        self.root_element = root_element
         super().__init__(**options)
         self.encoding = self.encoding or "utf-8"
         self.stream = io.TextIOWrapper(file, self.encoding, "xmlcharrefreplace", newline="\n", write_through=True)
@@ -198,7 +216,7 @@ class XmlItemExporter(BaseItemExporter):
         if self.indent is not None:
             self.xg.characters("\n")
 
-    def export_item(self, item: Any) -> None:
+    def export_item(self, item: object) -> None:
         self._open(self.item_element, 1)
         self._break()
         for name, value in self.get_serialized_fields(item, default_value=""):
@@ -212,11 +230,16 @@ class XmlItemExporter(BaseItemExporter):
         self.xg.endDocument()
         self.stream.detach()  # the file stays open
 
-    def _write(self, name: str, value: Any, depth: int) -> None:
+    def _write(self, name: str, value: object, depth: int) -> None:
         self._open(name, depth)
-        if hasattr(value, "items") or (hasattr(value, "__iter__") and not isinstance(value, str | bytes)):
+        parts: Iterable[tuple[str, object]] | None = None
+        if hasattr(value, "items"):
+            parts = value.items()
+        elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            parts = (("value", each) for each in value)
+        if parts is not None:
             self._break()
-            for title, each in value.items() if hasattr(value, "items") else (("value", each) for each in value):
+            for title, each in parts:
                 self._write(title, each, depth + 1)
             self._close(name, depth)
         else:
@@ -244,21 +267,21 @@ class XmlItemExporter(BaseItemExporter):
 class PprintItemExporter(BaseItemExporter):
     """Writes items as Python would print them."""
 
-    def __init__(self, file: Any, **options: Any) -> None:
+    def __init__(self, file: BinaryIO, **options: Unpack[ExporterOptions]) -> None:
         super().__init__(**options)
         self.file = file
 
-    def export_item(self, item: Any) -> None:
+    def export_item(self, item: object) -> None:
         self.file.write((pformat(dict(self.get_serialized_fields(item))) + "\n").encode())
 
 
 class PickleItemExporter(BaseItemExporter):
     """Writes items as dicts with pickle."""
 
-    def __init__(self, file: Any, protocol: int = 4, **options: Any) -> None:
+    def __init__(self, file: BinaryIO, protocol: int = 4, **options: Unpack[ExporterOptions]) -> None:
         super().__init__(**options)
         self.file = file
         self.protocol = protocol
 
-    def export_item(self, item: Any) -> None:
+    def export_item(self, item: object) -> None:
         pickle.dump(dict(self.get_serialized_fields(item)), self.file, self.protocol)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from shoal import errors
 from shoal.scrapy import exceptions
@@ -20,17 +21,19 @@ class Failure:
             import sys
 
             value = sys.exc_info()[1]
-        self.value: Any = value
-        self.type: type[Any] = type(self.value)
+            if value is None:
+                raise ValueError("a Failure needs an exception: pass one, or create it in an except block")
+        self.value = value
+        self.type = type(self.value)
         self.request = request
 
     @property
-    def tb(self) -> Any:
+    def tb(self) -> TracebackType | None:
         return self.value.__traceback__
 
-    def check(self, *kinds: Any) -> Any:
-        """The first of the exception types that the error is an instance of; None if it is none of them. A type may
-        also be named."""
+    def check(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
+        """Return the first of these exception types that the error is an instance of; None if there is none. A type may
+        be given by name."""
         for kind in kinds:
             if isinstance(kind, str):
                 if any(kind in (each.__name__, f"{each.__module__}.{each.__name__}") for each in self.type.__mro__):
@@ -39,8 +42,8 @@ class Failure:
                 return kind
         return None
 
-    def trap(self, *kinds: Any) -> Any:
-        """The same as ``check``, but the error is raised if it is none of these."""
+    def trap(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
+        """Like ``check``, but raise the error if it is none of these types."""
         found = self.check(*kinds)
         if found is None:
             raise self.value
@@ -49,12 +52,12 @@ class Failure:
     def getErrorMessage(self) -> str:
         return str(self.value)
 
-    def getTraceback(self, *arguments: Any, **named: Any) -> str:
+    def getTraceback(self, *arguments: object, **named: object) -> str:
         return "".join(traceback.format_exception(self.value))
 
     getBriefTraceback = getTraceback
 
-    def printTraceback(self, *arguments: Any, **named: Any) -> None:
+    def printTraceback(self, *arguments: object, **named: object) -> None:
         print(self.getTraceback())
 
     def raiseException(self) -> None:
@@ -81,7 +84,7 @@ _NETWORK: dict[str, type[Exception]] = {
 
 
 def exception_of(error: errors.ShoalError) -> Exception:
-    """The exception that Scrapy's users know for an error of a fetch."""
+    """The exception that Scrapy raises for an error of a fetch."""
     cause = error.__cause__
     if isinstance(cause, Exception) and isinstance(error, ScrapyFetchError):
         return cause
@@ -99,7 +102,7 @@ def exception_of(error: errors.ShoalError) -> Exception:
 
 
 class ScrapyFetchError(errors.FetchError):
-    """A fetch that a middleware or a rule of Scrapy ended. Its cause is the exception that the errback receives.
-    ``request`` is the request with the changes of the middlewares."""
+    """A fetch that a middleware or a rule of Scrapy ended. Its ``__cause__`` is what the errback receives. ``request``
+    has the changes of the middlewares."""
 
     request: Request | None = None

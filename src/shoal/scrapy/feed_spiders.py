@@ -33,7 +33,7 @@ class _FeedSpider(Spider):
         """Change what was returned for one node or row."""
         return results
 
-    def _processed(self, response: Response, result: Any) -> Iterable[Any]:
+    def _processed(self, response: Response, result: object) -> Iterable[object]:
         return self.process_results(response, each_result(result))
 
 
@@ -48,17 +48,17 @@ class XMLFeedSpider(_FeedSpider):
     itertag: str = "item"
     namespaces: Sequence[tuple[str, str]] = ()
 
-    def parse_node(self, response: Response, selector: Selector) -> Any:
+    def parse_node(self, response: Response, selector: Any) -> Any:
         """Handle one node."""
         if hasattr(self, "parse_item"):  # its name in older projects
             return self.parse_item(response, selector)
         raise NotImplementedError(f"{type(self).__name__} has no parse_node()")
 
-    def parse_nodes(self, response: Response, nodes: Iterable[Selector]) -> Iterator[Any]:
+    def parse_nodes(self, response: Response, nodes: Iterable[Selector]) -> Iterator[object]:
         for node in nodes:
             yield from self._processed(response, self.parse_node(response, node))
 
-    def _parse(self, response: Response, **options: Any) -> Any:
+    def _parse(self, response: Response, **options: object) -> Iterator[object]:
         response = self.adapt_response(response)
         if self.iterator not in ("iternodes", "xml", "html"):
             raise NotSupported(f"unknown iterator {self.iterator!r}: use 'iternodes', 'xml' or 'html'")
@@ -83,7 +83,7 @@ class XMLFeedSpider(_FeedSpider):
 
 
 class CSVFeedSpider(_FeedSpider):
-    """Calls ``parse_row`` with a dict for each row. The first row has the names unless ``headers`` has them."""
+    """Calls ``parse_row`` with a dict for each row. Its keys are ``headers``, or else the first row."""
 
     delimiter: str | None = None
     quotechar: str | None = None
@@ -93,11 +93,11 @@ class CSVFeedSpider(_FeedSpider):
         """Handle one row."""
         raise NotImplementedError(f"{type(self).__name__} has no parse_row()")
 
-    def parse_rows(self, response: Response) -> Iterator[Any]:
+    def parse_rows(self, response: Response) -> Iterator[object]:
         for row in csv_rows(response, self.delimiter, self.headers, self.quotechar):
             yield from self._processed(response, self.parse_row(response, row))
 
-    def _parse(self, response: Response, **options: Any) -> Any:
+    def _parse(self, response: Response, **options: object) -> Iterator[object]:
         return self.parse_rows(self.adapt_response(response))
 
 
@@ -120,7 +120,7 @@ def nodes_named(document: Selector, name: str) -> Iterator[Selector]:
 def _declarations(element: Element) -> dict[str, str]:
     """Return the namespaces in scope at an element, by the attribute that declares them."""
     found: dict[str, str] = {}
-    node: Any = element
+    node: object = element
     while isinstance(node, Element):
         for key in node.attrs:
             if key == "xmlns" or key.startswith("xmlns:"):
@@ -135,14 +135,13 @@ def csv_rows(
     headers: Sequence[str] | None = None,
     quotechar: str | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV text as dicts. A row with another number of columns than the header is left out."""
+    """Yield the rows of a CSV text as dicts. A row is left out if it has more or fewer columns than the header."""
     if isinstance(source, TextResponse):
         source = source.text
     elif isinstance(source, Response):
         source = source.body
     text = source.decode() if isinstance(source, bytes) else source
-    options = {key: value for key, value in (("delimiter", delimiter), ("quotechar", quotechar)) if value}
-    rows = csv.reader(io.StringIO(text), **options)  # type: ignore[arg-type]
+    rows = csv.reader(io.StringIO(text), delimiter=delimiter or ",", quotechar=quotechar or '"')
     names = headers or next(rows, None)
     if names is None:
         return

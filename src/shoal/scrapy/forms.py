@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
 from turbohtml import Element
 
 from shoal.scrapy.http import Request
+from shoal.scrapy.shared_types import Function
 
 if TYPE_CHECKING:
     from shoal.scrapy.http import TextResponse
 
-FormData: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]] | None
-Pair: TypeAlias = tuple[str, Any]
-T = TypeVar("T", bound="FormRequest")
+FormData: TypeAlias = Mapping[str, object] | Iterable[tuple[str, object]] | None
+Pair: TypeAlias = tuple[str, object]
 
 _CONTROLS = "input, select, textarea, button"
 _TABLE_PARTS = ("table", "thead", "tbody", "tfoot", "tr")
@@ -28,8 +28,8 @@ class FormRequest(Request):
     valid_form_methods = ["GET", "POST"]
 
     def __init__(
-        self, url: str, callback: Any = None, method: str | None = None, *args: Any, formdata: FormData = None,
-        **options: Any,
+        self, url: str, callback: Function | str | None = None, method: str | None = None, *args: Any,
+        formdata: FormData = None, **options: Any,
     ) -> None:  # fmt: skip
         method = (method or ("POST" if formdata else "GET")).upper()
         encoded = _encode(formdata, options.get("encoding") or "utf-8") if formdata else ""
@@ -43,7 +43,7 @@ class FormRequest(Request):
 
     @classmethod
     def from_response(
-        cls: type[T],
+        cls,
         response: TextResponse,
         formname: str | None = None,
         formid: str | None = None,
@@ -54,8 +54,9 @@ class FormRequest(Request):
         formxpath: str | None = None,
         formcss: str | None = None,
         **options: Any,
-    ) -> T:
-        """Return the request that submits a form of the page: its own fields, the button, and ``formdata`` over them.
+    ) -> Self:
+        """Return the request that submits a form of the page: its fields, the button, and ``formdata``, which replaces
+        fields.
 
         A value of None leaves the field out. ValueError or IndexError if the page has no such form or button.
         """
@@ -109,11 +110,10 @@ class _Fields:
     """The fields and buttons of a form."""
 
     def __init__(self, form: Element) -> None:
-        self._form = form
         self._controls = form.select(_CONTROLS) or _parted_by_a_table(form)
 
     def values(self) -> Iterator[Pair]:
-        """Yield the fields with a name, as a browser would send them, but also disabled ones."""
+        """Yield the named fields as a browser would send them, and also disabled ones."""
         for control in self._controls:
             name, kind = control.attr("name"), (control.attr("type") or "").lower()
             if not name or control.tag == "button" or kind in ("submit", "image", "reset"):
@@ -128,7 +128,8 @@ class _Fields:
                 yield name, control.attr("value") or "on"
 
     def button(self, wanted: Mapping[str, str | int] | None) -> Element | None:
-        """Return the first button, or the control that has these attributes. ValueError if not exactly one has."""
+        """Return the first button, or the one control that has these attributes. ValueError if none or several have
+        them."""
         if wanted is None:
             return next(filter(_is_submit, self._controls), None)
         if not any(map(_is_submit, self._controls)):
@@ -144,7 +145,7 @@ class _Fields:
 
 
 def _parted_by_a_table(form: Element) -> list[Element]:
-    """Return the controls of a form between the parts of a table, where the parser cannot keep them inside the form."""
+    """Return the controls that follow a form inside a table. The parser cannot keep them inside the form."""
     parent = form.parent
     if not isinstance(parent, Element) or parent.tag not in _TABLE_PARTS:
         return []
@@ -184,7 +185,7 @@ def _encode(formdata: FormData, encoding: str) -> str:
     return urlencode(values)
 
 
-def _bytes(value: Any, encoding: str) -> bytes:
+def _bytes(value: object, encoding: str) -> bytes:
     if value is None:
         raise TypeError("a value of formdata is None: leave the field out, or use an empty string")
     return value if isinstance(value, bytes) else str(value).encode(encoding)

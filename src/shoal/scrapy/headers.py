@@ -1,16 +1,17 @@
-"""Headers with bytes values, as Scrapy has them."""
+"""Scrapy's headers: their names and values are bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-Source: TypeAlias = "Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None"
+Source: TypeAlias = "Mapping[str, object] | Mapping[bytes, object] | Iterable[tuple[str | bytes, object]] | None"
 """What headers can be made of: a mapping or pairs. A value is text, bytes, a number, or a list of them."""
 
 
-class Headers(MutableMapping[Any, Any]):
-    """A mapping from header names, in any case, to values. Names and values are bytes; a name may have several values.
+class Headers(MutableMapping[object, object]):
+    """A mapping from header names to values, both bytes. The case of a name does not matter. A name may have several
+    values.
 
     ``headers[name]`` and ``get`` return the last value, ``getlist`` all of them.
     """
@@ -53,13 +54,13 @@ class Headers(MutableMapping[Any, Any]):
         values = self._values[self._name(key)]
         return values[-1] if values else None
 
-    def get(self, key: object, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> bytes | None:
         values = self._values.get(self._name(key))
         if values:
             return values[-1]
         return default if default is None else self._list(default)[-1]
 
-    def getlist(self, key: object, default: Any = None) -> list[bytes]:
+    def getlist(self, key: object, default: object = None) -> list[bytes]:
         values = self._values.get(self._name(key))
         return list(values) if values is not None else self._list(default)
 
@@ -74,7 +75,8 @@ class Headers(MutableMapping[Any, Any]):
     def appendlist(self, key: object, value: object) -> None:
         self._values.setdefault(self._name(key), []).extend(self._list(value))
 
-    def update(self, seq: Source = (), **named: Any) -> None:  # type: ignore[override]  # the keys may be bytes
+    def update(self, seq: Any = (), /, **named: object) -> None:
+        """Replace values. ``seq`` is a mapping or pairs."""
         pairs = seq.items() if isinstance(seq, Mapping) else (seq or ())
         collected: dict[bytes, list[bytes]] = {}
         for key, value in (*pairs, *named.items()):
@@ -127,8 +129,6 @@ class Headers(MutableMapping[Any, Any]):
         if isinstance(other, Headers):
             return self._values == other._values
         return isinstance(other, Mapping) and self._values == Headers(other, self.encoding)._values
-
-    __hash__ = None  # type: ignore[assignment]  # it can change
 
     def __repr__(self) -> str:
         return f"Headers({dict(self.items())!r})"

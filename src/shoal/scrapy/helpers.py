@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator
-from datetime import date, datetime, time
-from decimal import Decimal
+from collections.abc import AsyncIterable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import ParseResult, urlparse
 
 from shoal import http
@@ -19,14 +17,17 @@ from shoal.scrapy.components import load_object as load_object
 from shoal.scrapy.downloadermiddlewares import response_status_message as response_status_message
 from shoal.scrapy.process import configure_logging as configure_logging
 from shoal.scrapy.request import Request
-from shoal.scrapy.response import TextResponse
+from shoal.scrapy.response import Response, TextResponse
 from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.shared_types import HasUrl, Values
 from shoal.scrapy.spider import SpiderLogger as SpiderLoggerAdapter
-from shoal.scrapy.values import item_fields
+
+if TYPE_CHECKING:
+    from shoal.scrapy.spider import Spider
+    from shoal.selector import Selector
 
 __all__ = [
-    "ScrapyJSONEncoder",
     "SpiderLoggerAdapter",
     "add_http_if_no_scheme",
     "arg_to_iter",
@@ -59,7 +60,7 @@ __all__ = [
 
 
 def get_project_settings() -> Settings:
-    """The settings of the project around the working directory; Scrapy's defaults if there is none."""
+    """The settings of the project that contains the working directory; Scrapy's defaults if there is none."""
     from shoal.scrapy.project import find_root, project_settings
 
     root = find_root(Path.cwd())
@@ -82,42 +83,26 @@ def to_bytes(text: str | bytes, encoding: str | None = None, errors: str = "stri
 to_native_str = to_unicode
 
 
-class ScrapyJSONEncoder(json.JSONEncoder):
-    """Encodes items, sets, dates and Decimals too."""
-
-    def default(self, o: Any) -> Any:
-        if isinstance(o, set | frozenset):
-            return list(o)
-        if isinstance(o, datetime):
-            return o.strftime("%Y-%m-%d %H:%M:%S")
-        if isinstance(o, date | time):
-            return o.isoformat()
-        if isinstance(o, Decimal):
-            return str(o)
-        fields = item_fields(o)
-        return super().default(o) if fields is None else dict(fields)
-
-
 def is_listlike(value: object) -> bool:
     return hasattr(value, "__iter__") and not isinstance(value, str | bytes)
 
 
-def arg_to_iter(value: Any) -> Iterable[Any]:
-    """The value as something to iterate over: nothing for None, one element for a dict, an item or text."""
+def arg_to_iter(value: object) -> Iterable[object]:
+    """Return an iterable: empty for None, one element for a dict, an item or text, and otherwise the value itself."""
     if value is None:
         return []
-    if not isinstance(value, dict | str | bytes) and hasattr(value, "__iter__") and not hasattr(value, "fields"):
-        return value  # type: ignore[no-any-return]
+    if isinstance(value, Iterable) and not isinstance(value, dict | str | bytes) and not hasattr(value, "fields"):
+        return value
     return [value]
 
 
-def iterate_spider_output(result: Any) -> Any:
-    return result if hasattr(result, "__aiter__") else arg_to_iter(result)
+def iterate_spider_output(result: object) -> Iterable[object] | AsyncIterable[object]:
+    return result if isinstance(result, AsyncIterable) else arg_to_iter(result)
 
 
 def csviter(
-    obj: Any, delimiter: str | None = None, headers: list[str] | None = None, encoding: str | None = None,
-    quotechar: str | None = None,
+    obj: Response | str | bytes, delimiter: str | None = None, headers: list[str] | None = None,
+    encoding: str | None = None, quotechar: str | None = None,
 ) -> Iterator[dict[str, str]]:  # fmt: skip
     """The rows of a CSV text or response."""
     from shoal.scrapy.feed_spiders import csv_rows
@@ -125,20 +110,20 @@ def csviter(
     return csv_rows(obj.decode(encoding) if encoding and isinstance(obj, bytes) else obj, delimiter, headers, quotechar)
 
 
-def xmliter(obj: Any, nodename: str) -> Iterator[Any]:
+def xmliter(obj: TextResponse | str | bytes, nodename: str) -> Iterator[Selector]:
     """The elements of this name in an XML text or response."""
     from shoal.scrapy.feed_spiders import nodes_named
     from shoal.selector import Selector
 
     return nodes_named(
-        obj.selector if hasattr(obj, "selector") else Selector(text=to_unicode(obj), type="xml"), nodename
+        obj.selector if isinstance(obj, TextResponse) else Selector(text=to_unicode(obj), type="xml"), nodename
     )
 
 
 xmliter_lxml = xmliter
 
 
-def md5sum(file: Any) -> str:
+def md5sum(file: BinaryIO) -> str:
     found = hashlib.md5(usedforsecurity=False)
     while chunk := file.read(8096):
         found.update(chunk)
@@ -153,36 +138,36 @@ def get_base_url(response: TextResponse) -> str:
     return response.page.base_url
 
 
-def urlparse_cached(request_or_response: Any) -> ParseResult:
+def urlparse_cached(request_or_response: HasUrl) -> ParseResult:
     return urlparse(str(request_or_response.url))
 
 
-def url_is_from_any_domain(url: Any, domains: Iterable[str]) -> bool:
+def url_is_from_any_domain(url: str | HasUrl, domains: Iterable[str]) -> bool:
     chosen = list(domains)
-    return bool(chosen) and OffsiteFilter(chosen).allows(getattr(url, "url", url))
+    return bool(chosen) and OffsiteFilter(chosen).allows(url if isinstance(url, str) else url.url)
 
 
 def add_http_if_no_scheme(url: str) -> str:
     return url if "://" in url else f"http:{url}" if url.startswith("//") else f"http://{url}"
 
 
-def canonicalize_url(url: Any, *args: Any, **kwargs: Any) -> str:
+def canonicalize_url(url: str | bytes | ParseResult, *args: Any, **kwargs: Any) -> str:
     from w3lib.url import canonicalize_url as canonicalize
 
     found: str = canonicalize(url, *args, **kwargs)
     return found
 
 
-def fingerprint(request: Request, **options: Any) -> bytes:
+def fingerprint(request: Request, **options: object) -> bytes:
     """16 bytes that are equal for requests with the same method, URL and body."""
     return http.Request(request.url, method=request.method, body=request.body).fingerprint()
 
 
-def request_fingerprint(request: Request, *args: Any, **kwargs: Any) -> str:
+def request_fingerprint(request: Request, *args: object, **kwargs: object) -> str:
     return fingerprint(request).hex()
 
 
-def request_from_dict(found: dict[str, Any], *, spider: Any = None) -> Request:
+def request_from_dict(found: Values, *, spider: Spider | None = None) -> Request:
     """The request that ``to_dict`` described."""
     values = {name: value for name, value in found.items() if name in Request.attributes}
     for name in ("callback", "errback"):
@@ -191,7 +176,7 @@ def request_from_dict(found: dict[str, Any], *, spider: Any = None) -> Request:
     return Request(**values)
 
 
-def open_in_browser(response: TextResponse, **options: Any) -> bool:
+def open_in_browser(response: TextResponse, **options: object) -> bool:
     """Write the page to a file and open it in a browser."""
     import tempfile
     import webbrowser
@@ -214,7 +199,7 @@ class object_ref:
     """A base class without behaviour."""
 
 
-def walk_modules(path: str) -> Iterator[Any]:
+def walk_modules(path: str) -> Iterator[ModuleType]:
     """Import a package with its modules."""
     from importlib import import_module
     from pkgutil import iter_modules

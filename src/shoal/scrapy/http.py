@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.scrapy.headers import Headers as Headers
 from shoal.scrapy.request import NO_CALLBACK as NO_CALLBACK
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[FormRequest]:
     if name == "FormRequest":
         from shoal.scrapy.forms import FormRequest
 

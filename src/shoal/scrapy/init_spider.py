@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from shoal.scrapy.response import Response
 from shoal.scrapy.results import each_result
 from shoal.scrapy.spider import Spider
 
 
 class InitSpider(Spider):
-    """Starts with ``init_request``. A callback of it returns ``initialized()``, which starts the crawl itself."""
+    """Starts with ``init_request``. Its callback returns ``initialized()``, which starts the crawl."""
 
-    def start_requests(self) -> Iterable[Any]:
+    def start_requests(self) -> Iterable[object]:
         return each_result(self.init_request())
 
     def init_request(self) -> Any:
         """Return the first request or requests. By default the crawl starts at once."""
         return self.initialized()
 
-    def initialized(self, response: Any = None) -> Any:
-        """Return the requests for the start URLs. Any process of a fleet can call it."""
+    def initialized(self, response: Response | None = None) -> Iterable[Any]:
+        """Return the requests for the start URLs. Every process of a fleet can call it."""
         return super().start_requests()

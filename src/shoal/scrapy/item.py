@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from abc import ABCMeta
-from collections.abc import Iterator, MutableMapping
+from collections.abc import ItemsView, Iterator, KeysView, MutableMapping, ValuesView
 from copy import deepcopy
 from pprint import pformat
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Self
 
-T = TypeVar("T", bound="Item")
+from shoal.scrapy.shared_types import Function, Values
 
 
 class Field(dict[str, Any]):
@@ -19,29 +19,31 @@ class Field(dict[str, Any]):
 class ItemMeta(ABCMeta):
     """Collects the fields of an item class and of its bases into ``fields``, in the order of their declaration."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> ItemMeta:
+    fields: dict[str, Field]
+    _declared: dict[str, Field]
+    _serializers: dict[str, Function]
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: Values, **options: Any) -> ItemMeta:
         declared = {key: value for key, value in namespace.items() if isinstance(value, Field)}
         kept = {key: value for key, value in namespace.items() if key not in declared}
         made = super().__new__(mcs, name, bases, kept, **options)
         fields = dict(namespace.get("fields") or {})
-        made._declared = {**fields, **declared}  # type: ignore[attr-defined]
+        made._declared = {**fields, **declared}
         for base in reversed(made.__mro__):  # a field that is declared again keeps its place
             if isinstance(base, ItemMeta):
-                fields.update(base._declared)  # type: ignore[attr-defined]
-        made.fields = fields  # type: ignore[attr-defined]
-        made._serializers = {  # type: ignore[attr-defined]
-            key: field["serializer"] for key, field in fields.items() if field.get("serializer")
-        }
+                fields.update(base._declared)
+        made.fields = fields
+        made._serializers = {key: field["serializer"] for key, field in fields.items() if field.get("serializer")}
         return made
 
 
 class Item(MutableMapping[str, Any], metaclass=ItemMeta):
-    """A mapping that accepts only the fields its class declares. Any other name is a KeyError."""
+    """A mapping that accepts only the fields its class declares. Another name is a KeyError."""
 
-    fields: dict[str, Field]
+    fields: ClassVar[dict[str, Field]]
     """All declared fields, with their metadata."""
-    _values: dict[str, Any]
-    _serializers: dict[str, Any]
+    _values: Values
+    _serializers: ClassVar[dict[str, Function]]
 
     def __init__(self, *args: Any, **values: Any) -> None:
         self._values = {}
@@ -52,7 +54,7 @@ class Item(MutableMapping[str, Any], metaclass=ItemMeta):
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if name not in self.fields:
             known = ", ".join(self.fields) or "none"
             raise KeyError(f"{type(self).__name__} does not support field: {name} (its fields: {known})")
@@ -72,35 +74,35 @@ class Item(MutableMapping[str, Any], metaclass=ItemMeta):
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in type(self).fields:
-            raise AttributeError(f"fields are no attributes: read item[{name!r}]")
+            raise AttributeError(f"fields are not attributes: read item[{name!r}]")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
-            raise AttributeError(f"fields are no attributes: write item[{name!r}] = ...")
+            raise AttributeError(f"fields are not attributes: write item[{name!r}] = ...")
         super().__setattr__(name, value)
 
     __hash__ = object.__hash__
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         return self._values.get(name, default)
 
-    def keys(self) -> Any:
+    def keys(self) -> KeysView[str]:
         return self._values.keys()
 
-    def values(self) -> Any:
+    def values(self) -> ValuesView[Any]:
         return self._values.values()
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[str, Any]:
         return self._values.items()
 
-    def copy(self: T) -> T:
+    def copy(self) -> Self:
         """Return an item of the same class with the same values."""
         return type(self)(self)
 
     __copy__ = copy
 
-    def deepcopy(self: T) -> T:
+    def deepcopy(self) -> Self:
         """Return a copy whose values are copies too."""
         return deepcopy(self)
 
@@ -108,8 +110,9 @@ class Item(MutableMapping[str, Any], metaclass=ItemMeta):
         return pformat(dict(self._values))
 
 
-def serialized(item: Any) -> Any:
-    """Return the item as outputs store it: with what the ``serializer`` of its fields return. Others are unchanged."""
+def serialized(item: object) -> object:
+    """Return the item as outputs store it: the ``serializer`` of each field is applied. Other objects are returned
+    unchanged."""
     if not isinstance(item, Item) or not item._serializers:
         return item
     made = item.copy()
@@ -120,7 +123,7 @@ def serialized(item: Any) -> Any:
 
 
 def support_item_adapter() -> None:
-    """Let ``itemadapter.ItemAdapter`` handle our items, if a project has imported it.
+    """Let ``itemadapter.ItemAdapter`` handle Shoal's items, if a project has imported it.
 
     It knows the items of Scrapy only if it could import ``scrapy`` itself.
     """

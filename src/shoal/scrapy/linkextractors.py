@@ -1,7 +1,7 @@
 """``LinkExtractor`` and ``Link``: the links of a page, chosen by their URL, their place and their text.
 
-Most links of a page stand on many other pages of the site. So the decision about a link is kept by its href and the
-part of the base URL that matters, and most links cost one look into a dictionary.
+Most links occur on many pages of a site. The decision about a link is cached by its href and the relevant part of the
+base URL, so most links cost one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urljoin
 
 from turbohtml import Document, Element
@@ -33,14 +33,14 @@ xls xlsm xlsx xltm xltx potm potx ppt pptm pptx pps doc docb docm docx dotm dotx
 css pdf exe bin rss dmg iso apk jar sh rb js hta bat cpl msi msp py
 """
 IGNORED_EXTENSIONS = _EXTENSIONS.split()
-"""Ends of paths that are not followed unless ``deny_extensions`` says otherwise."""
+"""File endings that are not followed, unless ``deny_extensions`` is set."""
 
 _SPACE = " \t\n\x0c\r"
 _DEPENDENT = _SPACE + "?#"  # with these, or empty, an href depends on the whole URL of its page
 _UTF_8 = ("utf-8", "utf8", "ascii")
 _MAX_REMEMBERED = 200_000  # decisions of one extractor, up to the end of a page
+_UNKNOWN = ""  # no decision was made about this href
 _SAFE = "%/:=&?~#+!$,;'@()*[]"  # in a query
-_UNSET: Any = object()
 
 
 class Link:
@@ -53,8 +53,8 @@ class Link:
             raise TypeError(f"the URL of a Link must be a str, not {type(url).__name__}")
         self.url = url
         self.fragment = fragment
-        self._text = text
-        self._nofollow = nofollow
+        self._text: str | None = text
+        self._nofollow: bool | None = nofollow
         self._element: Element | None = None
 
     @classmethod
@@ -64,12 +64,12 @@ class Link:
         made.url = url
         made.fragment = ""
         made._element = element
-        made._text = made._nofollow = _UNSET
+        made._text = made._nofollow = None  # not read
         return made
 
     @property
     def text(self) -> str:
-        if self._text is _UNSET:
+        if self._text is None:
             self._text = self._element.text if self._element is not None else ""
         return self._text
 
@@ -79,7 +79,7 @@ class Link:
 
     @property
     def nofollow(self) -> bool:
-        if self._nofollow is _UNSET:
+        if self._nofollow is None:
             rel = (self._element.attr("rel") if self._element is not None else None) or ""
             self._nofollow = "nofollow" in rel.lower().replace(",", " ").split()
         return self._nofollow
@@ -187,7 +187,7 @@ class LinkExtractor:
                 yield selector.root
 
     def _resolver(self, response: TextResponse) -> Callable[[str], str | None]:
-        """Return what turns an href of this page into a URL to follow, or into None."""
+        """Return a function that turns an href of this page into a URL to follow, or into None."""
         base = response.page.base_url
         encoding = response.encoding.lower()
         if self.process_value is not None:
@@ -202,13 +202,13 @@ class LinkExtractor:
 
         def resolve(href: str) -> str | None:
             kept = origin if href[:1] == "/" else folder
-            url = kept.get(href, _UNSET)
-            if url is _UNSET:
+            url = kept.get(href, _UNKNOWN)
+            if url == _UNKNOWN:
                 url = self._decide(self._absolute(base, href, encoding))
                 if href[:1] not in _DEPENDENT:
                     kept[href] = url
                     self._remembered += 1
-            return url  # type: ignore[no-any-return]
+            return url
 
         return resolve
 
@@ -228,9 +228,9 @@ class LinkExtractor:
         return _join(base, href.strip(_SPACE) if self.strip else href, encoding)
 
     def _processed(self, base: str, page: str, href: str, encoding: str) -> str | None:
-        """Return the absolute URL of what the user's function makes of a link.
+        """Return the absolute URL of what ``process_value`` returns for a link.
 
-        It gets every link, also one that is no address of a page: ``javascript:open('/p')``.
+        It receives every link, even one that is not the URL of a page: ``javascript:open('/p')``.
         """
         try:
             value = self.process_value and self.process_value(urljoin(base, href.strip(_SPACE) if self.strip else href))
@@ -253,7 +253,7 @@ class LinkExtractor:
 
 
 LxmlLinkExtractor = LinkExtractor
-"""The name that Scrapy's module ``linkextractors.lxmlhtml`` has."""
+"""Its name in Scrapy's module ``linkextractors.lxmlhtml``."""
 
 
 class _Source:
@@ -295,7 +295,7 @@ def _escaped(name: str) -> str:
 
 
 def _join(base: str, href: str, encoding: str) -> str | None:
-    """Return the absolute URL of an href with its fragment; None if it is not one of a page."""
+    """Return the absolute URL of an href with its fragment; None if it is not the URL of a page."""
     address, mark, fragment = href.partition("#")
     if " " in address or (encoding not in _UTF_8 and not address.isascii()):
         path, question, query = address.partition("?")
@@ -311,11 +311,10 @@ def _is_below(host: str, domains: set[str]) -> bool:
     return any(host == each or host.endswith("." + each) for each in map(str.lower, domains))
 
 
-def _several(value: Any) -> Iterable[Any]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str | bytes | re.Pattern) else value
+def _several(value: Texts) -> Iterable[str]:
+    return (value,) if isinstance(value, str) else () if value is None else value
 
 
 def _patterns(value: Regexes) -> list[re.Pattern[str]]:
-    return [re.compile(each) for each in _several(value)]
+    several = (value,) if isinstance(value, str | re.Pattern) else () if value is None else value
+    return [re.compile(each) for each in several]

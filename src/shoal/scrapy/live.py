@@ -1,29 +1,31 @@
-"""Objects that stay in the process while their request waits: lambdas, loaders, shared dicts.
+"""Objects that stay in memory while their request is queued: lambdas, loaders, shared dicts.
 
 Only a crawl whose frontier is in the memory of this process can keep them. An entry belongs to one request. It is
-dropped some time after the request was handled: a request whose lease was lost may be handled again.
+dropped some time after the request was handled, because a request whose lease was lost may be handled again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from shoal.scrapy.shared_types import Function, Values
 
 _KEPT = 1000
-"""Entries of handled requests that are kept."""
+"""How many entries of handled requests are kept."""
 
 
 class LiveParts(NamedTuple):
     """What is not stored with a request."""
 
-    callback: Any
-    errback: Any
-    meta: dict[str, Any] | None
-    cb_kwargs: dict[str, Any] | None
+    callback: Function | str | None
+    errback: Function | str | None
+    meta: Values | None
+    cb_kwargs: Values | None
 
 
 class LiveObjects:
-    """The live parts of the waiting requests, by number."""
+    """The live parts of the queued requests, by number."""
 
     def __init__(self) -> None:
         self._entries: dict[int, LiveParts] = {}
@@ -36,7 +38,8 @@ class LiveObjects:
         return len(self._entries)
 
     def add(self, parts: LiveParts, fingerprint: bytes | None) -> int:
-        """Keep the parts of a request; its number. ``fingerprint``: of a request that is dropped as a duplicate."""
+        """Keep the parts of a request, and return their number. ``fingerprint``: of a request that the frontier may
+        drop as a duplicate."""
         if fingerprint is not None and (known := self._numbers.get(fingerprint)) is not None:
             return known
         self._last += 1
@@ -49,7 +52,7 @@ class LiveObjects:
         return self._entries.get(number)
 
     def handled(self, number: int) -> None:
-        """The request of this entry was handled."""
+        """Report that the request of an entry was handled."""
         self._handled.append(number)
         if len(self._handled) > _KEPT:
             self._entries.pop(self._handled.popleft(), None)

@@ -1,21 +1,24 @@
 """The pipelines that download files and images: their requests become `File` outputs of the page.
 
-Shoal names and stores the files itself, and the item is stored when they are there. So ``file_path`` and
-``item_completed`` of a project's own pipeline are not called; a warning says so.
+Shoal names and stores the files itself. It stores the item when all its files are stored or have failed. So
+``file_path`` and ``item_completed`` of a project's own pipeline are not called. A warning says so.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal import http
-from shoal.scrapy.components import Component
+from shoal.scrapy.components import ProjectComponent
 from shoal.scrapy.conversion import text_headers
 from shoal.scrapy.exceptions import NotConfigured
 from shoal.scrapy.request import Request
-from shoal.scrapy.values import item_fields
+from shoal.scrapy.values import fields_of
+
+if TYPE_CHECKING:
+    from shoal.scrapy.crawler import Crawler
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -29,13 +32,15 @@ class FilesPipeline:
     DEFAULT_FILES_RESULT_FIELD: ClassVar[str] = "files"
     _setting: ClassVar[str] = "FILES"
 
-    def __init__(self, store_uri: Any = None, download_func: Any = None, settings: Any = None, **options: Any) -> None:
-        self.crawler: Any = None
+    def __init__(
+        self, store_uri: object = None, download_func: object = None, settings: object = None, **options: object
+    ) -> None:
+        self.crawler: Crawler | None = None
         self.urls_field = self.DEFAULT_FILES_URLS_FIELD
         self.result_field = self.DEFAULT_FILES_RESULT_FIELD
 
     @classmethod
-    def from_crawler(cls, crawler: Any) -> Self:
+    def from_crawler(cls, crawler: Crawler) -> Self:
         store = crawler.settings.get(f"{cls._setting}_STORE")
         if not store:
             raise NotConfigured(f"{cls._setting}_STORE is not set")
@@ -47,8 +52,7 @@ class FilesPipeline:
 
     def get_media_requests(self, item: Any, info: Any) -> Iterable[Any]:
         """The requests for the files of an item."""
-        found = item if isinstance(item, Mapping) else item_fields(item) or {}
-        return [Request(url) for url in found.get(self.urls_field) or ()]
+        return [Request(url) for url in fields_of(item).get(self.urls_field) or ()]
 
 
 class ImagesPipeline(FilesPipeline):
@@ -60,9 +64,9 @@ class ImagesPipeline(FilesPipeline):
 
 
 class MediaPipelines:
-    """Turns an item into the files that it waits for."""
+    """Finds the files that an item waits for."""
 
-    def __init__(self, components: Iterable[Component]) -> None:
+    def __init__(self, components: Iterable[ProjectComponent]) -> None:
         self._pipelines = [each.instance for each in components if isinstance(each.instance, FilesPipeline)]
         for pipeline in self._pipelines:
             own = [name for name in _NOT_CALLED if hasattr(type(pipeline), name)]
@@ -75,8 +79,8 @@ class MediaPipelines:
     def __bool__(self) -> bool:
         return bool(self._pipelines)
 
-    def files_of(self, item: Any) -> list[http.File]:
-        """The files of an item; none if it has none."""
+    def files_of(self, item: object) -> list[http.File]:
+        """The files of an item; empty if it has none."""
         found: list[http.File] = []
         for pipeline in self._pipelines:
             requests = pipeline.get_media_requests(item, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeVar, overload
+
+T = TypeVar("T")
 
 
 class Message:
@@ -22,11 +24,21 @@ class Message:
     def flags(self, value: list[str] | None) -> None:
         self._flags = value
 
-    def copy(self) -> Any:
+    def copy(self) -> Self:
         return self.replace()
 
-    def replace(self, *args: Any, cls: type[Any] | None = None, **changes: Any) -> Any:
+    @overload
+    def replace(self, *args: Any, cls: None = None, **changes: Any) -> Self: ...
+
+    @overload
+    def replace(self, *args: Any, cls: type[T], **changes: Any) -> T: ...
+
+    def replace(self, *args: Any, cls: type[T] | None = None, **changes: Any) -> T | Self:
         """Return a copy with these attributes changed."""
+        self._prepare(changes)
         for name in self.attributes:
             changes.setdefault(name, getattr(self, name))
-        return (cls or type(self))(*args, **changes)
+        return type(self)(*args, **changes) if cls is None else cls(*args, **changes)
+
+    def _prepare(self, changes: dict[str, object]) -> None:
+        """Turn the arguments of ``replace`` into attributes, in a subclass that takes others."""

@@ -1,7 +1,7 @@
-"""Makes ``import scrapy`` find this package: every module of Scrapy that spiders import, and a little of Twisted.
+"""Makes ``import scrapy`` find this package: every module of Scrapy that spiders import, and a part of Twisted.
 
-A finder in front of ``sys.meta_path`` answers for the names below. It is installed when a Scrapy spider is loaded, and
-wins also if the real Scrapy is installed.
+A finder at the front of ``sys.meta_path`` finds the modules below. It is installed when a Scrapy spider is loaded, and
+is used even if the real Scrapy is installed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (f"scrapy.utils.{name}"
          for name in ("project", "log", "python", "misc", "request", "response", "url", "httpobj", "spider", "gz",
-                      "trackref", "conf", "serialize")),
+                      "trackref", "conf")),
         ("helpers", "@w3lib.url"),
     ),
     "scrapy.utils.markup": ("@w3lib.html",),
@@ -108,12 +108,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "scrapy.core.downloader.handlers": (),
     "scrapy.core.downloader.handlers.http11": ("exceptions",),
 }  # fmt: skip
-"""The modules of Scrapy that are here, and the modules of this package with their names. ``@`` begins a module of
-another package."""
+"""The modules of Scrapy that Shoal has, each with the modules of this package that define its names. ``@`` marks a
+module of another package."""
 
 
 class _Alias(ModuleType):
-    """A module with the names of some modules of this package, which are imported when they are used."""
+    """A module whose names come from modules of this package. They are imported on first use."""
 
     def __init__(self, name: str, places: Sequence[str]) -> None:
         super().__init__(name)
@@ -159,7 +159,7 @@ class _Finder(MetaPathFinder, Loader):
         return _Alias(spec.name, MODULES[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module has everything already."""
+        """Do nothing: the module is complete."""
 
 
 _finder = _Finder()
@@ -175,15 +175,15 @@ def install() -> None:
 
 
 def submodule(name: str) -> ModuleType:
-    """The module ``scrapy.NAME``, for ``scrapy.exceptions`` after ``import scrapy`` alone. AttributeError if there is
-    none."""
+    """The module ``scrapy.NAME``, so that ``scrapy.exceptions`` works after ``import scrapy`` alone. AttributeError if
+    there is none."""
     if f"scrapy.{name}" not in MODULES:
         raise AttributeError(f"Shoal does not have scrapy.{name}")
     return _Alias(f"scrapy.{name}", MODULES[f"scrapy.{name}"])
 
 
 def has(module: str, name: str = "") -> bool:
-    """Whether a module of Scrapy, or a name in it, is here."""
+    """Whether Shoal has a module of Scrapy, or a name in it."""
     if module not in MODULES:
         return False
     try:

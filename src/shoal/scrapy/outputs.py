@@ -1,13 +1,13 @@
-"""What a callback returned, as the engine takes it: requests, batches of links, and items."""
+"""Converts what a callback returned for the engine: requests, batches of links, and items."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from inspect import isawaitable
 from types import AsyncGeneratorType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal import http
 from shoal.crawling.callbacks import describe
@@ -66,7 +66,7 @@ class OutputConverter:
             log.debug("filtered offsite request to %r: %s", domain, request)
         return False
 
-    def _request(self, request: Request, depth: int, referer: str, place: Any) -> http.Request | None:
+    def _request(self, request: Request, depth: int, referer: str, place: Callable[[], str]) -> http.Request | None:
         if not self.allows(request):
             return None
         if self._max_depth and depth > self._max_depth:
@@ -81,7 +81,7 @@ class OutputConverter:
             sent.send_catch_log(signals.request_scheduled, request=request, spider=self._crawler.spider)
         return made
 
-    def _refuse(self, request: Request, error: RequestError, place: Any) -> None:
+    def _refuse(self, request: Request, error: RequestError, place: Callable[[], str]) -> None:
         self._crawler.stats.inc_value("requests left out")
         name = getattr(request.callback, "__name__", request.callback) or "parse"
         if isinstance(error, NotStorableError):
@@ -105,8 +105,8 @@ class PageOutputs:
         self._duplicates = 0
         self._batches: dict[tuple[str | None, str | None, int], http.LinkBatch] = {}
 
-    def add(self, output: Any, place: Any) -> None:
-        """Take one output. ``place`` returns the line of the spider that made it."""
+    def add(self, output: object, place: Callable[[], str]) -> None:
+        """Add one output. ``place`` returns the line of the spider that made it."""
         if output is None:
             return
         if not isinstance(output, Request):
@@ -127,8 +127,8 @@ class PageOutputs:
         elif converter.allows(output):
             self._batch(link).hrefs.append(output.url)
 
-    def _add_item(self, item: Any) -> None:
-        """Take an item, or its files. An error of a media pipeline costs this item."""
+    def _add_item(self, item: object) -> None:
+        """Add an item, or its files. If a media pipeline fails, this item is left out."""
         media = self._converter.media
         try:
             files = media.files_of(item) if media else []
@@ -151,8 +151,8 @@ class PageOutputs:
         return batch
 
     def all(self) -> list[object]:
-        """Everything, for the engine: the items in their order, and the requests in reverse, because Scrapy sends the
-        last one first."""
+        """Return all outputs for the engine: the items in their order, and the requests in reverse order, because
+        Scrapy sends the last one first."""
         links, self._links = self._links[::-1], []
         for each in links:
             if isinstance(each, http.LinkBatch):
@@ -161,7 +161,7 @@ class PageOutputs:
         return [*self._found, http.Duplicates(self._duplicates)] if self._duplicates else self._found
 
 
-async def each_output(result: Any) -> AsyncIterator[Any]:
+async def each_output(result: object) -> AsyncIterator[object]:
     """The outputs of any kind of callback, one by one."""
     if isinstance(result, GeneratorType):
         for output in result:
@@ -181,8 +181,8 @@ async def each_output(result: Any) -> AsyncIterator[Any]:
             yield output
 
 
-def place_of(function: Any, result: Any) -> str:
-    """The line of a callback that yields just now, or where the callback begins."""
+def place_of(function: object, result: object) -> str:
+    """The line at which a callback yields, or the line where it begins."""
     frame = None
     if isinstance(result, GeneratorType):
         frame = result.gi_frame

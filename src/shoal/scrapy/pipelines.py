@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from shoal.crawling.callbacks import describe
 from shoal.errors import DropItem, ItemError
 from shoal.scrapy import signals
-from shoal.scrapy.components import Component, hooks_of
+from shoal.scrapy.components import ProjectComponent, hooks_of
 from shoal.scrapy.item import serialized
 from shoal.scrapy.media import FilesPipeline
-from shoal.scrapy.values import item_fields
+from shoal.scrapy.values import fields_of
 
 if TYPE_CHECKING:
     from shoal.scrapy.adapter import ScrapyAdapter
@@ -23,9 +23,8 @@ log = logging.getLogger("shoal.scrapy")
 class ItemPipelines:
     """Passes each item through ``process_item`` of all pipelines. One that returns nothing drops the item."""
 
-    def __init__(self, adapter: ScrapyAdapter, components: list[Component]) -> None:
+    def __init__(self, adapter: ScrapyAdapter, components: list[ProjectComponent]) -> None:
         self._adapter = adapter
-        self._components = components
         spider = adapter.spider
         self._process = hooks_of(components, "process_item", spider)
         self._open = hooks_of(components, "open_spider", spider)
@@ -39,7 +38,7 @@ class ItemPipelines:
             await hook()
 
     async def close(self, spider: object) -> None:
-        """Close all, also if one of them fails. The first error is raised at the end."""
+        """Close all pipelines, even if one of them fails. Then raise the first error."""
         failure: Exception | None = None
         hooks, self._close = self._close, []  # at most once
         for hook in reversed(hooks):
@@ -51,12 +50,12 @@ class ItemPipelines:
         if failure is not None:
             raise failure
 
-    async def __call__(self, item: Any, spider: object) -> Any:
+    async def __call__(self, item: object, spider: object) -> object:
         sent = self._adapter.crawler_view.signals
         view = self._adapter
         response = view.current_response.get()
         original = item
-        without_files = [field for field in self._url_fields if not _value(item, field)]
+        without_files = [field for field in self._url_fields if not fields_of(item).get(field)]
         name = ""
         try:
             for hook in self._process:
@@ -82,28 +81,23 @@ class ItemPipelines:
         item = serialized(item)
         return item if self._fields is None else self._chosen(item)
 
-    def _report_late_files(self, item: Any, without_files: list[str]) -> None:
+    def _report_late_files(self, item: object, without_files: list[str]) -> None:
         """Report files that a pipeline added: the requests for files are made before the pipelines run."""
         for field in without_files:
-            if _value(item, field):
+            if fields_of(item).get(field):
                 stats = self._adapter.crawler_view.stats
                 if not stats.get_value("items with files added too late"):
                     log.error("a pipeline has set %s, and these files are not fetched: set it in the callback", field)
                 stats.inc_value("items with files added too late")
 
-    def _chosen(self, item: Any) -> Any:
+    def _chosen(self, item: object) -> object:
         """The fields of FEED_EXPORT_FIELDS, in their order and with their names."""
         assert self._fields is not None
-        found = item if isinstance(item, Mapping) else item_fields(item) or {}
+        found = fields_of(item)
         return {shown: found[name] for name, shown in self._fields.items() if name in found}
 
 
-def _value(item: Any, field: str) -> Any:
-    found = item if isinstance(item, Mapping) else item_fields(item) or {}
-    return found.get(field)
-
-
-def _export_fields(setting: Any) -> dict[str, str] | None:
+def _export_fields(setting: str | Mapping[str, str] | Iterable[str] | None) -> dict[str, str] | None:
     if not setting:
         return None
     if isinstance(setting, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.scrapy import recorded_runs
 from shoal.scrapy.crawler import Crawler
@@ -14,6 +14,8 @@ from shoal.scrapy.recorded_runs import FileRun, RecordedRun
 from shoal.scrapy.settings import Settings
 
 if TYPE_CHECKING:
+    from shoal.scrapy.adapter import ScrapyAdapter
+    from shoal.scrapy.spider import Spider
     from shoal.scrapy.spider_loader import SpiderLoader
 
 log = logging.getLogger("shoal.scrapy")
@@ -32,7 +34,7 @@ class _Crawls:
         for crawl in self._crawls:
             crawl.stop()
 
-    def __await__(self) -> Generator[object, None, object]:
+    def __await__(self) -> Generator[object, None, None]:
         return self._run().__await__()
 
     async def _run(self) -> None:
@@ -48,13 +50,13 @@ class CrawlerRunner:
 
     _together = False
     waiting: list[CrawlerRunner] = []
-    """Those whose crawls have not run."""
+    """Runners whose crawls have not run yet."""
 
-    def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, settings: Mapping[str, object] | None = None, **options: object) -> None:
         self.settings = settings if isinstance(settings, Settings) else Settings(settings)
         self._runs: list[RecordedRun] = []
         self._ended: list[Deferred] = []
-        self.crawlers: set[Any] = set()
+        self.crawlers: set[Crawler] = set()
         self.bootstrap_failed = False
 
     @property
@@ -64,16 +66,9 @@ class CrawlerRunner:
 
         return SpiderLoader(self.settings)
 
-    def crawl(self, crawler_or_spidercls: Any, *args: Any, **kwargs: Any) -> Deferred:
-        """Plan a crawl of a spider class, or of the spider of the project with this name."""
-        kind = crawler_or_spidercls
-        if isinstance(kind, Crawler):
-            kind = kind.spidercls
-        if isinstance(kind, str):
-            from shoal.scrapy.project import find_spider_class
-
-            kind = find_spider_class(self.settings, kind, "the project")
-        run = RecordedRun(kind, dict(kwargs), self.settings)
+    def crawl(self, crawler_or_spidercls: type[Spider] | str | Crawler, *args: object, **kwargs: object) -> Deferred:
+        """Plan a crawl of a spider class, or of the project's spider with this name."""
+        run = RecordedRun(self._spider_class(crawler_or_spidercls), dict(kwargs), self.settings)
         recording = recorded_runs.current()
         if recording is not None:
             recording.runs.append(run)
@@ -83,14 +78,23 @@ class CrawlerRunner:
             self.waiting.append(self)
         return self._ended[-1]
 
-    def create_crawler(self, crawler_or_spidercls: Any) -> Crawler:
+    def create_crawler(self, crawler_or_spidercls: type[Spider] | str | Crawler) -> Crawler:
         """A crawler for ``crawl``."""
         from shoal.spider import SpiderStats
 
-        return Crawler(crawler_or_spidercls, self.settings, SpiderStats())
+        return Crawler(self._spider_class(crawler_or_spidercls), self.settings, SpiderStats())
+
+    def _spider_class(self, given: type[Spider] | str | Crawler) -> type[Spider]:
+        if isinstance(given, Crawler):
+            return given.spidercls
+        if isinstance(given, str):
+            from shoal.scrapy.project import find_spider_class
+
+            return find_spider_class(self.settings, given, "the project")
+        return given
 
     def join(self) -> Deferred:
-        """A result that is there when all crawls have ended."""
+        """Return a Deferred that has its result when all crawls have ended."""
         made = Deferred()
         self._ended.append(made)
         return made
@@ -115,7 +119,7 @@ class CrawlerProcess(CrawlerRunner):
     _together = True
 
     def __init__(
-        self, settings: Mapping[str, Any] | None = None, install_root_handler: bool = True, **options: Any
+        self, settings: Mapping[str, object] | None = None, install_root_handler: bool = True, **options: object
     ) -> None:
         super().__init__(settings)
         if install_root_handler and recorded_runs.current() is None:
@@ -126,7 +130,7 @@ class CrawlerProcess(CrawlerRunner):
         self.run_all()
 
     def stop(self) -> Deferred:
-        """Nothing runs outside of ``start``."""
+        """Do nothing: crawls run only inside ``start``."""
         return Deferred()
 
 
@@ -134,7 +138,7 @@ class AsyncCrawlerProcess(CrawlerProcess):
     """The same: every crawl of Shoal is asynchronous."""
 
 
-def _adapter(run: RecordedRun) -> Any:
+def _adapter(run: RecordedRun) -> ScrapyAdapter:
     from shoal.scrapy.adapter import adapt
     from shoal.scrapy.names import install
 
@@ -142,7 +146,7 @@ def _adapter(run: RecordedRun) -> Any:
     return adapt(run.kind, run.settings)(**run.arguments)
 
 
-def configure_logging(settings: Mapping[str, Any] | None = None, install_root_handler: bool = True) -> None:
+def configure_logging(settings: Mapping[str, object] | None = None, install_root_handler: bool = True) -> None:
     """Log to standard error, with the level and format of the settings, unless the program logs already."""
     chosen = settings if isinstance(settings, Settings) else Settings(settings)
     if install_root_handler and chosen.getbool("LOG_ENABLED", True):

@@ -11,7 +11,6 @@ from configparser import Error as ConfigFileError
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from shoal.errors import SpiderError
 from shoal.scrapy import recorded_runs
@@ -45,11 +44,11 @@ def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
     settings = Settings() if root is None else project_settings(root)
     check_file(path)
     with recorded_runs.recording(as_main=recorded_runs.has_own_run(path)) as runs:
-        found: list[type[Any]] = []
+        found: list[type[Spider]] = []
         try:
             found = _classes(path, root, as_main=runs.as_main)
         except recorded_runs.FileRun:
-            log.info("%s starts a crawl itself: that one runs, and the code after it does not", path)
+            log.info("%s starts a crawl itself: Shoal runs this crawl, and skips the code after it", path)
     for run in runs.runs:
         if not wanted or wanted in (run.kind.__name__, getattr(run.kind, "name", None)):
             made = _adapted(run.kind, run.settings if len(run.settings) else settings)
@@ -61,7 +60,7 @@ def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
     return _adapted(_choose(found, wanted, str(path)), settings)
 
 
-def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Any]]:
+def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Spider]]:
     """The spider classes of a file. A file of a project is imported as a module of its package."""
     name = None if root is None or as_main else _module_name(path.resolve(), root)
     if name is None:
@@ -71,27 +70,29 @@ def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Any]]
 
 def _from_project(folder: Path, wanted: str) -> type[ScrapyAdapter]:
     if not folder.is_dir():
-        raise SpiderError(f"{folder} is no folder: pass FILE.py, or the folder of a Scrapy project and a spider's name")
+        raise SpiderError(
+            f"{folder} is not a folder: pass FILE.py, or the folder of a Scrapy project and a spider's name"
+        )
     root = find_root(folder.resolve())
     if root is None:
-        raise SpiderError(f"{folder} is no Scrapy project: it has no scrapy.cfg")
+        raise SpiderError(f"{folder} is not a Scrapy project: it has no scrapy.cfg")
     settings = project_settings(root)
     return _adapted(find_spider_class(settings, wanted, str(folder)), settings)
 
 
-def _adapted(kind: type[Any], settings: Settings) -> type[ScrapyAdapter]:
+def _adapted(kind: type[Spider], settings: Settings) -> type[ScrapyAdapter]:
     made = adapt(kind, settings)
     check_settings(made.scrapy_settings, kind)
     return made
 
 
 def find_root(folder: Path) -> Path | None:
-    """The folder of the Scrapy project that contains this one; None if there is none."""
+    """The folder of the Scrapy project that contains this folder; None if there is none."""
     return next((each for each in (folder, *folder.parents) if (each / "scrapy.cfg").is_file()), None)
 
 
 def project_settings(root: Path) -> Settings:
-    """The settings module of a project, over Scrapy's defaults."""
+    """The settings of a project: those of its module replace Scrapy's defaults."""
     config = ConfigParser()
     try:
         config.read(root / "scrapy.cfg")
@@ -134,7 +135,7 @@ def _import(name: str, path: Path) -> ModuleType:
 
 
 def _module_name(path: Path, root: Path) -> str | None:
-    """The dotted name of a file below the root; None if a folder on the way is no package."""
+    """The dotted name of a file below the root; None if a folder on the way is not a package."""
     if not path.is_relative_to(root):
         return None
     parts = path.relative_to(root).with_suffix("").parts
@@ -142,14 +143,14 @@ def _module_name(path: Path, root: Path) -> str | None:
     return ".".join(parts) if parts[1:] and all((each / "__init__.py").is_file() for each in folders) else None
 
 
-def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Any]:
+def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Spider]:
     """The spider with this name in SPIDER_MODULES; the only one if no name is given."""
     modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
     if not modules:
         raise SpiderError(f"{where}: SPIDER_MODULES is empty, or its packages have no modules")
     likely = [each for each in modules if wanted and wanted in each[1].read_text(errors="replace")]
     failure: SpiderError | None = None
-    found: dict[str, type[Any]] = {}
+    found: dict[str, type[Spider]] = {}
     for chosen in (likely, modules):  # a name may also be made by code
         for name, path in chosen:
             try:
@@ -171,7 +172,7 @@ def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Any]:
     )
 
 
-def spider_classes(settings: Settings) -> dict[str, type[Any]]:
+def spider_classes(settings: Settings) -> dict[str, type[Spider]]:
     """All spiders in SPIDER_MODULES by name. SpiderError if a module cannot be imported."""
     modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
     kinds = [kind for name, path in modules for kind in _spiders_of(_import(name, path))]
@@ -194,13 +195,13 @@ def _module_files(name: str) -> Iterator[tuple[str, Path]]:
             return
 
 
-def _spiders_of(module: ModuleType) -> Iterator[type[Any]]:
+def _spiders_of(module: ModuleType) -> Iterator[type[Spider]]:
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, Spider) and value.__module__ == module.__name__:
             yield value
 
 
-def _choose(found: list[type[Any]], wanted: str, where: str) -> type[Any]:
+def _choose(found: list[type[Spider]], wanted: str, where: str) -> type[Spider]:
     named = [each for each in found if getattr(each, "name", None)]
     if named and wanted in [each.__name__ for each in found if each not in named]:
         raise SpiderError(f"{where}: {wanted} has no name: set `name`, as the other spiders of the file do")
@@ -210,5 +211,5 @@ def _choose(found: list[type[Any]], wanted: str, where: str) -> type[Any]:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise SpiderError(f"{where}: no spider{f' {wanted!r}' if wanted else ''}: write a class of scrapy.Spider")
+        raise SpiderError(f"{where}: no spider{f' {wanted!r}' if wanted else ''}: write a subclass of scrapy.Spider")
     raise SpiderError(f"{where} has several spiders; choose one: {', '.join(f'{where}:{e.__name__}' for e in found)}")

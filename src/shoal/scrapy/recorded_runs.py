@@ -9,11 +9,11 @@ import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
 
 _STARTERS = frozenset({"CrawlerProcess", "AsyncCrawlerProcess", "CrawlerRunner", "AsyncCrawlerRunner"})
 
@@ -25,7 +25,7 @@ class FileRun(BaseException):
 class RecordedRun(Struct):
     """A crawl that a file starts."""
 
-    kind: type[Any]
+    kind: type[Spider]
     arguments: dict[str, object]
     settings: Settings
 
@@ -42,7 +42,7 @@ _current: Recording | None = None
 
 
 def current() -> Recording | None:
-    """The recording that takes the crawls of this process; None: they run."""
+    """The active recording. None: the crawls of this process run."""
     return _current
 
 
@@ -81,7 +81,7 @@ def _starts(node: ast.AST) -> bool:
 
 
 def _calls_starter(node: ast.AST, tree: ast.Module) -> bool:
-    """Whether a call in the guard is of a function of the file that starts a crawl."""
+    """Whether this node of the guard calls a function of the file that starts a crawl."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == node.func.id]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self
 
 from shoal.scrapy.headers import Headers, Source
 from shoal.scrapy.message import Message
-
-Cookies: TypeAlias = "dict[Any, Any] | list[dict[str, Any]]"
+from shoal.scrapy.shared_types import Cookies, Function, Given, Values
 
 _SAFE_URL = re.compile(r"[a-zA-Z][\w+.\-]*://[\w\-.~!$&'()*+,;=:@/?%#]*", re.ASCII)
 
 
-def NO_CALLBACK(*args: Any, **kwargs: Any) -> NoReturn:
-    """The callback of a request that is not meant to have one."""
+def NO_CALLBACK(*args: object, **kwargs: object) -> NoReturn:
+    """Marks a request that must not have a callback."""
     raise RuntimeError("NO_CALLBACK was called: this request is not meant to have a callback")
 
 
@@ -32,18 +30,18 @@ class Request(Message):
     def __init__(
         self,
         url: str,
-        callback: Callable[..., Any] | str | None = None,
+        callback: Function | str | None = None,
         method: str = "GET",
         headers: Source = None,
         body: bytes | str | None = None,
         cookies: Cookies | None = None,
-        meta: Mapping[str, Any] | None = None,
+        meta: Given | None = None,
         encoding: str = "utf-8",
         priority: int = 0,
         dont_filter: bool = False,
-        errback: Callable[..., Any] | str | None = None,
+        errback: Function | str | None = None,
         flags: list[str] | None = None,
-        cb_kwargs: Mapping[str, Any] | None = None,
+        cb_kwargs: Given | None = None,
     ) -> None:
         """``callback`` and ``errback`` may also be the name of a method of the spider."""
         if not isinstance(priority, int):
@@ -59,8 +57,8 @@ class Request(Message):
         self.errback = errback
         self.priority = priority
         self.dont_filter = dont_filter
-        self._meta: dict[str, Any] | None = dict(meta) if meta else None
-        self._cb_kwargs: dict[str, Any] | None = dict(cb_kwargs) if cb_kwargs else None
+        self._meta: Values | None = dict(meta) if meta else None
+        self._cb_kwargs: Values | None = dict(cb_kwargs) if cb_kwargs else None
         self._cookies: Cookies | None = cookies or None
         self._headers: Headers | None = Headers(headers, encoding) if headers else None
         self._flags = list(flags) if flags else None
@@ -84,13 +82,13 @@ class Request(Message):
         return self._encoding
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Values:
         if self._meta is None:
             self._meta = {}
         return self._meta
 
     @property
-    def cb_kwargs(self) -> dict[str, Any]:
+    def cb_kwargs(self) -> Values:
         if self._cb_kwargs is None:
             self._cb_kwargs = {}
         return self._cb_kwargs
@@ -115,9 +113,9 @@ class Request(Message):
     def headers(self, value: Source) -> None:
         self._headers = value if isinstance(value, Headers) else Headers(value, self._encoding)
 
-    def to_dict(self, *, spider: object = None) -> dict[str, Any]:
-        """The attributes by name. Callbacks of the spider are named."""
-        found = {name: getattr(self, name) for name in self.attributes}
+    def to_dict(self, *, spider: object = None) -> Values:
+        """The attributes by name. Methods of the spider are replaced by their names."""
+        found: Values = {name: getattr(self, name) for name in self.attributes}
         found["headers"] = dict(self.headers.items())
         for name in ("callback", "errback"):
             function = found[name]
@@ -147,10 +145,8 @@ class JsonRequest(Request):
 
     attributes: ClassVar[tuple[str, ...]] = (*Request.attributes, "dumps_kwargs")
 
-    def __init__(
-        self, *args: Any, data: Any = None, dumps_kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        self.dumps_kwargs: dict[str, Any] = {"sort_keys": True, **(dumps_kwargs or {})}
+    def __init__(self, *args: Any, data: object = None, dumps_kwargs: Given | None = None, **options: Any) -> None:
+        self.dumps_kwargs: Values = {"sort_keys": True, **(dumps_kwargs or {})}
         if data is not None and not options.get("body"):
             options["body"] = self._dump(data)
             if len(args) < 3:
@@ -159,17 +155,16 @@ class JsonRequest(Request):
         self.headers.setdefault("Content-Type", "application/json")
         self.headers.setdefault("Accept", "application/json, text/javascript, */*; q=0.01")
 
-    def replace(self, *args: Any, cls: type[Any] | None = None, **changes: Any) -> Any:
+    def _prepare(self, changes: Values) -> None:
         if changes.get("body") is None and changes.get("data") is not None:
             changes["body"] = self._dump(changes.pop("data"))
-        return super().replace(*args, cls=cls, **changes)
 
-    def _dump(self, data: Any) -> str:
+    def _dump(self, data: object) -> str:
         return json.dumps(data, **self.dumps_kwargs)
 
 
 def _safe_url(url: str, encoding: str) -> str:
-    """The URL with everything quoted that cannot be sent. ValueError without a scheme."""
+    """Quote what a URL must not contain. ValueError if it has no scheme."""
     try:
         if _SAFE_URL.fullmatch(url):
             return url

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 from urllib.parse import urljoin
 
 from shoal import http
@@ -13,9 +13,11 @@ from shoal.scrapy.exceptions import NotSupported
 from shoal.scrapy.headers import Headers, Source
 from shoal.scrapy.message import Message
 from shoal.scrapy.request import Request
+from shoal.scrapy.shared_types import Followed, Function, RequestOptions, Values
 
 if TYPE_CHECKING:
     from shoal.selector import Selector, SelectorList
+    from shoal.selector.xpath import XPathValue
 
 _NOT_READ = object()
 _NO_TEXT = "Response content isn't text"
@@ -29,8 +31,8 @@ class Response(Message):
     )  # fmt: skip
     """The arguments, for ``replace``."""
 
-    certificate: Any = None
-    ip_address: Any = None
+    certificate: object = None
+    ip_address: object = None
     protocol: str | None = None
 
     def __init__(
@@ -38,11 +40,11 @@ class Response(Message):
         url: str,
         status: int = 200,
         headers: Source = None,
-        body: Any = b"",
+        body: object = b"",
         flags: list[str] | None = None,
         request: Request | None = None,
-        certificate: Any = None,
-        ip_address: Any = None,
+        certificate: object = None,
+        ip_address: object = None,
         protocol: str | None = None,
     ) -> None:
         if not isinstance(url, str):
@@ -54,7 +56,7 @@ class Response(Message):
         self._flags = list(flags) if flags else None
         self.request = request
         self._page: http.Response | None = None
-        """The page that Shoal fetched. It has the headers, if ``_headers`` is None."""
+        """The page that Shoal fetched. Its headers count while ``_headers`` is None."""
         if certificate is not None or ip_address is not None or protocol is not None:
             self.certificate, self.ip_address, self.protocol = certificate, ip_address, protocol
 
@@ -74,7 +76,7 @@ class Response(Message):
     def _begin(self) -> None:
         """Set the attributes of the subclass."""
 
-    def _as_bytes(self, body: Any) -> bytes:
+    def _as_bytes(self, body: object) -> bytes:
         if body is None:
             return b""
         if not isinstance(body, bytes):
@@ -103,13 +105,13 @@ class Response(Message):
         self._headers = value if isinstance(value, Headers) else Headers(value)
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Values:
         if self.request is None:
             raise AttributeError("Response.meta not available, this response is not tied to any request")
         return self.request.meta
 
     @property
-    def cb_kwargs(self) -> dict[str, Any]:
+    def cb_kwargs(self) -> Values:
         if self.request is None:
             raise AttributeError("Response.cb_kwargs not available, this response is not tied to any request")
         return self.request.cb_kwargs
@@ -118,28 +120,37 @@ class Response(Message):
     def text(self) -> str:
         raise AttributeError(_NO_TEXT)
 
-    def css(self, *arguments: Any, **named: Any) -> SelectorList:
+    def css(self, query: str) -> SelectorList:
         raise NotSupported(_NO_TEXT)
 
-    def xpath(self, *arguments: Any, **named: Any) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         raise NotSupported(_NO_TEXT)
 
-    def jmespath(self, *arguments: Any, **named: Any) -> SelectorList:
+    def jmespath(self, query: str, **options: object) -> SelectorList:
         raise NotSupported(_NO_TEXT)
 
     def urljoin(self, url: str) -> str:
         """Return the absolute URL of a link on this page."""
         return join(self._url, url)
 
-    def follow(self, url: Any, callback: Any = None, *args: Any, **options: Any) -> Request:
+    def follow(
+        self, url: Followed, callback: Function | str | None = None, *args: Any, **options: Unpack[RequestOptions]
+    ) -> Request:
         """Return a request for a link: a URL, relative or absolute, or a Link."""
         if url is None:
             raise ValueError("url can't be None")
-        if not isinstance(url, str):
-            url = url.url  # a Link
-        return Request(self.urljoin(url), callback, *args, **options)
+        address = url if isinstance(url, str) else getattr(url, "url", None)
+        if not isinstance(address, str):
+            raise TypeError(f"cannot follow {url!r:.80}: pass a URL or a Link")
+        return Request(self.urljoin(address), callback, *args, **options)
 
-    def follow_all(self, urls: Iterable[Any], callback: Any = None, *args: Any, **options: Any) -> Iterator[Request]:
+    def follow_all(
+        self,
+        urls: Iterable[Followed],
+        callback: Function | str | None = None,
+        *args: Any,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[Request]:
         """Return a request for each link, with the same arguments."""
         if not isinstance(urls, Iterable):
             raise TypeError("'urls' argument must be an iterable")
@@ -164,11 +175,11 @@ class TextResponse(Response):
     def _begin(self) -> None:
         if self.__dict__.get("_encoding") is None:
             self._encoding = None
-        self._json: Any = _NOT_READ
+        self._json: object = _NOT_READ
         self._base: str | None = None
         self._selector: Selector | None = None
 
-    def _as_bytes(self, body: Any) -> bytes:
+    def _as_bytes(self, body: object) -> bytes:
         if isinstance(body, str):
             if self._encoding is None:
                 raise TypeError(f"Cannot convert unicode body - {type(self).__name__} has no encoding")
@@ -217,10 +228,10 @@ class TextResponse(Response):
     def css(self, query: str) -> SelectorList:
         return self.selector.css(query)
 
-    def xpath(self, query: str, namespaces: Any = None, **variables: Any) -> SelectorList:
+    def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         return self.selector.xpath(query, namespaces, **variables)
 
-    def jmespath(self, query: str, **options: Any) -> SelectorList:
+    def jmespath(self, query: str, **options: object) -> SelectorList:
         return self.page.jmespath(query, **options)
 
     def urljoin(self, url: str) -> str:
@@ -228,36 +239,42 @@ class TextResponse(Response):
             self._base = self.page.base_url
         return join(self._base, url)
 
-    def follow(self, url: Any, callback: Any = None, *args: Any, **options: Any) -> Request:
+    def follow(
+        self, url: Followed, callback: Function | str | None = None, *args: Any, **options: Unpack[RequestOptions]
+    ) -> Request:
         """Return a request for a link: a URL, a Link, or a selected element or attribute."""
         if type(url) is str:
             return Request(self.urljoin(url), callback, *args, **options)
-        if hasattr(url, "xpath"):
-            if not hasattr(url, "root"):
-                raise ValueError("SelectorList is not supported")
-            href = href_of(url)
-            if href is None:
-                raise ValueError(f"<{getattr(url.root, 'tag', 'text')}> element has no href attribute: {url}")
-            return Request(self.urljoin(href.strip()), callback, *args, **options)
-        return super().follow(url, callback, *args, **options)
+        from shoal.selector import Selector, SelectorList
+
+        if isinstance(url, SelectorList):
+            raise ValueError("SelectorList is not supported")
+        if not isinstance(url, Selector):
+            return super().follow(url, callback, *args, **options)
+        href = href_of(url)
+        if href is None:
+            raise ValueError(f"<{getattr(url.root, 'tag', 'text')}> element has no href attribute: {url}")
+        return Request(self.urljoin(href.strip()), callback, *args, **options)
 
     def follow_all(
         self,
-        urls: Iterable[Any] | None = None,
-        callback: Any = None,
+        urls: Iterable[Followed] | None = None,
+        callback: Function | str | None = None,
         *args: Any,
         css: str | None = None,
         xpath: str | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Request]:
         """Return a request for each link: URLs, Links or selected elements, or what ``css`` or ``xpath`` selects.
         Selected elements without a link are left out."""
         if sum(each is not None for each in (urls, css, xpath)) != 1:
             raise ValueError("Please supply exactly one of the following arguments: urls, css, xpath")
+        from shoal.selector import SelectorList
+
         if css is not None or xpath is not None:
             urls = self.css(css) if css is not None else self.xpath(xpath or "")
-        if hasattr(urls, "xpath"):
-            hrefs = (href_of(each) for each in urls or ())
+        if isinstance(urls, SelectorList):
+            hrefs = (href_of(each) for each in urls)
             urls = [href.strip() for href in hrefs if href is not None]
         return super().follow_all(urls or (), callback, *args, **options)
 
@@ -305,7 +322,8 @@ _KINDS: dict[str, type[Response]] = {
 
 
 def response_class(content_type: str, url: str = "", body: bytes = b"") -> type[Response]:
-    """The class for a content type. Without a known one, the file name in the URL and then the body decide."""
+    """Return the class for a content type. If the type is unknown, the file name in the URL decides, and then the
+    body."""
     kind = content_type.partition(";")[0].strip().lower()
     found = _KINDS.get(kind)
     if found is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from shoal.scrapy.item import Item
 
 _SINGLE = (dict, Item, str, bytes)
 
 
-def each_result(result: Any) -> Iterable[Any]:
+def each_result(result: object) -> Iterable[object]:
     """Return the outputs in what a callback returned. A dict and an item are one output each."""
     if result is None:
         return ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-from typing import Any
 from urllib.parse import urlsplit
 
 log = logging.getLogger("shoal.scrapy")
@@ -14,10 +13,10 @@ _MAX_HOSTS = 100_000
 
 
 class OffsiteFilter:
-    """Allows the domains and their subdomains; without any, everything. A domain with a scheme, a path or a port
-    matches no host, as in Scrapy; a warning says what to write."""
+    """Allows the domains and their subdomains, or everything if there are none. A domain with a scheme, a path or a
+    port matches no host, as in Scrapy. A warning says what to write."""
 
-    def __init__(self, domains: Any) -> None:
+    def __init__(self, domains: object) -> None:
         if isinstance(domains, str):
             domains = [domains]
         self.domains = [str(each) for each in _members(domains) if each is not None]
@@ -48,5 +47,5 @@ class OffsiteFilter:
         return known
 
 
-def _members(domains: Any) -> Iterable[Any]:
+def _members(domains: object) -> Iterable[object]:
     return domains if isinstance(domains, Iterable) else ()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from shoal import selector
 from shoal.selector import SelectorList as SelectorList
 
 if TYPE_CHECKING:
     from shoal.scrapy.response import TextResponse
+    from shoal.selector.documents import Root
 
 __all__ = ["Selector", "SelectorList"]
 
@@ -30,13 +32,13 @@ class Selector(selector.Selector, metaclass=_AnySelector):
         self,
         response: TextResponse | None = None,
         text: str | None = None,
-        type: Any = None,
-        root: Any = None,
-        **options: Any,
+        type: Literal["html", "xml", "json", "text"] | None = None,
+        root: Root = None,
+        namespaces: Mapping[str, str] | None = None,
+        **options: object,
     ) -> None:
         if response is not None and text is not None:
             raise ValueError("Selector.__init__() received both response and text")
-        namespaces = options.get("namespaces")
         if response is not None and type is None:
             super().__init__(root=response.selector.root, namespaces=namespaces)
         elif response is not None:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, Self
 
+from shoal.scrapy.shared_types import Given, Values
+
 SETTINGS_PRIORITIES = {"default": 0, "command": 10, "addon": 15, "project": 20, "spider": 30, "cmdline": 40}
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Values = {
     "ADDONS": {}, "AUTOTHROTTLE_ENABLED": False, "AUTOTHROTTLE_DEBUG": False, "AUTOTHROTTLE_MAX_DELAY": 60.0,
     "AUTOTHROTTLE_START_DELAY": 5.0, "AUTOTHROTTLE_TARGET_CONCURRENCY": 1.0, "BOT_NAME": "scrapybot",
     "CLOSESPIDER_ERRORCOUNT": 0, "CLOSESPIDER_ITEMCOUNT": 0, "CLOSESPIDER_PAGECOUNT": 0, "CLOSESPIDER_TIMEOUT": 0.0,
@@ -43,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
 class BaseSettings(MutableMapping[str, Any]):
     """A mapping of settings. A value replaces another one if its priority is at least as high."""
 
-    def __init__(self, values: Mapping[str, Any] | str | None = None, priority: int | str = "project") -> None:
+    def __init__(self, values: Mapping[str, object] | str | None = None, priority: int | str = "project") -> None:
         self._values: dict[str, tuple[Any, int]] = {}
         self._sources: dict[str, str] = {}
         self.frozen = False
@@ -63,14 +65,14 @@ class BaseSettings(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         self.set(name, value)
 
     def __delitem__(self, name: str) -> None:
         self._check_frozen()
         del self._values[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         value = self[name]
         return default if value is None else value
 
@@ -101,19 +103,21 @@ class BaseSettings(MutableMapping[str, Any]):
         value = self.get(name, default or {})
         return dict(json.loads(value) if isinstance(value, str) else value)
 
-    def getdictorlist(self, name: str, default: Any = None) -> Any:
+    def getdictorlist(self, name: str, default: object = None) -> dict[Any, Any] | list[Any]:
         value = self.get(name, default)
         if value is None:
             return {}
         if isinstance(value, str):
             try:
-                return json.loads(value)
+                found: dict[Any, Any] | list[Any] = json.loads(value)
             except ValueError:
-                return value.split(",")
-        return copy.deepcopy(value)
+                found = value.split(",")
+        else:
+            found = copy.deepcopy(value)
+        return found
 
     def getwithbase(self, name: str) -> BaseSettings:
-        """The value of a setting that is a mapping. Shoal has no base components, so there is nothing to add."""
+        """The value of a setting that is a mapping. Shoal has no base components to add."""
         return BaseSettings(self.getdict(name), "default")
 
     def getpriority(self, name: str) -> int | None:
@@ -124,10 +128,10 @@ class BaseSettings(MutableMapping[str, Any]):
         return max((priority for _, priority in self._values.values()), default=0)
 
     def source(self, name: str) -> str:
-        """What set this value; empty for a default."""
+        """Where this value was set; empty for a default."""
         return self._sources.get(name, "")
 
-    def set(self, name: str, value: Any, priority: int | str = "project", source: str = "") -> None:
+    def set(self, name: str, value: object, priority: int | str = "project", source: str = "") -> None:
         self._check_frozen()
         level = SETTINGS_PRIORITIES[priority] if isinstance(priority, str) else priority
         found = self._values.get(name)
@@ -135,13 +139,13 @@ class BaseSettings(MutableMapping[str, Any]):
             self._values[name] = (value, level)
             self._sources[name] = source or (priority if isinstance(priority, str) and priority != "default" else "")
 
-    def setdefault(self, name: str, default: Any = None, priority: int | str = "project") -> Any:
+    def setdefault(self, name: str, default: object = None, priority: int | str = "project") -> Any:
         if name not in self._values:
             self.set(name, default, priority)
         return self[name]
 
-    def setdict(self, values: Mapping[str, Any] | str, priority: int | str = "project", source: str = "") -> None:
-        found: Mapping[str, Any] = json.loads(values) if isinstance(values, str) else values
+    def setdict(self, values: Mapping[str, object] | str, priority: int | str = "project", source: str = "") -> None:
+        found: Mapping[str, object] = json.loads(values) if isinstance(values, str) else values
         for name, value in found.items():
             level = priority
             if isinstance(found, BaseSettings):
@@ -149,11 +153,11 @@ class BaseSettings(MutableMapping[str, Any]):
                 source = found.source(name)
             self.set(name, value, level, source)
 
-    def update(self, values: Any, priority: int | str = "project") -> None:  # type: ignore[override]
+    def update(self, values: Given | str, priority: int | str = "project") -> None:  # type: ignore[override]
         self.setdict(values, priority)
 
     def setmodule(self, module: ModuleType | str, priority: int | str = "project", source: str = "") -> None:
-        """Take the names in capitals of a module."""
+        """Set every name of a module that is written in capitals."""
         if isinstance(module, str):
             from importlib import import_module
 
@@ -162,7 +166,7 @@ class BaseSettings(MutableMapping[str, Any]):
             if name.isupper():
                 self.set(name, getattr(module, name), priority, source)
 
-    def add_to_list(self, name: str, item: Any) -> None:
+    def add_to_list(self, name: str, item: object) -> None:
         values = self.getlist(name)
         if item not in values:
             self.set(name, [*values, item], self.getpriority(name) or 0)
@@ -178,7 +182,7 @@ class BaseSettings(MutableMapping[str, Any]):
         made.freeze()
         return made
 
-    def copy_to_dict(self) -> dict[str, Any]:
+    def copy_to_dict(self) -> Values:
         return {name: value for name, (value, _) in self._values.items()}
 
     def _check_frozen(self) -> None:
@@ -192,11 +196,11 @@ class BaseSettings(MutableMapping[str, Any]):
 class Settings(BaseSettings):
     """Settings that begin with Scrapy's defaults."""
 
-    def __init__(self, values: Mapping[str, Any] | str | None = None, priority: int | str = "project") -> None:
+    def __init__(self, values: Mapping[str, object] | str | None = None, priority: int | str = "project") -> None:
         super().__init__(copy.deepcopy(DEFAULTS), "default")
         if values:
             self.update(values, priority)
 
 
-def iter_default_settings() -> Iterable[tuple[str, Any]]:
+def iter_default_settings() -> Iterable[tuple[str, object]]:
     return DEFAULTS.items()

@@ -1,11 +1,12 @@
-"""The signals, and who listens to them."""
+"""The signals of a crawl, and the functions that are connected to them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from inspect import Parameter, isawaitable, signature
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from shoal.scrapy.shared_types import Function
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -45,19 +46,19 @@ SENT = frozenset(
     {engine_started, engine_stopped, spider_opened, spider_idle, spider_closed, spider_error, request_scheduled,
      request_reached_downloader, response_received, response_downloaded, item_scraped, item_dropped, item_error}
 )  # fmt: skip
-"""The signals that Shoal sends. Nobody is called for the others."""
+"""The signals that Shoal sends. Functions that are connected to others are never called."""
 
 
 class SignalManager:
     """Calls the functions that are connected to a signal."""
 
     of_all_crawls: ClassVar[SignalManager]
-    """What is connected with ``pydispatch``: it is called by all managers of the process."""
+    """The functions that are connected with ``pydispatch``. All managers of the process call them."""
 
     def __init__(self) -> None:
-        self._receivers: dict[object, list[Callable[..., Any]]] = {}
+        self._receivers: dict[object, list[Function]] = {}
 
-    def connect(self, receiver: Callable[..., Any], signal: object, **options: Any) -> None:
+    def connect(self, receiver: Function, signal: object, **options: object) -> None:
         """Call ``receiver`` when the signal is sent, with those of its arguments that it declares."""
         if isinstance(signal, Signal) and signal not in SENT:
             log.warning("%s is connected to the signal %s, which Shoal does not send", receiver, signal.name)
@@ -65,22 +66,22 @@ class SignalManager:
         if receiver not in receivers:
             receivers.append(receiver)
 
-    def disconnect(self, receiver: Callable[..., Any], signal: object, **options: Any) -> None:
+    def disconnect(self, receiver: Function, signal: object, **options: object) -> None:
         if receiver in self._receivers.get(signal, ()):
             self._receivers[signal].remove(receiver)
 
-    def disconnect_all(self, signal: object, **options: Any) -> None:
+    def disconnect_all(self, signal: object, **options: object) -> None:
         self._receivers.pop(signal, None)
 
     def has_receivers(self, signal: object) -> bool:
         return bool(self._receivers.get(signal) or self.of_all_crawls._receivers.get(signal))
 
-    def _receivers_of(self, signal: object) -> tuple[Callable[..., Any], ...]:
+    def _receivers_of(self, signal: object) -> tuple[Function, ...]:
         return (*self._receivers.get(signal, ()), *self.of_all_crawls._receivers.get(signal, ()))
 
-    def send_catch_log(self, signal: object, **arguments: Any) -> list[tuple[Any, Any]]:
-        """Call the receivers. An error is logged, and is the receiver's result."""
-        results: list[tuple[Any, Any]] = []
+    def send_catch_log(self, signal: object, **arguments: object) -> list[tuple[object, object]]:
+        """Call the receivers. If one raises an error, it is logged and becomes the receiver's result."""
+        results: list[tuple[object, object]] = []
         for receiver in self._receivers_of(signal):
             try:
                 results.append((receiver, _call(receiver, arguments | {"signal": signal})))
@@ -89,9 +90,9 @@ class SignalManager:
                 results.append((receiver, exc))
         return results
 
-    async def send(self, signal: object, *passing: type[Exception], **arguments: Any) -> None:
-        """Call the receivers and await those that are coroutines. Errors are logged; those of the types ``passing``
-        are raised after all were called."""
+    async def send(self, signal: object, *passing: type[Exception], **arguments: object) -> None:
+        """Call the receivers, and await those that are coroutines. Errors are logged. The first error of the types
+        ``passing`` is raised after all were called."""
         raised: Exception | None = None
         for receiver in self._receivers_of(signal):
             try:
@@ -109,7 +110,7 @@ class SignalManager:
 SignalManager.of_all_crawls = SignalManager()
 
 
-def _call(receiver: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _call(receiver: Function, arguments: dict[str, object]) -> object:
     try:
         parameters = signature(receiver).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature

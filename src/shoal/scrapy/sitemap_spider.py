@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 from urllib.parse import urljoin
 
 from shoal.errors import SitemapError
 from shoal.scrapy.http import Request, Response, XmlResponse
+from shoal.scrapy.shared_types import Function, Values
 from shoal.scrapy.spider import Spider
 from shoal.sitemaps import SitemapEntry, SitemapReader, sitemaps_in_robots
 
@@ -22,19 +23,19 @@ _GZIP = b"\x1f\x8b"
 class SitemapSpider(Spider):
     """Starts at ``sitemap_urls`` (sitemaps, or a robots.txt) and requests the pages that match ``sitemap_rules``.
 
-    The first rule whose pattern is found in a URL decides about its callback. ``sitemap_follow`` has the patterns of
-    sitemaps in an index that are followed.
+    The first rule whose pattern matches a URL sets its callback. ``sitemap_follow`` has patterns for the URLs of
+    sitemaps in an index: those that match one of them are followed.
     """
 
     sitemap_urls: Sequence[str] = ()
-    sitemap_rules: Sequence[tuple[Any, Any]] = [("", "parse")]
-    sitemap_follow: Sequence[Any] = [""]
+    sitemap_rules: Sequence[tuple[str | re.Pattern[str], str | Function]] = [("", "parse")]
+    sitemap_follow: Sequence[str | re.Pattern[str]] = [""]
     sitemap_alternate_links: bool = False
     """Whether to request the pages in other languages too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._cbs: list[tuple[re.Pattern[str], Callable[..., Any]]] = [
+        self._cbs: list[tuple[re.Pattern[str], Function]] = [
             (re.compile(pattern), getattr(self, callback) if isinstance(callback, str) else callback)
             for pattern, callback in self.sitemap_rules
         ]
@@ -44,11 +45,11 @@ class SitemapSpider(Spider):
         for url in self.sitemap_urls:
             yield Request(url, self._parse_sitemap)
 
-    async def start(self) -> AsyncIterator[Any]:
+    async def start(self) -> AsyncIterator[Request]:
         for request in self.start_requests():
             yield request
 
-    def sitemap_filter(self, entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    def sitemap_filter(self, entries: Iterable[Values]) -> Iterable[Values]:
         """Choose or change entries: dicts with ``loc`` and, if the sitemap has them, ``lastmod``, ``alternate`` ..."""
         yield from entries
 
@@ -59,18 +60,18 @@ class SitemapSpider(Spider):
             return
         body = self._get_sitemap_body(response)
         if not body:
-            log.warning("ignored %s: it is no sitemap", response)
+            log.warning("ignored %s: it is not a sitemap", response)
             return
         try:
             yield from self._requests(response, SitemapReader(body))
         except SitemapError as exc:
-            log.warning("ignored %s, or its rest: %s", response, exc)
+            log.warning("stopped reading the sitemap %s: %s", response, exc)
 
     def _requests(self, response: Response, reader: SitemapReader) -> Iterator[Request]:
         entries = iter(reader)
         first = list(next(([each] for each in entries), []))  # the format is known after it
         if reader.format not in ("urlset", "sitemapindex"):
-            raise SitemapError(f"it is a file of the kind {reader.format}")
+            raise SitemapError(f"its format is {reader.format}")
         for url in self._urls(self.sitemap_filter(map(_as_dict, chain(first, entries)))):
             if reader.format == "sitemapindex":
                 if any(each.search(url) for each in self._follow):
@@ -81,7 +82,7 @@ class SitemapSpider(Spider):
                     yield Request(url, callback=callback)
                     break
 
-    def _urls(self, entries: Iterable[dict[str, Any]]) -> Iterator[str]:
+    def _urls(self, entries: Iterable[Values]) -> Iterator[str]:
         for entry in entries:
             if entry["loc"]:
                 yield entry["loc"]
@@ -95,8 +96,8 @@ class SitemapSpider(Spider):
         return response.body if is_sitemap else None
 
 
-def _as_dict(entry: SitemapEntry) -> dict[str, Any]:
-    found: dict[str, Any] = {"loc": entry.loc, **entry.fields}
+def _as_dict(entry: SitemapEntry) -> Values:
+    found: Values = {"loc": entry.loc, **entry.fields}
     if entry.alternates:
         found["alternate"] = [each.url for each in entry.alternates]
     return found

@@ -1,15 +1,17 @@
-"""Spider, as Scrapy has it: the base class of the spiders that an adapter runs."""
+"""Scrapy's Spider: the base class of the spiders that an adapter runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Self
 
 from shoal.scrapy.request import Request
+from shoal.scrapy.shared_types import Values
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler
+    from shoal.scrapy.response import Response
     from shoal.scrapy.settings import Settings
 
 
@@ -22,12 +24,17 @@ class SpiderLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class Spider:
-    """Base class of Scrapy spiders. It is no `shoal.Spider`: its subclasses may use any names."""
+    """Base class of Scrapy spiders. It is not a `shoal.Spider`, so its subclasses may use any names."""
 
-    name: Any = None
-    custom_settings: Any = None
+    custom_settings: Values | None = None
     crawler: Crawler
     settings: Settings
+    state: Values
+    start_urls: Iterable[str]
+    if TYPE_CHECKING:
+        name: str
+    else:
+        name = None
 
     def __init__(self, name: str | None = None, **kwargs: Any) -> None:
         if name is not None:
@@ -36,7 +43,7 @@ class Spider:
             raise ValueError(f"{type(self).__name__} must have a name")
         self.__dict__.update(kwargs)
         if not hasattr(self, "start_urls"):
-            self.start_urls: Any = []
+            self.start_urls = []
 
     @classmethod
     def from_crawler(cls, crawler: Crawler, *args: Any, **kwargs: Any) -> Self:
@@ -50,33 +57,33 @@ class Spider:
 
     @classmethod
     def update_settings(cls, settings: Settings) -> None:
-        """Put the spider's own settings over those of the project."""
+        """Let the spider's own settings replace those of the project."""
         settings.setdict(cls.custom_settings or {}, "spider", f"custom_settings of {cls.__name__}")
 
     @property
     def logger(self) -> SpiderLogger:
         return SpiderLogger(logging.getLogger(str(self.name)), {"spider": self})
 
-    def log(self, message: Any, level: int = logging.DEBUG, **kw: Any) -> None:
+    def log(self, message: object, level: int = logging.DEBUG, **kw: Any) -> None:
         self.logger.log(level, message, **kw)
 
     async def start(self) -> AsyncIterator[Any]:
         for url in [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls:
             yield Request(url, dont_filter=True)
 
-    def start_requests(self) -> Any:
+    def start_requests(self) -> Iterable[Any]:
         """The requests for ``start_urls``, for a subclass that calls its base."""
         for url in [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls:
             yield Request(url, dont_filter=True)
 
-    def _parse(self, response: Any, **kwargs: Any) -> Any:
+    def _parse(self, response: Response, **kwargs: Any) -> Any:
         return self.parse(response, **kwargs)
 
     if TYPE_CHECKING:
         parse: Callable[..., Any]  # a subclass may take any arguments
     else:
 
-        def parse(self, response: Any, **kwargs: Any) -> Any:
+        def parse(self, response, **kwargs):
             raise NotImplementedError(f"{type(self).__name__}.parse callback is not defined")
 
     @classmethod
@@ -86,7 +93,7 @@ class Spider:
         return OffsiteFilter([cls.name, *(getattr(cls, "allowed_domains", None) or [])]).allows(request.url)
 
     @staticmethod
-    def close(spider: Any, reason: str) -> Any:
+    def close(spider: Spider, reason: str) -> Any:
         closed = getattr(spider, "closed", None)
         return closed(reason) if callable(closed) else None
 

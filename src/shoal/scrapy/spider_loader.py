@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 from shoal.scrapy.project import spider_classes
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
 
 
 class SpiderLoader:
-    """Finds the spiders in SPIDER_MODULES. It imports their modules when it is asked for the first time."""
+    """Finds the spiders in SPIDER_MODULES. It imports their modules on first use."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._found: dict[str, type[Any]] | None = None
+        self._found: dict[str, type[Spider]] | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         return cls(settings)
 
-    def _classes(self) -> dict[str, type[Any]]:
+    def _classes(self) -> dict[str, type[Spider]]:
         if self._found is None:
             self._found = spider_classes(self._settings)
         return self._found
@@ -28,7 +29,7 @@ class SpiderLoader:
         """The names of all spiders."""
         return list(self._classes())
 
-    def load(self, spider_name: str) -> type[Any]:
+    def load(self, spider_name: str) -> type[Spider]:
         """The class of a spider. KeyError if there is none with this name."""
         try:
             return self._classes()[spider_name]

@@ -11,17 +11,20 @@ from shoal.scrapy.request import Request
 
 if TYPE_CHECKING:
     from shoal.scrapy.adapter import ScrapyAdapter
+    from shoal.scrapy.crawler import Crawler
     from shoal.scrapy.response import Response
+    from shoal.scrapy.spider import Spider
 
 
 class BaseSpiderMiddleware:
-    """A base class for the middlewares of a project: one call for each request and for each item. None drops it."""
+    """A base class for middlewares of a project. Its methods handle one request or one item, and return None to drop
+    it."""
 
-    def __init__(self, crawler: Any) -> None:
+    def __init__(self, crawler: Crawler) -> None:
         self.crawler = crawler
 
     @classmethod
-    def from_crawler(cls, crawler: Any) -> Self:
+    def from_crawler(cls, crawler: Crawler) -> Self:
         return cls(crawler)
 
     async def process_start(self, start: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -29,12 +32,14 @@ class BaseSpiderMiddleware:
             if (processed := self._processed(each, None)) is not None:
                 yield processed
 
-    def process_spider_output(self, response: Response, result: Iterable[Any], spider: Any = None) -> Iterator[Any]:
+    def process_spider_output(
+        self, response: Response, result: Iterable[Any], spider: Spider | None = None
+    ) -> Iterator[Any]:
         for each in result:
             if (processed := self._processed(each, response)) is not None:
                 yield processed
 
-    def _processed(self, output: Any, response: Response | None) -> Any:
+    def _processed(self, output: object, response: Response | None) -> object:
         if isinstance(output, Request):
             return self.get_processed_request(output, response)
         return self.get_processed_item(output, response)
@@ -50,7 +55,7 @@ class BaseSpiderMiddleware:
 
 class SpiderMiddlewares:
     """Calls ``process_spider_input``, ``process_spider_output``, ``process_spider_exception``, ``process_start`` and
-    ``process_start_requests`` in Scrapy's order. Those of Scrapy itself are part of the adapter."""
+    ``process_start_requests`` in Scrapy's order. Scrapy's own middlewares are part of the adapter."""
 
     def __init__(self, adapter: ScrapyAdapter) -> None:
         named = adapter.scrapy_settings.getdict("SPIDER_MIDDLEWARES")
@@ -64,7 +69,7 @@ class SpiderMiddlewares:
         self._start = hooks_of(components, "process_start", spider)[::-1]
         self._start_requests = hooks_of(components, "process_start_requests", spider)[::-1]
 
-    async def start(self, requests: Any) -> AsyncIterator[Any]:
+    async def start(self, requests: object) -> AsyncIterator[object]:
         """The start requests as the middlewares pass them on."""
         if self._start_requests:
             if hasattr(requests, "__aiter__"):
@@ -76,18 +81,18 @@ class SpiderMiddlewares:
         async for each in each_output(requests):
             yield each
 
-    async def page(self, response: Response, callback: Callable[[], Any]) -> AsyncIterator[Any]:
+    async def page(self, response: Response, callback: Callable[[], object]) -> AsyncIterator[object]:
         """The outputs of a callback as the middlewares pass them on. Outputs before an error are kept."""
         for hook in self._input:
             await hook(response=response)
-        found: list[Any] = []
+        found: list[object] = []
         failure: Exception | None = None
         try:
             async for each in each_output(callback()):
                 found.append(each)  # noqa: PERF401 - what comes before an error is kept
         except Exception as exc:  # the user's code may raise anything
             failure = exc
-        result: Any = found
+        result: object = found
         for hook in self._output:
             result = hook.call(response=response, result=_as_async(result) if hook.is_async_generator else result)
             if hasattr(result, "__aiter__"):
@@ -105,6 +110,6 @@ class SpiderMiddlewares:
         raise failure
 
 
-async def _as_async(requests: Any) -> AsyncIterator[Any]:
+async def _as_async(requests: object) -> AsyncIterator[object]:
     async for each in each_output(requests):
         yield each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.scrapy.crawl_spider import CrawlSpider as CrawlSpider
 from shoal.scrapy.crawl_spider import Rule as Rule
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["CSVFeedSpider", "CrawlSpider", "Rule", "SitemapSpider", "Spider", "XMLFeedSpider"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[SitemapSpider]:
     if name == "SitemapSpider":  # most projects do not need the reader of sitemaps
         from shoal.scrapy.sitemap_spider import SitemapSpider
 

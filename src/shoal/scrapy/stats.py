@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from shoal.scrapy.shared_types import Given, Values
 from shoal.spider import SpiderStats
 
 _LIVE = {
@@ -18,7 +18,7 @@ _LIVE = {
     "retry/count": "retried",
     "dupefilter/filtered": "duplicates",
 }
-"""Names of Scrapy, and the counter of Shoal that has the value."""
+"""Scrapy's names, and Shoal's counter for each of them."""
 
 
 class StatsCollector:
@@ -28,22 +28,22 @@ class StatsCollector:
 
     def __init__(self, shown: SpiderStats) -> None:
         self._shown = shown
-        self._values: dict[str, Any] = {"start_time": datetime.now(UTC)}
+        self._values: Values = {"start_time": datetime.now(UTC)}
 
-    def get_value(self, key: str, default: Any = None, spider: object = None) -> Any:
+    def get_value(self, key: str, default: object = None, spider: object = None) -> Any:
         if key in self._values:
             return self._values[key]
         return self._counted().get(key, default)
 
-    def get_stats(self, spider: object = None) -> dict[str, Any]:
+    def get_stats(self, spider: object = None) -> Values:
         return {**self._counted(), **self._values}
 
-    def set_value(self, key: str, value: Any, spider: object = None) -> None:
+    def set_value(self, key: str, value: object, spider: object = None) -> None:
         self._values[key] = value
         if type(value) is int:
             self._shown.own[key] = value
 
-    def set_stats(self, stats: Mapping[str, Any], spider: object = None) -> None:
+    def set_stats(self, stats: Given, spider: object = None) -> None:
         self._values = dict(stats)
 
     def inc_value(self, key: str, count: int = 1, start: int = 0, spider: object = None) -> None:
@@ -66,11 +66,11 @@ class StatsCollector:
         self._values.clear()
 
     def open_spider(self, spider: object = None) -> None:
-        """Scrapy calls it; nothing is to do here."""
+        """Do nothing: it is here for projects that call it."""
 
     def close_spider(self, spider: object = None, reason: str = "") -> None:
-        """Scrapy calls it; nothing is to do here."""
+        """Do nothing: it is here for projects that call it."""
 
-    def _counted(self) -> dict[str, Any]:
+    def _counted(self) -> Values:
         own = self._shown
         return {name: own[counter] for name, counter in _LIVE.items() if own.get(counter)}

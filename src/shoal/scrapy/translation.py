@@ -1,13 +1,13 @@
-"""Scrapy's settings as Shoal's: which key each of them becomes, and what is not used."""
+"""Translates Scrapy's settings to Shoal's, and finds those that Shoal does not use."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -18,6 +18,9 @@ from shoal.scrapy.settings import Settings
 _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTSET": "DEBUG"}
 _NUMBERED_LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
 _ANY_LENGTH = 1 << 30
+Convert: TypeAlias = Callable[[Any], object]
+"""Makes a value of Shoal's settings from what a project wrote. A wrong value raises TypeError, ValueError or
+AttributeError."""
 
 
 class Translated(Struct):
@@ -26,26 +29,26 @@ class Translated(Struct):
     settings: dict[str, object]
     """By dotted key."""
     sources: dict[str, str]
-    """For each of them, the setting of Scrapy that it comes from, and where that is set."""
+    """By the same key, the setting of Scrapy that it comes from, and where that is set."""
     outputs: list[str]
     notes: list[str]
     """What Shoal does differently, for the log."""
 
 
-def _count(value: Any) -> object:
+def _count(value: str | float) -> object:
     return max(1, int(value))
 
 
-def _or_none(value: Any) -> object:
+def _or_none(value: str | float) -> object:
     return int(value) if int(value) > 0 else None
 
 
-def _statuses(value: Any) -> object:
+def _statuses(value: str | Iterable[str | int]) -> object:
     members = value.split(",") if isinstance(value, str) else value
     return tuple(sorted({int(each) for each in members}))
 
 
-def _headers(value: Any) -> object:
+def _headers(value: Mapping[object, object] | None) -> object:
     return {_text(name): _text(each) for name, each in dict(value or {}).items() if each is not None}
 
 
@@ -53,17 +56,17 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _level(value: Any) -> object:
+def _level(value: str | int) -> object:
     if isinstance(value, int):
         return _NUMBERED_LEVELS.get(value, "INFO")
     return _LEVELS.get(str(value).upper(), str(value).upper())
 
 
-def _bool(value: Any) -> object:
+def _bool(value: object) -> object:
     return Settings({"VALUE": value}).getbool("VALUE")
 
 
-_ALWAYS: dict[str, tuple[str, Callable[[Any], object]]] = {
+_ALWAYS: dict[str, tuple[str, Convert]] = {
     "DOWNLOAD_DELAY": ("download_delay", float),
     "CONCURRENT_REQUESTS": ("concurrency", _count),
     "CONCURRENT_REQUESTS_PER_DOMAIN": ("concurrency_per_host", _count),
@@ -76,8 +79,8 @@ _ALWAYS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "AUTOTHROTTLE_ENABLED": ("throttle.enabled", _bool),
     "URLLENGTH_LIMIT": ("scope.max_url_length", lambda value: int(value) or _ANY_LENGTH),
 }
-"""Settings that are used also with Scrapy's default."""
-_IF_SET: dict[str, tuple[str, Callable[[Any], object]]] = {
+"""Settings that are used even if only Scrapy's default is known."""
+_IF_SET: dict[str, tuple[str, Convert]] = {
     "USER_AGENT": ("user_agent", str),
     "DEPTH_LIMIT": ("scope.max_depth", _or_none),
     "CLOSESPIDER_PAGECOUNT": ("scope.max_pages", _or_none),
@@ -110,8 +113,8 @@ _NO_FILTER = ("scrapy.dupefilters.BaseDupeFilter", "scrapy.dupefilter.BaseDupeFi
 
 
 def translate(settings: Settings, user_agent: str | None = None) -> Translated:
-    """The settings of a spider as Shoal's. ``user_agent``: the spider's own. ConfigError names a setting with a bad
-    value."""
+    """Translate the settings of a spider. ``user_agent`` is the spider's own. ConfigError names a setting with an
+    invalid value."""
     made = Translated({"cookies": False}, {"cookies": "the spider's own jars (COOKIES_ENABLED)"}, [], [])
     for table, needs_value in ((_ALWAYS, False), (_IF_SET, True)):
         for name, (key, convert) in table.items():
@@ -136,7 +139,7 @@ def translate(settings: Settings, user_agent: str | None = None) -> Translated:
     return made
 
 
-def _put(made: Translated, settings: Settings, name: str, key: str, convert: Callable[[Any], object]) -> None:
+def _put(made: Translated, settings: Settings, name: str, key: str, convert: Convert) -> None:
     try:
         value = convert(settings[name])
     except (TypeError, ValueError, AttributeError) as exc:
@@ -152,7 +155,8 @@ def _source(settings: Settings, name: str) -> str:
 
 
 def unused_settings(settings: Settings) -> list[tuple[str, str]]:
-    """The settings that somebody set and Shoal does not use, each with where it is set. ``self.settings`` has them."""
+    """The settings of the project that Shoal does not use, each with where it is set. The spider can read them from
+    ``self.settings``."""
     known = _ALWAYS.keys() | _IF_SET.keys() | DONE_HERE
     return [(name, settings.source(name)) for name in settings if settings.source(name) and name not in known]
 
@@ -167,14 +171,14 @@ def filters_nothing(settings: Settings) -> bool:
 
 
 def _translate_feeds(settings: Settings, made: Translated) -> None:
-    feeds: dict[Any, Any] = settings.getdict("FEEDS")
+    feeds = settings.getdict("FEEDS")
     if settings.get("FEED_URI"):
         feeds = {settings["FEED_URI"]: {"format": settings.get("FEED_FORMAT")}, **feeds}
     for uri, options in feeds.items():
         made.outputs.append(_output(str(uri), dict(options or {}), settings, made.notes))
 
 
-def _output(uri: str, options: Mapping[str, Any], settings: Settings, notes: list[str]) -> str:
+def _output(uri: str, options: Mapping[str, object], settings: Settings, notes: list[str]) -> str:
     """The output of a feed. ConfigError if Shoal cannot write it."""
     text = _filled(uri, settings)
     if text in ("stdout:", "-"):

@@ -1,4 +1,5 @@
-"""What Shoal cannot do of Scrapy: found when a spider is loaded, with its name, its line, and what to do."""
+"""Finds features of Scrapy that Shoal does not support when a spider is loaded: their names, their lines, and what to
+do."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from shoal.errors import SpiderError
 from shoal.scrapy.names import has
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
 from shoal.scrapy.translation import filters_nothing
 
 log = logging.getLogger("shoal.scrapy")
@@ -89,7 +90,7 @@ _META_KEYS = {
 }
 
 
-class Finding(Struct, frozen=True):
+class Unsupported(Struct, frozen=True):
     """Something that is not supported."""
 
     name: str
@@ -101,7 +102,8 @@ class Finding(Struct, frozen=True):
 
 
 def check_file(path: Path) -> None:
-    """SpiderError that lists every import of Scrapy in the file that Shoal does not have. Other things are logged."""
+    """Raise SpiderError if the file imports something from Scrapy that Shoal does not have; it lists all of them. Keys
+    of ``meta`` without effect are logged."""
     try:
         tree = ast.parse(path.read_text(errors="replace"))
     except (SyntaxError, ValueError, OSError):
@@ -113,8 +115,8 @@ def check_file(path: Path) -> None:
         log.warning("%s: meta key %r has no effect: %s", finding.place, finding.name, finding.advice)
 
 
-def missing_imports(tree: ast.AST, path: str) -> Iterator[Finding]:
-    """The imports that would fail. Those that the file expects to fail are left out."""
+def missing_imports(tree: ast.AST, path: str) -> Iterator[Unsupported]:
+    """The imports that would fail. Those in a ``try`` block, or for type checkers, are left out."""
     optional = {
         id(inner)
         for node in ast.walk(tree)
@@ -139,8 +141,8 @@ def _is_theirs(module: str) -> bool:
     return module.partition(".")[0] in ("scrapy", "twisted")
 
 
-def _missing(name: str, path: str, line: int) -> Finding:
-    return Finding(name, f"{path}, line {line}", advice_for(name))
+def _missing(name: str, path: str, line: int) -> Unsupported:
+    return Unsupported(name, f"{path}, line {line}", advice_for(name))
 
 
 def advice_for(name: str) -> str:
@@ -151,7 +153,7 @@ def advice_for(name: str) -> str:
     return "remove it, or write what it does yourself; docs/scrapy.md lists what is covered"
 
 
-def _meta_keys(tree: ast.AST, path: str) -> Iterator[Finding]:
+def _meta_keys(tree: ast.AST, path: str) -> Iterator[Unsupported]:
     """Keys in ``meta={...}`` and ``meta["key"]`` that have no effect."""
     for node in ast.walk(tree):
         keys: list[ast.expr | None] = []
@@ -161,33 +163,33 @@ def _meta_keys(tree: ast.AST, path: str) -> Iterator[Finding]:
             keys = [node.slice]
         for key in keys:
             if isinstance(key, ast.Constant) and key.value in _META_KEYS:
-                yield Finding(str(key.value), f"{path}, line {key.lineno}", _META_KEYS[str(key.value)])
+                yield Unsupported(str(key.value), f"{path}, line {key.lineno}", _META_KEYS[str(key.value)])
 
 
 def _is_meta(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "meta"
 
 
-def check_settings(settings: Settings, kind: type[Any]) -> None:
+def check_settings(settings: Settings, kind: type[Spider]) -> None:
     """Log the settings that change a project's behaviour under Scrapy and have no effect here."""
     for finding in unsupported_settings(settings, kind):
         log.warning("%s: %s has no effect: %s", finding.place, finding.name, finding.advice)
 
 
-def unsupported_settings(settings: Settings, kind: type[Any]) -> list[Finding]:
+def unsupported_settings(settings: Settings, kind: type[Spider]) -> list[Unsupported]:
     """The settings, and the components of Scrapy itself, that have no effect."""
     found = [
-        Finding(name, _place(settings, name, kind), advice)
+        Unsupported(name, _place(settings, name, kind), advice)
         for name, advice in _NOT_USED.items()
         if settings.source(name) and settings.get(name)
     ]
     own_filter = settings.source("DUPEFILTER_CLASS") and not str(settings["DUPEFILTER_CLASS"]).startswith("scrapy.")
     if own_filter and not filters_nothing(settings):
         place = _place(settings, "DUPEFILTER_CLASS", kind)
-        found.append(Finding("DUPEFILTER_CLASS", place, "the frontier drops duplicates by method, URL and body"))
+        found.append(Unsupported("DUPEFILTER_CLASS", place, "the frontier drops duplicates by method, URL and body"))
     for uri, options in settings.getdict("FEEDS").items():
         found += [
-            Finding(f"{option} of the feed {uri}", _place(settings, "FEEDS", kind), _FEED_OPTIONS[option])
+            Unsupported(f"{option} of the feed {uri}", _place(settings, "FEEDS", kind), _FEED_OPTIONS[option])
             for option in _FEED_OPTIONS
             if (options or {}).get(option)
         ]
@@ -196,11 +198,11 @@ def unsupported_settings(settings: Settings, kind: type[Any]) -> list[Finding]:
         for key in components:
             switched_on = not isinstance(components, dict) or components[key] is not None
             if switched_on and str(key).startswith("scrapy.") and not has(*str(key).rsplit(".", 1)):
-                found.append(Finding(str(key), _place(settings, name, kind), advice_for(str(key))))
+                found.append(Unsupported(str(key), _place(settings, name, kind), advice_for(str(key))))
     return found
 
 
-def _place(settings: Settings, name: str, kind: type[Any]) -> str:
+def _place(settings: Settings, name: str, kind: type[Spider]) -> str:
     """The file and line where a setting is set."""
     source = settings.source(name)
     module = sys.modules.get(source.removesuffix(".py").replace("/", "."))

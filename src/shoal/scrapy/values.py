@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from shoal.errors import RequestError
+from shoal.scrapy.shared_types import Given
 
 MARK = "$scrapy"
 _SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
+_COLLECTIONS = (dict, tuple, set, frozenset)
 _MAX_DEPTH = 100
 
 
@@ -33,23 +35,22 @@ class NotStorableError(RequestError):
 
 def is_scalar(value: object) -> bool:
     """Whether the value is immutable and is stored as it is."""
-    kind = type(value)
-    return kind in _SCALARS and (kind is not int or -(2**63) <= value < 2**64)  # type: ignore[operator]
+    return -(2**63) <= value < 2**64 if type(value) is int else type(value) in _SCALARS
 
 
-def encode(value: Any, path: str, depth: int = 0) -> Any:
-    """The value as plain data. NotStorableError names the part that cannot be stored."""
+def encode(value: object, path: str, depth: int = 0) -> object:
+    """Return the value as plain data. NotStorableError names the part that cannot be stored."""
     kind = type(value)
     if kind in _SCALARS:
         return value if is_scalar(value) else {MARK: "int", "v": str(value)}
     if depth > _MAX_DEPTH:
         raise NotStorableError(path, value)
-    if kind is list:
+    if type(value) is list:
         return [encode(each, f"{path}[{index}]", depth + 1) for index, each in enumerate(value)]
-    if kind is dict and MARK not in value and all(type(key) is str for key in value):
+    if type(value) is dict and MARK not in value and all(type(key) is str for key in value):
         return {key: encode(each, f"{path}[{key!r}]", depth + 1) for key, each in value.items()}
-    if kind in (dict, tuple, set, frozenset):
-        members = value.items() if kind is dict else value
+    if isinstance(value, _COLLECTIONS) and kind in _COLLECTIONS:
+        members = value.items() if isinstance(value, dict) else value
         return {MARK: kind.__name__, "v": [encode(each, f"{path}[...]", depth + 1) for each in members]}
     if kind in _AS_TEXT:
         return {MARK: kind.__name__, "v": _AS_TEXT[kind][0](value)}
@@ -61,12 +62,11 @@ def encode(value: Any, path: str, depth: int = 0) -> Any:
     return {MARK: "item", "class": where, "v": encoded}
 
 
-def decode(value: Any) -> Any:
-    """The value that ``encode`` made this of."""
-    kind = type(value)
-    if kind is list:
+def decode(value: object) -> Any:
+    """Return the value that ``encode`` has encoded."""
+    if type(value) is list:
         return [decode(each) for each in value]
-    if kind is not dict:
+    if type(value) is not dict:
         return value
     mark = value.get(MARK)
     if mark is None:
@@ -83,8 +83,8 @@ def decode(value: Any) -> Any:
     return _FROM_TEXT[mark](stored)
 
 
-_CONTAINERS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-_AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+_CONTAINERS: dict[str, Callable[[Iterable[object]], object]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], object]]] = {
     datetime: (datetime.isoformat, datetime.fromisoformat),
     date: (date.isoformat, date.fromisoformat),
     time: (time.isoformat, time.fromisoformat),
@@ -95,19 +95,24 @@ _AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
 _FROM_TEXT = {kind.__name__: read for kind, (_, read) in _AS_TEXT.items()}
 
 
-def item_fields(value: object) -> Mapping[str, Any] | None:
+def item_fields(value: object) -> Given | None:
     """The fields of an Item, a dataclass or an attrs object; None for anything else."""
     kind = type(value)
     if isinstance(value, Mapping) and hasattr(kind, "fields"):
         return value
-    if hasattr(kind, "__dataclass_fields__"):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}  # type: ignore[arg-type]
+    if dataclasses.is_dataclass(kind):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
     if hasattr(kind, "__attrs_attrs__"):
         return {each.name: getattr(value, each.name) for each in kind.__attrs_attrs__}
     return None
 
 
-def _make_item(where: str, fields: dict[str, Any]) -> Any:
+def fields_of(item: object) -> Given:
+    """The fields of an item of any kind; empty for anything else."""
+    return item if isinstance(item, Mapping) else item_fields(item) or {}
+
+
+def _make_item(where: str, fields: dict[str, object]) -> object:
     module, _, name = where.partition(":")
     kind: Any = sys.modules.get(module)
     for part in name.split("."):

@@ -73,7 +73,7 @@ class Selector(_Searchable):
         """Parse ``text``, or wrap a ``root`` as it is.
 
         Without a ``type``, JSON objects and arrays and XML with a declaration are detected. Everything else is HTML.
-        Any text is valid HTML. Malformed XML raises SelectorError. Invalid JSON is None, as in parsel.
+        Every text is valid HTML. Malformed XML raises SelectorError. Invalid JSON is None, as in parsel.
         """
         self.root: Root
         if root is not _NOT_SET:

@@ -19,7 +19,7 @@ def action_log(request: Request) -> ActionLog:
 
 
 async def record_action(request: Request, what: str, target: str, detail: str = "") -> None:
-    """Add an action of this request's caller. It has been done, so a log that cannot be written is no error."""
+    """Add an action of this request's caller. It has been done, so a log that cannot be written is not an error."""
     who = f"{request.state.caller or request.state.role} ({request.state.address or 'unknown address'})"
     try:
         await action_log(request).add(who, what, target, detail)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -159,7 +158,7 @@ def install(app: FastAPI) -> None:
         return problem(status, kind, public_message(exc, kind), headers=retry)
 
 
-def _validation_message(error: Mapping[str, Any]) -> str:
+def _validation_message(error: Mapping[str, object]) -> str:
     if error["type"] not in ("model_type", "model_attributes_type"):
         return str(error["msg"]).removeprefix("Value error, ")
     if error["loc"] == ("body",):  # FastAPI decodes a body only if the header says that it is JSON

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 from fastapi import Request
 
 from shoal.batch.listing import SessionSummary
-from shoal.batch.local import LocalWork
+from shoal.batch.local_work import LocalWork
 from shoal.batch.service import BatchService, Executor
 from shoal.batch.session import Session
 from shoal.batch.spider import BatchSpider

@@ -15,7 +15,7 @@ from shoal.plugins import names as plugin_names
 from shoal.ports import Sink, SinkOptions
 from shoal.sinks.keys import MAX_COLUMNS, TableOptions
 from shoal.sinks.plugged import is_plugged, is_plugged_shared, open_plugged, plugged_id
-from shoal.sinks.tables import Server
+from shoal.sinks.tables import DatabaseServer
 from shoal.stores.objects import FORMS, SCHEMES, ObjectPlace, is_object_url, parse_place
 from shoal.suggestions import did_you_mean, did_you_mean_scheme
 
@@ -65,7 +65,7 @@ class _Target(Struct, frozen=True):
     kind: _Kind
     path: str = ""
     table: str | None = None
-    server: Server | None = None
+    server: DatabaseServer | None = None
     key: tuple[str, ...] = ()
     max_columns: int = MAX_COLUMNS
     formulas: bool = True
@@ -304,5 +304,5 @@ def _parse_server(spec: str, scheme: str) -> _Target:
             f"{scheme}://{host}: invalid option; allowed: ?{'&'.join([*known, *sorted(_OPTIONS[kind])])}"
         ) from None
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
-    server = Server(kind, host, port, unquote(path), user, password, schema, timeout, options)
+    server = DatabaseServer(kind, host, port, unquote(path), user, password, schema, timeout, options)
     return _Target(kind, table=table, server=server, key=key, max_columns=max_columns)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 from shoal.errors import SinkError
-from shoal.item import decode_item
+from shoal.item import Record, decode_item
 from shoal.ports import LoggedItem
 from shoal.sinks.recent import Recent
-
-Data: TypeAlias = dict[str, Any]
 
 
 class CollectSink:
@@ -22,7 +19,7 @@ class CollectSink:
     again. Opened at an older state, it removes later items from the list, unless the program has changed the list.
     """
 
-    def __init__(self, target: list[Data] | asyncio.Queue[Data | None]) -> None:
+    def __init__(self, target: list[Record] | asyncio.Queue[Record | None]) -> None:
         self._target = target
         self._seq = 0
         self._seqs = array("q")
@@ -38,7 +35,7 @@ class CollectSink:
         if isinstance(self._target, list) and len(self._target) == len(self._seqs):
             self._remove_later(self._target)
 
-    def _remove_later(self, target: list[Data]) -> None:
+    def _remove_later(self, target: list[Record]) -> None:
         count = 0
         while self._seqs and self._seqs[-1] > self._seq:
             self._seqs.pop()

@@ -95,7 +95,7 @@ _encode_saved = msgspec.msgpack.Encoder().encode
 _decode_saved = msgspec.msgpack.Decoder(_Saved).decode
 
 
-class Progress:
+class WriteProgress:
     """How much of the run is in its tables, and which rows are stale.
 
     A store that was rewound opens an output at an older state. Later rows of the run are stale then: their pages are

@@ -20,10 +20,10 @@ from shoal.sinks.tables import (
     Batch,
     Change,
     Columns,
+    DatabaseServer,
     Group,
     Kind,
     Row,
-    Server,
     foreign_table,
     halves,
     large_integers,
@@ -78,7 +78,7 @@ class MySQLSink(ServerSink[Columns]):
 
     _DRIVER_ERRORS = (pymysql.MySQLError, OSError)
 
-    def __init__(self, server: Server, options: TableOptions | None = None) -> None:
+    def __init__(self, server: DatabaseServer, options: TableOptions | None = None) -> None:
         super().__init__(server, options)
         self._database: Connection | None = None
         self._described: dict[str, tuple[str, Columns]] = {}

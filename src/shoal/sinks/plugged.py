@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from shoal import plugins
@@ -44,7 +43,7 @@ def is_plugged_shared(spec: str) -> bool:
     return bool(getattr(_plugin_of(spec), "shared", True))
 
 
-def _plugin_of(spec: str) -> Callable[..., Any]:
+def _plugin_of(spec: str) -> plugins.Registered:
     scheme = spec.partition(":")[0]
     found = plugins.load("sinks", scheme)
     if found is None:

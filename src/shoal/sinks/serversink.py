@@ -18,7 +18,7 @@ from typing import ClassVar, Generic, TypeVar
 from shoal.errors import SinkError
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.rejects import Reject
-from shoal.sinks.tables import Batch, Change, Columns, Kind, Row, Server
+from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Kind, Row
 from shoal.sinks.tablesink import TableSink
 
 C = TypeVar("C", bound=Columns)
@@ -35,7 +35,7 @@ class ServerSink(TableSink, Generic[C]):
 
     _DRIVER_ERRORS: ClassVar[tuple[type[Exception], ...]]
 
-    def __init__(self, server: Server, options: TableOptions | None = None) -> None:
+    def __init__(self, server: DatabaseServer, options: TableOptions | None = None) -> None:
         super().__init__(server.name, options)
         self._server = server
         self._ready: set[str] = set()
@@ -45,7 +45,7 @@ class ServerSink(TableSink, Generic[C]):
 
     @asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
-        """Any error, and a cancellation, leaves the connection in an unknown state: drop it."""
+        """An error or a cancellation leaves the connection in an unknown state: drop it."""
         try:
             yield
         except BaseException as exc:

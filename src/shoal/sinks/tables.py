@@ -29,7 +29,7 @@ _CHUNK = 4 << 20  # bytes of items that go into one statement
 _encode_json = msgspec.json.Encoder().encode
 
 
-class Server(msgspec.Struct, frozen=True):
+class DatabaseServer(msgspec.Struct, frozen=True):
     """A database on a server, and how to log in. ``name`` has no secrets."""
 
     scheme: str

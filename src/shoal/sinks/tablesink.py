@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from shoal.ports import LoggedItem
-from shoal.sinks.keys import Progress, TableOptions
+from shoal.sinks.keys import TableOptions, WriteProgress
 from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.tables import Row, rows_by_table
 
@@ -29,7 +29,7 @@ class TableSink(ABC):
         """``name`` is the database as messages show it."""
         self._name = name
         self._options = options or TableOptions()
-        self._progress = Progress(name, self._options.key)
+        self._progress = WriteProgress(name, self._options.key)
         self._rejects = Rejects(name, self._options.on_reject)
 
     async def open(self, state: bytes) -> None:

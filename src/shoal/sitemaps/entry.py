@@ -1,4 +1,4 @@
-"""One URL of a sitemap, with what the sitemap says about it."""
+"""One URL of a sitemap, with its date and other values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SitemapEntry(Struct, frozen=True):
 
     @property
     def lastmod(self) -> datetime | None:
-        """When the page was last changed, with a time zone. A date without a time is the begin of that day. None if
-        the sitemap does not say it, or says something that is not a date."""
+        """When the page was last changed, with a time zone. A date without a time means the start of that day. None if
+        the sitemap has no date, or an invalid one."""
         period = read_period(self.fields.get("lastmod", ""))
         return None if period is None else period[0]
 

@@ -19,12 +19,12 @@ _TAG = re.compile("<[A-Za-z_:/!?]")
 _COMMENT, _END_OF_COMMENT = "<!--", "-->"
 _CDATA, _END_OF_CDATA = "<![CDATA[", "]]>"
 _MAX_PIECE = 1 << 17
-"""Characters of a tag with the text that follows it. A longer one is not kept until it is complete."""
+"""The longest tag, with the text that follows it, in characters. A longer one is handled before it is complete."""
 _MAX_MARKS = 20
-"""How many > the values of a tag's attributes may contain."""
+"""How many ``>`` the attribute values of a tag may contain."""
 
 
-class Handler(Protocol):
+class MarkupHandler(Protocol):
     """What receives the parts of a file. Names are without their namespace, in lower case."""
 
     def start(self, name: str, attributes: str) -> None:
@@ -39,14 +39,14 @@ class Handler(Protocol):
 class Scanner:
     """Splits text that arrives in portions into tags and texts."""
 
-    def __init__(self, handler: Handler, max_tags: int) -> None:
-        """SitemapError after ``max_tags`` tags, with or without an end."""
+    def __init__(self, handler: MarkupHandler, max_tags: int) -> None:
+        """SitemapError after ``max_tags`` tags, complete or not."""
         self._handler = handler
         self._max_tags = self._left = max_tags
         self._carry = ""
         """The end of the last portion, if the next one may continue it."""
         self._end_mark = ""
-        """What ends the comment or the CDATA section that was begun. Empty outside of both."""
+        """The text that ends the open comment or CDATA section. Empty outside of both."""
 
     def feed(self, text: str) -> None:
         buffer = self._carry + text
@@ -65,7 +65,7 @@ class Scanner:
                 position = self._piece(buffer, position)
 
     def close(self) -> None:
-        """The file ends here."""
+        """Report the end of the file."""
         carry, self._carry = self._carry, ""
         if not self._end_mark:
             self._tag(carry[1:]) if _TAG.match(carry) else self._handler.text(unescape(carry))
@@ -151,9 +151,8 @@ def read_attributes(text: str) -> dict[str, str]:
 
 
 def unescape(text: str) -> str:
-    """Replace references to characters: those of XML, numeric ones, and those of HTML, which many files use.
-
-    Each must end with a semicolon: in ``?a=1&copy=2`` somebody forgot to escape the ampersand."""
+    """Replace character references: those of XML, numeric ones, and those of HTML, which many files use. Each must end
+    with a semicolon, because in ``?a=1&copy=2`` the ampersand was not escaped."""
     return _REFERENCE.sub(_character, text) if "&" in text else text
 
 

@@ -32,11 +32,11 @@ _FORMATS: dict[str, Format] = {
     "rdf": "rss",
     "feed": "atom",
 }
-"""By the first element of the file."""
+"""The format, by the first element of the file."""
 _ENTRIES = {"urlset": ("url", "sitemap"), "sitemapindex": ("sitemap", "url"), "rss": ("item",), "atom": ("entry",)}
 """The elements that are entries. Some files mix URLs and sitemaps."""
 _DATES = ("updated", "pubdate", "date", "published", "modified")
-"""Where feeds have the date of an entry; the first one counts."""
+"""The elements of a feed that hold the date of an entry. The first one counts."""
 _GZIP = b"\x1f\x8b"
 _PORTION = 1 << 16  # bytes
 _MAX_TEXT = 65_536  # characters of a URL
@@ -56,24 +56,24 @@ _CODECS = {
     "x_mac_cyrillic": "mac_cyrillic", "iso_8859_8_i": "iso8859_8", "x_user_defined": "latin_1",
     "utf_16le": "utf_16_le", "utf_16be": "utf_16_be",
 }  # fmt: skip
-"""Python's names of encodings of the web that have another name there."""
+"""Python's names for encodings that have another name on the web."""
 
 
 class SitemapLimits(Struct, frozen=True, kw_only=True):
-    """What the reader accepts of one file. The standard allows 50 MB and 50,000 URLs."""
+    """The limits for one file. The standard allows 50 MB and 50,000 URLs."""
 
     max_bytes: int = 100 << 20
     """After decompression."""
     max_ratio: int = 200
-    """How many times as large as the body it may be after decompression, if that is more than 16 MB."""
+    """How many times larger than the body the content may be after decompression, if it has more than 16 MB."""
     max_tags: int = 2_000_000
-    """They are the main cost: about a microsecond each."""
+    """Tags are the main cost: about a microsecond each."""
 
 
 class SitemapReader:
     """Iterate over it once for the entries of a file.
 
-    SitemapError if the file is no sitemap, is damaged, or exceeds a limit. Entries before the damage come first.
+    SitemapError if the file is not a sitemap, is damaged, or exceeds a limit. Entries before the damage come first.
     """
 
     def __init__(self, body: bytes, charset: str | None = None, limits: SitemapLimits = SitemapLimits()) -> None:
@@ -84,7 +84,7 @@ class SitemapReader:
         self.format: Format | None = None
         """Known after the first entry."""
         self.skipped = 0
-        """Entries without a usable URL: it is missing or too long, or a line of a text file is no URL."""
+        """Entries without a usable URL: it is missing or too long, or a line of a text file is not a URL."""
 
     def __iter__(self) -> Iterator[SitemapEntry]:
         text = self._decoded()
@@ -94,7 +94,7 @@ class SitemapReader:
             if begin:
                 break
         else:
-            raise SitemapError("it is no sitemap: it is empty")
+            raise SitemapError("it is not a sitemap: it is empty")
         read = self._read_markup if _MARKUP.search(begin[:_BEGIN]) else self._read_lines
         yield from read(chain([begin], text))
 
@@ -156,7 +156,7 @@ class SitemapReader:
             elif line:
                 self.skipped += 1
         if not found:
-            raise SitemapError(f"it is no sitemap: it begins with {sample[:_SAMPLE]!r}")
+            raise SitemapError(f"it is not a sitemap: it begins with {sample[:_SAMPLE]!r}")
 
     def _read_markup(self, text: Iterator[str]) -> Iterator[SitemapEntry]:
         """A sitemap, an index or a feed."""
@@ -173,7 +173,7 @@ class SitemapReader:
         entries.close()
         yield from self._taken(entries)
         if entries.format is None:
-            raise SitemapError("it is no sitemap: it has no elements")
+            raise SitemapError("it is not a sitemap: it has no elements")
 
     def _taken(self, entries: _Entries) -> list[SitemapEntry]:
         self.format, self.skipped = entries.format, entries.skipped
@@ -206,7 +206,7 @@ class _Entries:
         if self.format is None:
             self.format = _FORMATS.get(name)
             if self.format is None:
-                raise SitemapError(f"it is no sitemap: its first element is <{name[:_SAMPLE]}>")
+                raise SitemapError(f"it is not a sitemap: its first element is <{name[:_SAMPLE]}>")
             self._names = _ENTRIES[self.format]
         if name in self._names:
             self.finish()
@@ -251,7 +251,7 @@ class _Entries:
             self._alternates.append(Alternate(attributes.get("hreflang", "")[:_SAMPLE], href))
 
     def close(self) -> None:
-        """The file ends. If it was cut off, its last text may be incomplete and is dropped."""
+        """Report the end of the file. If it was cut off, its last text may be incomplete and is dropped."""
         self._field = ""
         self.finish()
 

@@ -44,7 +44,7 @@ class SitemapSpider(Spider):
     follow: Pattern | Sequence[Pattern] = ()
     """Read only those sitemaps of an index whose URL matches one of these regular expressions; empty: all."""
     since: datetime | date | str | None = None
-    """Skip pages and sitemaps that say that they did not change since then. Those without a date are kept."""
+    """Skip pages and sitemaps that have not changed since then, by their date. Those without a date are kept."""
     alternate_links: bool = False
     """Request the pages in other languages too (``<xhtml:link rel="alternate">``)."""
     max_sitemaps: int = 100_000
@@ -72,7 +72,7 @@ class SitemapSpider(Spider):
         yield from [self.start_urls] if isinstance(self.start_urls, str) else self.start_urls
 
     def sitemap_filter(self, entries: Iterable[SitemapEntry]) -> Iterable[SitemapEntry]:
-        """Override it to leave out or change entries, pages and sitemaps alike. It gets those that pass ``since``."""
+        """Override this to leave out or change entries: pages and sitemaps that ``since`` does not exclude."""
         return entries
 
     def page_request(self, url: str, entry: SitemapEntry) -> object:
@@ -148,7 +148,7 @@ class SitemapSpider(Spider):
 
     @cached_property
     def _choice(self) -> _Choice:
-        """The attributes, checked. Those of the command line are text. SpiderError if one is wrong."""
+        """Check the attributes. Those of the command line are text. SpiderError if one is wrong."""
         patterns = [self.follow] if isinstance(self.follow, str | re.Pattern) else self.follow
         alternates = str(self.alternate_links).lower() not in ("false", "no", "off", "0", "")
         with self._checks("rules", "write pairs of a regular expression and a callback"):
@@ -167,7 +167,7 @@ class SitemapSpider(Spider):
 
     @contextmanager
     def _checks(self, attribute: str, advice: str = "") -> Iterator[None]:
-        """SpiderError that names the attribute, if reading it fails."""
+        """Raise SpiderError, with the name of the attribute, if reading it fails."""
         try:
             yield
         except (re.error, TypeError, ValueError) as exc:
@@ -191,14 +191,14 @@ class _Choice(NamedTuple):
 
 
 class _Portion:
-    """The entries of a sitemap that one page of the run handles. An error ends them; it is kept for later."""
+    """The entries of a sitemap that one page of the run handles. They end at an error, which is reported later."""
 
     def __init__(self, choice: _Choice, response: Response, skip: int) -> None:
         self._choice = choice
         self._response = response
         self.first = skip
         self.count = 0
-        """Entries that were read, also those that are too old."""
+        """Entries that were read, including those that are too old."""
         self.skipped = 0
         self.error: SitemapError | None = None
         self.next_skip: int | None = None

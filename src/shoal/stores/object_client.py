@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -15,7 +15,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from shoal.stores.objects import CREDENTIALS, ObjectPlace
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore import UpdateVersion
+    from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
 
 ERRORS = (BaseError, OSError, NotImplementedError, ValueError)
 """What a call of the client may raise. `explain` says what it means."""
@@ -49,7 +50,7 @@ class ObjectClient:
             client["allow_http"] = True
         retry: RetryConfig = {"max_retries": 1, "retry_timeout": limit}  # the caller tries again, and says so
         prefix, options = place.path or None, place.options
-        self._store: Any
+        self._store: S3Store | GCSStore | AzureStore
         match place.scheme:
             case "s3":
                 self._store = S3Store(
@@ -68,17 +69,21 @@ class ObjectClient:
         A server without conditional writes replaces whatever there is."""
         if not self.place.conditional:
             return await self.replace(path, data, content_type)
-        mode: Any = "create"
+        mode: Literal["create"] | UpdateVersion = "create"
         if replaces is not None:
-            mode = {"e_tag": f'"{replaces.e_tag}"'} | ({"version": replaces.version} if replaces.version else {})
-        attributes: Any = {"Content-Type": content_type}
-        await obstore.put_async(self._store, path, data, attributes=attributes, mode=mode, use_multipart=False)
+            mode = {"e_tag": f'"{replaces.e_tag}"'}
+            if replaces.version:
+                mode["version"] = replaces.version
+        await obstore.put_async(
+            self._store, path, data, attributes={"Content-Type": content_type}, mode=mode, use_multipart=False
+        )
         return None
 
     async def replace(self, path: str, data: bytes, content_type: str) -> None:
         """Write an object, whatever there is."""
-        attributes: Any = {"Content-Type": content_type}
-        await obstore.put_async(self._store, path, data, attributes=attributes, mode="overwrite", use_multipart=False)
+        await obstore.put_async(
+            self._store, path, data, attributes={"Content-Type": content_type}, mode="overwrite", use_multipart=False
+        )
 
     async def version(self, path: str) -> Version | None:
         """The current version of an object; None if there is none."""
@@ -108,13 +113,22 @@ class ObjectClient:
                 yield found["path"], (found["e_tag"] or "").strip('"')
 
 
-def _s3(options: dict[str, str]) -> Any:
-    return {name: options[name] for name in ("endpoint", "region") if name in options}
+def _s3(options: dict[str, str]) -> S3Config:
+    found: S3Config = {}
+    if "endpoint" in options:
+        found["endpoint"] = options["endpoint"]
+    if "region" in options:
+        found["region"] = options["region"]
+    return found
 
 
-def _azure(options: dict[str, str]) -> Any:
-    names = {"endpoint": "endpoint", "account": "account_name"}
-    return {key: options[name] for name, key in names.items() if name in options}
+def _azure(options: dict[str, str]) -> AzureConfig:
+    found: AzureConfig = {}
+    if "endpoint" in options:
+        found["endpoint"] = options["endpoint"]
+    if "account" in options:
+        found["account_name"] = options["account"]
+    return found
 
 
 def explain(exc: Exception, place: ObjectPlace) -> tuple[str, bool]:

@@ -19,8 +19,8 @@ from celery.utils.dispatch import Signal
 
 from shoal.crawling.garbage import collect_rarely
 from shoal.printable import LogFilter
+from shoal.tasks.page_worker import PageFailedError, PageWorker
 from shoal.tasks.settings import QUEUE, ROBOTS_TASK, TASK, celery_settings
-from shoal.tasks.worker import PageFailedError, PageWorker
 
 _RESULT_TTL = 3600
 _VISIBILITY_TIMEOUT = 900

@@ -25,9 +25,9 @@ from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.middleware.robots import fact_name
 from shoal.ports import Lease, Stats
 from shoal.tasks.broker import publish, queue_is_empty
+from shoal.tasks.page_worker import lease_ttl
 from shoal.tasks.settings import ROBOTS_TASK, TASK, distributed_frontier, store_name
 from shoal.tasks.watch import CeleryWatch
-from shoal.tasks.worker import lease_ttl
 from shoal.urls.normalize import origin_of
 
 log = logging.getLogger("shoal.tasks")

@@ -8,7 +8,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -20,6 +20,14 @@ log = logging.getLogger("shoal.tasks")
 _POLL_EVERY = 4.0
 _REPLY_TIMEOUT = 1.0
 _MAX_MISSED = 2  # polls in a row without a reply after which a worker counts as gone
+
+
+class _Connection(Protocol):
+    """What is used of a connection to the broker."""
+
+    def ensure_connection(self, *, max_retries: int, timeout: float) -> object: ...
+
+    def release(self) -> object: ...
 
 
 class CeleryWorker(Struct, frozen=True):
@@ -45,7 +53,7 @@ class CeleryWatch:
         """How many replied to the last poll; None while the broker does not respond."""
         self._missed: dict[tuple[str, int], int] = {}
         """Polls in a row without a reply, by worker name and process ID."""
-        self._connection: Any = None
+        self._connection: _Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-watch")
         self._poll_task: asyncio.Task[int] | None = None
 

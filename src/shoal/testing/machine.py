@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from shoal.http import Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Holder, HostUpdate
 from shoal.testing.harness import Harness
 from shoal.testing.model import Model, World
-from shoal.testing.pair import Outcome, Pair, Role, Taken
+from shoal.testing.pair import BatchOutcome, ClaimedRole, Pair, Taken
 from shoal.testing.strategies import (
     AHEAD,
     CURSORS,
@@ -58,19 +58,15 @@ def check_machine(make_harness: Callable[[], Harness], with_settings: settings =
     """Run the machine on a backend. AssertionError shows the shortest sequence of steps that breaks a law."""
     examples = with_settings.max_examples
     for kind, count in ((FrontierMachine, examples), (ShortQueueMachine, max(1, examples // _SHORT_QUEUE_PART))):
-
-        class Machine(kind):  # type: ignore[misc, valid-type]
-            def make_harness(self) -> Harness:
-                return make_harness()
-
-        run_state_machine_as_test(Machine, settings=settings(with_settings, max_examples=count))
+        machine = type("Machine", (kind,), {"make_harness": lambda self: make_harness()})
+        run_state_machine_as_test(machine, settings=settings(with_settings, max_examples=count))
 
 
 def rare(step: Callable[..., None]) -> Callable[..., None]:
     """Make this step rare, so that most steps lease requests or end leases."""
 
     @wraps(step)
-    def taken(self: FrontierMachine, *arguments: Any, **named: Any) -> None:
+    def taken(self: FrontierMachine, *arguments: object, **named: object) -> None:
         self._since_rare = 0
         step(self, *arguments, **named)
 
@@ -95,11 +91,11 @@ class FrontierMachine(RuleBasedStateMachine):
         """Leases that were not used yet; some may have expired."""
         self._spent: list[Taken] = []
         self._neighbour_leases: list[Taken] = []
-        self._roles: list[Role] = []
+        self._roles: list[ClaimedRole] = []
         self._views: dict[Holder, Frontier] = {}
         """The frontiers of the run for the holders of cluster slots."""
 
-    def _do(self, call: Coroutine[Any, Any, Result]) -> Result:
+    def _do(self, call: Coroutine[object, object, Result]) -> Result:
         return self._runner.get_loop().run_until_complete(call)
 
     def _make(self, pages: Sequence[Page]) -> list[Request]:
@@ -195,9 +191,11 @@ class FrontierMachine(RuleBasedStateMachine):
 
     # -- ending leases
 
-    def _outcome(self, pages: list[Page], items: list[bytes], contacted: bool, redirected: bool = False) -> Outcome:
+    def _outcome(
+        self, pages: list[Page], items: list[bytes], contacted: bool, redirected: bool = False
+    ) -> BatchOutcome:
         """The first page of a batch has all children, the others only the first child."""
-        return Outcome(items, contacted, redirected, lambda place: self._make(pages if place == 0 else pages[:1]))
+        return BatchOutcome(items, contacted, redirected, lambda place: self._make(pages if place == 0 else pages[:1]))
 
     @precondition(lambda self: self._leases)
     @rule(
@@ -325,7 +323,7 @@ class FrontierMachine(RuleBasedStateMachine):
             made, expected = self._do(self._view(holder).claim(name, ttl)), model.claim(name, ttl, holder)
             assert (made and made.cursor) == (expected and expected[1])
             if made and expected:
-                self._roles.append(Role(made, expected[0]))
+                self._roles.append(ClaimedRole(made, expected[0]))
             return
         claim, token = self._roles[-1 - pick % len(self._roles)]
         if how == "advance":
@@ -340,7 +338,7 @@ class FrontierMachine(RuleBasedStateMachine):
     def _move_cursor(self, token: int, cursor: bytes) -> None:
         """The holder of a role continues with the cursor that it has saved."""
         self._roles = [
-            Role(each.claim.moved_to(cursor), token) if each.token == token else each for each in self._roles
+            ClaimedRole(each.claim.moved_to(cursor), token) if each.token == token else each for each in self._roles
         ]
 
     # -- the neighbour

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pytest
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 class Do(Protocol):
     """Runs a call on the backend to its end."""
 
-    def __call__(self, call: Coroutine[Any, Any, Result], /) -> Result: ...
+    def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...
 
 
 class Taken(NamedTuple):
@@ -28,14 +28,14 @@ class Taken(NamedTuple):
     held: Held
 
 
-class Role(NamedTuple):
+class ClaimedRole(NamedTuple):
     """A claim of the backend, and the token of the model's claim."""
 
     claim: Claim
     token: int
 
 
-class Outcome(NamedTuple):
+class BatchOutcome(NamedTuple):
     """How the pages of a batch end. ``make_children`` makes new requests at each call."""
 
     items: list[bytes]
@@ -58,7 +58,7 @@ class Pair:
 
     # -- pushing and leasing
 
-    def push(self, requests: list[Request], role: Role | None = None, cursor: bytes = b"") -> bool:
+    def push(self, requests: list[Request], role: ClaimedRole | None = None, cursor: bytes = b"") -> bool:
         """Push with or without the seed role. Returns whether the push was accepted."""
         claim, token = role or (None, None)
         expected: Pushed | None = None
@@ -117,7 +117,7 @@ class Pair:
 
     # -- ending leases
 
-    def complete(self, batch: list[Taken], outcome: Outcome) -> None:
+    def complete(self, batch: list[Taken], outcome: BatchOutcome) -> None:
         completions = [
             Completion(
                 lease=taken.lease,
@@ -144,7 +144,7 @@ class Pair:
             is_repeat = wanted is None and taken.held.entry.state == "done"
             assert result == wanted or (is_repeat and result == Pushed(0, 0))
 
-    def fail(self, batch: list[Taken], retry_in: float | None, kind: str, outcome: Outcome) -> None:
+    def fail(self, batch: list[Taken], retry_in: float | None, kind: str, outcome: BatchOutcome) -> None:
         failures = [
             Failure(
                 lease=taken.lease,

@@ -28,13 +28,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import pytest_asyncio
 
 from shoal.errors import SinkError
-from shoal.item import encode_item
+from shoal.item import Record, encode_item
 from shoal.ports import LoggedItem, Sink
 
 
@@ -44,7 +44,7 @@ class SinkHarness(ABC):
     replaces: ClassVar[bool]
     """Whether a new run replaces the output, as in a file. False: it adds to the output, as in a database."""
 
-    rejected_item: ClassVar[dict[str, Any] | None] = None
+    rejected_item: ClassVar[Record | None] = None
     """An item that the sink rejects; None if it writes every item."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class SinkHarness(ABC):
         of items that the sink rejected."""
 
     @abstractmethod
-    async def read(self) -> list[dict[str, Any]]:
+    async def read(self) -> list[Record]:
         """The items in the output. Those of one run are in the order of writing."""
 
     async def close(self) -> None:  # noqa: B027 - most outputs need nothing

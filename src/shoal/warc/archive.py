@@ -20,7 +20,7 @@ from shoal.errors import FrontierError, SinkError
 from shoal.http.exchange import Exchange
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
 from shoal.sinks.storage import in_thread
-from shoal.warc.files import OPEN, Part, WarcFile, left_by_dead, publish, read_leftover
+from shoal.warc.files import OPEN, PagePart, WarcFile, left_by_dead, publish, read_leftover
 from shoal.warc.records import Original, PageRecords, RecordMaker, check_installed
 
 log = logging.getLogger("shoal.warc")
@@ -28,7 +28,7 @@ log = logging.getLogger("shoal.warc")
 _MAX_ORIGINALS = 100_000
 """Payloads that are remembered, so that the same payload is stored once."""
 _QUESTIONS = 1000
-"""Leases in one question to the frontier."""
+"""How many leases one call asks the frontier about."""
 ENDING = ".warc.gz"
 _UNSAFE = re.compile(r"[^\w.-]")
 
@@ -74,8 +74,8 @@ class WarcArchive:
         self._process = secrets.token_hex(4)
         self._number = 0
         self._file: WarcFile | None = None
-        self._unsettled: dict[LeaseKey, tuple[Part, PageRecords]] = {}
-        """Pages in the file of which the frontier has not said yet whether they are done."""
+        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
+        """Pages in the file that may or may not be done: the frontier has not answered yet."""
         self._originals: dict[str, Original] = {}
 
     async def open(self) -> None:
@@ -88,7 +88,8 @@ class WarcArchive:
     # -- pages
 
     async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        """Store pages that are about to be done. SinkError if they cannot be written: then nothing is lost."""
+        """Store pages that are about to be done. SinkError if they cannot be written; then they must not become
+        done."""
         if not pages:
             return
         if self._file is not None and self._file.size >= self._max_bytes:
@@ -113,7 +114,7 @@ class WarcArchive:
         return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
 
     def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
-        """The frontier has answered. The records of pages that are not done are left out of the file later."""
+        """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
         for lease, is_done in zip(leases, done, strict=True):
             self._settle(LeaseKey(lease.fingerprint, lease.token), "done" if is_done else "lost")
 
@@ -132,7 +133,7 @@ class WarcArchive:
     # -- files
 
     async def _end_file(self) -> None:
-        """Give the file its final name, unless it has a page of which nobody knows yet whether it is done."""
+        """Give the file its final name, unless the frontier has not answered for all of its pages."""
         assert self._file is not None
         if self._unsettled:
             keys = list(self._unsettled)

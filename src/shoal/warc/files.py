@@ -21,7 +21,7 @@ _BLOCK = 1 << 16
 _KIND = b"WARC-Type: "
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """The records of one page in a file."""
 
     begin: int
@@ -32,7 +32,7 @@ class WarcFile:
     """A file that is being written. All methods block."""
 
     def __init__(self, path: str, info: bytes, run_id: str) -> None:
-        """``path`` is the name that it will have. ``info`` is its first record."""
+        """``path`` is its final name. ``info`` is its first record."""
         self.path = path
         self._file = GrowingFile(path + OPEN, run_id)
         self._file.open(0, fresh=True)
@@ -43,17 +43,17 @@ class WarcFile:
             self._file.close()
             raise
         self._first = self._file.size
-        self.dropped: list[Part] = []
+        self.dropped: list[PagePart] = []
 
     @property
     def size(self) -> int:
         return self._file.size
 
-    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[Part]:
+    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[PagePart]:
         """Append the records of pages."""
         begin, parts = self._file.size, []
         for page in pages:
-            parts.append(Part(begin, begin + len(page)))
+            parts.append(PagePart(begin, begin + len(page)))
             begin += len(page)
         self._file.append(b"".join(pages))
         if durable:
@@ -61,17 +61,17 @@ class WarcFile:
         return parts
 
     def finish(self) -> None:
-        """Give it its name. A file without a page is removed."""
+        """Give the file its final name. A file without a page is removed."""
         self._file.sync()
         publish(self.path, self._first, self._file.size, self.dropped)
         self._file.close()
 
     def abandon(self) -> None:
-        """Leave it as a dead process would."""
+        """Close the file without finishing it, as if the process had died."""
         self._file.close()
 
 
-def publish(path: str, first: int, size: int, dropped: Sequence[Part]) -> None:
+def publish(path: str, first: int, size: int, dropped: Sequence[PagePart]) -> None:
     """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin."""
     with storage_errors(path):
         if size - sum(part.end - part.begin for part in dropped) <= first:
@@ -86,9 +86,9 @@ def publish(path: str, first: int, size: int, dropped: Sequence[Part]) -> None:
         sync_folder(path)
 
 
-def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[Part]) -> None:
+def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[PagePart]) -> None:
     at = 0
-    for part in (*dropped, Part(size, size)):
+    for part in (*dropped, PagePart(size, size)):
         old.seek(at)
         left = part.begin - at
         while left > 0 and (block := old.read(min(left, _BLOCK))):
@@ -101,19 +101,18 @@ class Leftover(NamedTuple):
     """What a dead process left in an open file."""
 
     first: int
-    """Where the pages begin. 0: there is not even a first record."""
+    """Where the pages begin. 0 if even the first record is missing."""
     size: int
     """Where the last whole page ends. The rest was being written when the process died."""
-    pages: list[tuple[Part, LeaseKey]]
+    pages: list[tuple[PagePart, LeaseKey]]
     info: bytes
     """The first record."""
 
 
 @contextmanager
 def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
-    """The open file of this name, locked; None if its process lives, or another process has finished it.
-
-    On a file system without locks nobody can tell that a process is dead, so it is always None."""
+    """Lock and return the open file of this name; None if its process is alive, or another process has finished it.
+    Without locks a dead process cannot be detected, so on such a file system the result is always None."""
     with ExitStack() as stack:
         found: BinaryIO | None = None
         with suppress(OSError):
@@ -127,13 +126,13 @@ def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
 def read_leftover(file: BinaryIO) -> Leftover:
     """Read an open file up to its last whole page."""
     first, size, info = 0, 0, b""
-    pages: list[tuple[Part, LeaseKey]] = []
+    pages: list[tuple[PagePart, LeaseKey]] = []
     for end, record in _members(file):
         kind = _kind_of(record)
         if kind == b"warcinfo" and not first:
             first, size, info = end, end, record
         elif kind == b"metadata" and (lease := read_lease(record)) is not None:
-            pages.append((Part(size, end), lease))
+            pages.append((PagePart(size, end), lease))
             size = end
     return Leftover(first, size, pages, info)
 
@@ -144,7 +143,7 @@ def _kind_of(record: bytes) -> bytes:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The whole gzip members of a file: where each ends, and its content, shortened if it is no metadata."""
+    """The complete gzip members of a file: where each ends, and its content, shortened unless it is metadata."""
     at, rest = 0, b""
     while True:
         unpacker, content, used = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), 0

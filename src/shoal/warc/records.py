@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha1
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -23,15 +23,19 @@ from shoal.http import Request
 from shoal.http.exchange import Exchange
 from shoal.ports import LeaseKey
 
+if TYPE_CHECKING:
+    from warcio.recordloader import ArcWarcRecord
+    from warcio.statusandheaders import StatusAndHeaders
+
 _LEASE_FIELD = "shoalLease"
 _LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
 _ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
 _LEVEL = 6
-"""Of the compression. Level 9 takes far longer for one percent."""
+"""The level of compression. Level 9 takes far longer and saves one percent."""
 _SECRET = frozenset({b"proxy-authorization"})
-"""Headers for a proxy. They are no part of what the site was sent."""
+"""Headers for a proxy. They were not sent to the site."""
 _ORIGINAL = b"X-Orig-"
-"""In front of the name of a header that does not describe the body in the record."""
+"""The prefix for the name of a header that does not describe the body in the record."""
 
 
 class Original(Struct, frozen=True):
@@ -47,7 +51,7 @@ class PageRecords(Struct, frozen=True):
 
     data: bytes
     digest: str
-    """Of the payload."""
+    """The digest of the payload."""
     response: Original
 
 
@@ -102,18 +106,22 @@ class RecordMaker:
         data = b"".join(map(self._packed, records))
         return PageRecords(data, digest, original or Original(record_id, exchange.url, date))
 
-    def _record(self, kind: str, url: str, headers: Mapping[str, str], head: Any, body: bytes) -> Any:
+    def _record(
+        self, kind: str, url: str, headers: Mapping[str, str], head: StatusAndHeaders | None, body: bytes
+    ) -> ArcWarcRecord:
         return self._writer.create_warc_record(
             url, kind, payload=BytesIO(body), length=len(body), warc_headers_dict=headers, http_headers=head
         )
 
-    def _revisit(self, url: str, headers: Mapping[str, str], head: Any, digest: str, original: Original) -> Any:
+    def _revisit(
+        self, url: str, headers: Mapping[str, str], head: StatusAndHeaders, digest: str, original: Original
+    ) -> ArcWarcRecord:
         named = {**headers, "WARC-Refers-To": original.record_id}
         return self._writer.create_revisit_record(
             url, digest, original.url, original.date, http_headers=head, warc_headers_dict=named
         )
 
-    def _packed(self, record: Any) -> bytes:
+    def _packed(self, record: ArcWarcRecord) -> bytes:
         """The record as a gzip member."""
         self._buffer.seek(0)
         self._buffer.truncate()
@@ -122,7 +130,7 @@ class RecordMaker:
         return packer.compress(self._buffer.getbuffer()) + packer.flush()
 
 
-def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> Any:
+def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHeaders:
     """The first line and the headers, byte for byte: the library would change what is not ASCII."""
     from warcio.statusandheaders import StatusAndHeaders
 

@@ -81,7 +81,7 @@ def autoscale(
     command ends when the run is finished.
     """
     from shoal.cli import progress
-    from shoal.runs.autoscale import Autoscaler, Limits
+    from shoal.runs.autoscale import Autoscaler, PoolLimits
     from shoal.runs.crawl import run_blocking
     from shoal.runs.orchestrator import check_fleet
 
@@ -96,7 +96,7 @@ def autoscale(
     else:
         pool = _remote_pool(via)
     progress.set_up_logging(progress.console(), "WARNING" if quiet else config.log_level)
-    limits = Limits(per_worker=per_worker, min=fewest, max=most, cool_down=cool_down)
+    limits = PoolLimits(per_worker=per_worker, min=fewest, max=most, cool_down=cool_down)
     run_blocking(Autoscaler(config.frontier, run, pool, limits, every=every))
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -124,7 +124,7 @@ def _number_or_text(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _options(values: Mapping[str, Any]) -> BatchOptions:
+def _options(values: Mapping[str, object]) -> BatchOptions:
     """ConfigError names the option that is wrong."""
     from pydantic import ValidationError
 

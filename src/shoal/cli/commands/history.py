@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.monitoring.compare import Comparison, Difference
     from shoal.monitoring.processes import RunProcess
-    from shoal.monitoring.samples import Sample, Speed
+    from shoal.monitoring.samples import RunSample, Speed
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=oO0#"
@@ -49,7 +49,7 @@ def history(
     """
     from shoal.monitoring.samples import read_history, speeds, spread
 
-    async def work() -> tuple[str, list[Sample]]:
+    async def work() -> tuple[str, list[RunSample]]:
         async with opened_store(frontier, readonly=True) as store:
             run_id = (await choose_run(store, run)).run_id
             return run_id, await read_history(store, run_id)
@@ -75,7 +75,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(bars[min(len(bars) - 1, int(value / highest * len(bars)))] for value in values)
 
 
-def _print_samples(samples: Sequence[Sample], found: Sequence[Speed | None]) -> None:
+def _print_samples(samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
     print(f"{'time':<19}", *(f"{name:>9}" for name in ("done", "left", "failed", "items", "pages/s")))
     for sample, speed in zip(samples, found, strict=True):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sample.at))
@@ -84,7 +84,7 @@ def _print_samples(samples: Sequence[Sample], found: Sequence[Speed | None]) -> 
         print(moment, *(f"{number:>9}" for number in numbers), f"{pace:>9}")
 
 
-def _print_samples_as_json(run_id: str, samples: Sequence[Sample], found: Sequence[Speed | None]) -> None:
+def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
     import json
 
     from shoal.crawling.stats import ledger

@@ -54,9 +54,9 @@ def _show_line(line: str) -> None:
 
 def work_as_part(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
     """If this process was started by a crawl with ``--processes``, work for it and exit. Otherwise do nothing."""
-    from shoal.runs.process_part import Part, run_part
+    from shoal.runs.process_part import ProcessPart, run_part
 
-    found = Part.of_this_process()
+    found = ProcessPart.of_this_process()
     if found is None:
         return
     part, connection = found

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -18,7 +18,7 @@ from shoal.cluster import call_timeout, coordinator_errors, membership_lost, nam
 from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import RedisClient, ScriptFolder, Word, storable_bytes
+from shoal.stores.redis.client import Answer, RedisClient, ScriptFolder, Word, storable_bytes
 
 _SCRIPTS = ScriptFolder("shoal.cluster.redis", ("base",))
 _STREAM_START = "0-0"
@@ -73,11 +73,11 @@ class RedisCoordinator:
             address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
             return cls(await RedisClient.open(address, warn=False), cluster, ttl)
 
-    async def _run(self, step: str, *arguments: Word) -> Any:
+    async def _run(self, step: str, *arguments: Word) -> Answer:
         with coordinator_errors():
             return await self._server.run_script(_SCRIPTS, step, self._cluster, *arguments)
 
-    async def _run_as_member(self, step: str, *arguments: Word) -> Any:
+    async def _run_as_member(self, step: str, *arguments: Word) -> Answer:
         """None if this is not a member any more."""
         if not self._session:
             return None
@@ -133,7 +133,7 @@ class RedisCoordinator:
             raise self._unknown()
         return self._view(answer)
 
-    def _view(self, answer: list[Any]) -> ClusterView:
+    def _view(self, answer: list[Answer]) -> ClusterView:
         clock, last, runner, backup, members, slots = answer
         now = float(clock)
         try:

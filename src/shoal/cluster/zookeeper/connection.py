@@ -24,7 +24,7 @@ class _File(Protocol):
     def fileno(self) -> int: ...
 
 
-class Result(AsyncResult):  # type: ignore[misc]
+class DirectResult(AsyncResult):  # type: ignore[misc]
     """Calls its callbacks in the thread that reads the connection. Kazoo would wake another thread for them."""
 
     def _do_callbacks(self) -> None:
@@ -43,8 +43,8 @@ class Threads(SequentialThreadingHandler):  # type: ignore[misc]
         timeout = min(timeout, self._connect_timeout)
         return cast(socket.socket, super().create_connection(*args, timeout=timeout, **kwargs))
 
-    def async_result(self) -> Result:
-        return Result(self)
+    def async_result(self) -> DirectResult:
+        return DirectResult(self)
 
     def select(
         self, readers: Sequence[_File], writers: Sequence[_File], _: Sequence[_File] = (), timeout: float | None = None

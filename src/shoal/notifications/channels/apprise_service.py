@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 from shoal.errors import ConfigError
 from shoal.notifications.messages import Message
@@ -31,7 +31,7 @@ class AppriseService:
             app_id="Shoal", app_desc="Shoal", app_url="", async_mode=False, secure_logging=True,
             interpret_escapes=False, interpret_emojis=False,
         )  # fmt: skip
-        self._service: Any = apprise.Apprise(asset=asset)
+        self._service = apprise.Apprise(asset=asset)
         with _one_at_a_time, _Captured(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of modules that its plugins import
             if not self._service.add(url.reveal()):
@@ -62,7 +62,8 @@ class AppriseService:
 
 
 class _Captured(logging.Handler):
-    """Takes the warnings of apprise. Nothing that it or its HTTP library logs reaches the log: URLs are secrets."""
+    """Collects the warnings of apprise. What it and its HTTP library log does not reach the log, because URLs are
+    secrets."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -86,7 +87,7 @@ class _Captured(logging.Handler):
             self.text = record.getMessage()
 
 
-def _import_apprise(where: str) -> Any:
+def _import_apprise(where: str) -> ModuleType:
     try:
         import apprise
     except ModuleNotFoundError:

@@ -10,7 +10,7 @@ from shoal.config import Config
 from shoal.errors import ShoalError
 from shoal.monitoring.facts import FactReader
 from shoal.monitoring.problems import FailingChannel, Mark, Problem, advance_marks, find_problems
-from shoal.monitoring.snapshot import Snapshot
+from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.notifications.missed_times import read_missed
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
@@ -31,12 +31,12 @@ class Attention:
         self._notifications = notifications
         self._schedules = schedules
         self._facts = FactReader(store, config, notifications.limits, without=without)
-        self._before: Snapshot | None = None
+        self._before: StoreSnapshot | None = None
         self._marks: dict[str, Mark] = {}
         self._since: dict[str, float] = {}
         """When each problem was first seen."""
 
-    async def find(self, snapshot: Snapshot) -> list[Problem]:
+    async def find(self, snapshot: StoreSnapshot) -> list[Problem]:
         """The problems at the time of a snapshot, critical ones first, then the newest."""
         if snapshot.away:
             return find_problems(snapshot)

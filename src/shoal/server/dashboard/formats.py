@@ -54,5 +54,5 @@ def size(count: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share; no share of nothing."""
+    """A share in percent; a dash if the whole is zero."""
     return f"{100 * part / whole:.1f} %" if whole else NOTHING

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shoal.ports import Stats
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of the bar."""
 
     state: str
@@ -18,17 +18,17 @@ class Part(NamedTuple):
 class LedgerBar(NamedTuple):
     """All parts of the bar, and their sum. It balances if the sum is the number of pushed requests."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     total: int
     balanced: bool
 
 
 def ledger_bar(stats: Stats) -> LedgerBar:
     parts = (
-        Part("done", "done", stats.done),
-        Part("dead", "failed", stats.dead),
-        Part("leased", "in flight", stats.leased),
-        Part("waiting", "waiting to retry", stats.waiting),
-        Part("ready", "queued", stats.ready),
+        BarPart("done", "done", stats.done),
+        BarPart("dead", "failed", stats.dead),
+        BarPart("leased", "in flight", stats.leased),
+        BarPart("waiting", "waiting to retry", stats.waiting),
+        BarPart("ready", "queued", stats.ready),
     )
     return LedgerBar(parts, stats.pushed, stats.balanced)

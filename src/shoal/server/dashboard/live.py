@@ -11,6 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
+from shoal.errors import ShoalError
+
 log = logging.getLogger("shoal.server")
 
 MAX_STREAMS = 500
@@ -19,7 +21,7 @@ _KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
 _LIFETIME = 3600.0  # seconds: the browser reconnects, and its session is checked again
 
 END = "event: end\ndata:\n\n"
-"""The message after which a browser does not connect again."""
+"""The message that tells a browser not to connect again."""
 
 
 class Rendered(NamedTuple):
@@ -27,14 +29,18 @@ class Rendered(NamedTuple):
 
     html: str
     is_final: bool = False
-    """It will not change any more."""
+    """Whether it will not change any more."""
 
 
 Render = Callable[[], Awaitable[Rendered]]
+Errors = tuple[type[Exception], ...]
+
+STORE_AWAY: Errors = (ShoalError, OSError)
+"""Errors of an update that are not defects."""
 
 
 class _View:
-    """One view, and the event that wakes those who look at it."""
+    """One view, and the event that wakes its readers."""
 
     def __init__(self, content: Rendered) -> None:
         self.content = content
@@ -53,7 +59,7 @@ class _View:
 
 
 class LiveViews:
-    """All views that someone looks at. The key of a view says all that its content depends on."""
+    """All views that have readers. The key of a view contains everything that its content depends on."""
 
     def __init__(self, interval: float = _INTERVAL) -> None:
         self._interval = interval
@@ -65,11 +71,12 @@ class LiveViews:
     def is_full(self) -> bool:
         return self._streams >= MAX_STREAMS
 
-    async def stream(self, key: object, render: Render) -> AsyncIterator[str]:
-        """The messages of an event stream: the view now, and again whenever it changed."""
+    async def stream(self, key: object, render: Render, *, expected: Errors = STORE_AWAY) -> AsyncIterator[str]:
+        """The messages of an event stream: the view now, and again whenever it changed. ``expected``: errors of an
+        update that are not defects."""
         self._streams += 1
         try:
-            view = await self._join(key, render)
+            view = await self._join(key, render, expected)
             try:
                 async for message in self._follow(view):
                     yield message
@@ -78,14 +85,14 @@ class LiveViews:
         finally:
             self._streams -= 1
 
-    async def _join(self, key: object, render: Render) -> _View:
+    async def _join(self, key: object, render: Render, expected: Errors) -> _View:
         view = self._views.get(key)
         if view is None:
             content = await render()
             view = self._views.get(key)
             if view is None:
                 view = self._views[key] = _View(content)
-                view.task = asyncio.create_task(self._refresh(view, render))
+                view.task = asyncio.create_task(self._refresh(view, render, expected))
         view.streams += 1
         return view
 
@@ -96,13 +103,15 @@ class LiveViews:
             if view.task is not None:
                 view.task.cancel()
 
-    async def _refresh(self, view: _View, render: Render) -> None:
+    async def _refresh(self, view: _View, render: Render, expected: Errors) -> None:
         while not view.content.is_final:
             await asyncio.sleep(self._interval)
             try:
                 view.show(await render())
-            except Exception as exc:  # the store is away, or the run was deleted: the page shows its last state
+            except expected as exc:  # the store is away, or the run was deleted
                 log.debug("the dashboard could not be refreshed: %s", exc)
+            except Exception:  # a defect must not end the updates: the page shows its last state
+                log.exception("the dashboard could not be refreshed")
 
     async def _follow(self, view: _View) -> AsyncIterator[str]:
         until = asyncio.get_running_loop().time() + _LIFETIME

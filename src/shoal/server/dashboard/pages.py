@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
@@ -22,11 +22,11 @@ from shoal import __version__
 from shoal.errors import ShoalError, StoreAwayError
 from shoal.server.auth import ROLES, allows
 from shoal.server.dashboard import formats
-from shoal.server.dashboard.live import Rendered
+from shoal.server.dashboard.live import STORE_AWAY, Rendered
 from shoal.server.errors import ProblemError, public_message
 from shoal.server.state import Server, server_of
 
-Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, Any]]]
+Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, object]]]
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -81,16 +81,16 @@ def _may(context: Context, role: str) -> bool:
     return ROLES.index(str(context["role"])) >= ROLES.index(role)
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
+def render(template: str, values: Mapping[str, object]) -> str:
     return _environment().get_template(template).render(values)
 
 
-def page(request: Request, template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
+def page(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
     """A whole page."""
     return HTMLResponse(render(template, {**_common(request), **values}), status, HEADERS)
 
 
-def _common(request: Request) -> dict[str, Any]:
+def _common(request: Request) -> dict[str, object]:
     """What every template may use."""
     state = request.state
     path = request.url.path
@@ -108,7 +108,7 @@ def _common(request: Request) -> dict[str, Any]:
 
 
 def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
-    """Serve a screen at ``path``: its page, its live part for updates, and an event stream of that part.
+    """Serve a screen at ``path``: its page, its live part, and an event stream with updates of that part.
 
     ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). With
     ``is_final`` among them, the page stays as it is.
@@ -136,7 +136,11 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
 
         if "text/event-stream" in request.headers.get("accept", ""):
             key = (path, str(request.url), request.state.role, request.state.caller)
-            return StreamingResponse(server.views.stream(key, live), media_type="text/event-stream", headers=HEADERS)
+            return StreamingResponse(
+                server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError)),
+                media_type="text/event-stream",
+                headers=HEADERS,
+            )
         if request.headers.get("x-part") == "live":
             return HTMLResponse((await live()).html, headers=HEADERS)
         return page(request, f"{name}.html", await load(server, request))

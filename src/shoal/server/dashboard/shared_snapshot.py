@@ -1,4 +1,4 @@
-"""One snapshot of the store for all who look at the dashboard."""
+"""One snapshot of the store for all readers of the dashboard."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import time
 from msgspec.structs import replace
 
 from shoal.errors import ShoalError
-from shoal.monitoring.snapshot import Snapshot, SnapshotTaker
+from shoal.monitoring.snapshot import SnapshotTaker, StoreSnapshot
 
 _FRESH = 1.0  # seconds
 _TIMEOUT = 5.0
 
 
 class SharedSnapshot:
-    """Takes a snapshot when someone asks and the last one is old. It never fails: it says why the store is away."""
+    """Takes a snapshot on request, if the last one is old. It never fails: if the store is unavailable, the snapshot
+    says why."""
 
     def __init__(self, taker: SnapshotTaker) -> None:
         self._taker = taker
-        self._last = Snapshot(at=0.0)
+        self._last = StoreSnapshot(at=0.0)
         self._taken_at = -_FRESH
         self._lock = asyncio.Lock()
 
-    async def get(self) -> Snapshot:
+    async def get(self) -> StoreSnapshot:
         async with self._lock:
             if time.monotonic() - self._taken_at >= _FRESH:
                 try:

@@ -13,7 +13,7 @@ from shoal.crawling.stats import ledger
 from shoal.monitoring.compare import RunFigures, compare_runs
 from shoal.monitoring.processes import read_run_processes
 from shoal.monitoring.reports import field_coverage, read_processes, read_recent_items
-from shoal.monitoring.samples import Sample, Speed, read_history, speeds, spread
+from shoal.monitoring.samples import RunSample, Speed, read_history, speeds, spread
 from shoal.runs.dead_requests import dead_examples
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import problems
@@ -64,7 +64,7 @@ async def read_samples(
     return json_response({"run_id": run_id, "samples": shown})
 
 
-def _shown(sample: Sample, speed: Speed | None) -> dict[str, object]:
+def _shown(sample: RunSample, speed: Speed | None) -> dict[str, object]:
     counts = ledger(sample.stats)
     for name in ("seeding", "rewinds"):
         del counts[name]

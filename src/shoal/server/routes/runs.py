@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
-from typing import Annotated, Any, cast
+from contextlib import contextmanager
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -22,7 +22,7 @@ from shoal.item import decode_item
 from shoal.monitoring.url_items import read_url_items
 from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
-from shoal.runs.dead_requests import DeadFilter, retry_matching
+from shoal.runs.dead_requests import DeadFilter, closing, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.queries import matching_runs, run_options
 from shoal.runs.start import start_run
@@ -311,7 +311,7 @@ async def read_failed(run_id: RunId, request: Request, limit: Annotated[int, Que
 
 async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
-    async with aclosing(cast(Any, frontier.dead())) as dead:
+    async with closing(frontier.dead()) as dead:
         async for history in dead:
             found.append(_redact_history(history))
             if len(found) == limit:

@@ -43,7 +43,7 @@ def storable_text(text: str) -> str:
 
 
 class PostgresClient:
-    """Calls Shoal's functions in a database. Any number of tasks may use it at the same time. It reconnects itself."""
+    """Calls Shoal's functions in a database. Many tasks may use it at the same time. It reconnects itself."""
 
     def __init__(
         self,

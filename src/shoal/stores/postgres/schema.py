@@ -85,7 +85,7 @@ def functions_schema(address: PostgresAddress, component: Component) -> str:
 async def install(link: Connection, address: PostgresAddress, component: Component) -> str:
     """Create or upgrade tables and functions, if needed. Returns the schema of the functions.
 
-    Any number of processes may do this at the same time. StoreError if a newer Shoal has changed the tables.
+    Many processes may do this at the same time. StoreError if a newer Shoal has changed the tables.
     """
     name = functions_schema(address, component)
     async with link.transaction():

@@ -79,7 +79,7 @@ def load_script(folder: ScriptFolder, name: str, store: str = "") -> Script:
 
 
 class RedisClient:
-    """Runs scripts on a Redis server. Any number of tasks may use it at the same time. It reconnects by itself."""
+    """Runs scripts on a Redis server. Many tasks may use it at the same time. It reconnects by itself."""
 
     def __init__(self, address: RedisAddress) -> None:
         self.address = address
@@ -117,9 +117,8 @@ class RedisClient:
             nodes = [ClusterNode(host, port) for host, port in at.nodes]
             return RedisCluster(startup_nodes=nodes, **sockets, **login, **at.tls)
         if at.kind == "sentinel":
-            self._sentinel = Sentinel(  # type: ignore[no-untyped-call]
-                at.nodes, sentinel_kwargs={**sockets, **at.sentinel, **at.tls}
-            )
+            make: Callable[..., Sentinel] = Sentinel  # its constructor has no types
+            self._sentinel = make(at.nodes, sentinel_kwargs={**sockets, **at.sentinel, **at.tls})
             master: Redis = self._sentinel.master_for(at.service, db=at.db, **sockets, **login, **at.tls)
             return master
         (host, port), *_ = at.nodes

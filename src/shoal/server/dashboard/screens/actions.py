@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.monitoring.actions import MAX_ACTIONS, ActionLog
@@ -15,7 +13,7 @@ router = APIRouter()
 _PAGE = 100
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     text = request.query_params.get("q", "")[:200].strip().lower()
     found = [
         each

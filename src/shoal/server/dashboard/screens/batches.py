@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.server.auth import allows
@@ -19,10 +17,12 @@ _SESSIONS = 50
 def check_serves(server: Server) -> None:
     """ProblemError if batches belong to other processes."""
     if server.visits:
-        raise ProblemError(404, "no batches", "Batches are shown by `shoal serve`: this server only looks at a store.")
+        raise ProblemError(
+            404, "no batches", "Batches are shown by `shoal serve`: this server only shows the runs of a store."
+        )
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     check_serves(server)
     caller = None if allows(request, "admin") else request.state.caller
     return {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.cluster.election import roles
@@ -19,7 +17,7 @@ router = APIRouter()
 _EVENTS = 100
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     name = request.path_params["name"][:200]
     try:
         async with opened_coordinator(server.config, name) as coordinator:

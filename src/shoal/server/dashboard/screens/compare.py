@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.batch.spider import BatchSpider
@@ -19,7 +17,7 @@ _CHOICES = 100
 _FRESH = 5.0  # seconds
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     a_id, b_id = (request.query_params.get(name, "")[:200] for name in ("a", "b"))
     b = await find_run(server, b_id) if b_id else None
     a = await find_run(server, a_id) if a_id else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -20,7 +19,7 @@ router = APIRouter()
 _MAX_RUNS = 20
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     try:
         host = host_name(request.path_params["host"])
     except (ConfigError, RequestError) as exc:

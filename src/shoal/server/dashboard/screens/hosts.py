@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.batch.spider import BatchSpider
@@ -18,10 +16,10 @@ router = APIRouter()
 _PAGE = 100
 _MAX_SEARCHED = 1000
 _MAX_RUNS = 10
-"""Runs whose hosts are compared: each costs the store a question."""
+"""How many runs are asked for their hosts. Each costs a call of the store."""
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     text, run_id = query.get("q", "").strip().lower()[:200], query.get("run", "")[:200]
     active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)

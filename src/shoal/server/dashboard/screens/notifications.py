@@ -1,8 +1,6 @@
-"""Notifications: the problems of now, what was reported, channels and rules."""
+"""Notifications: current problems, what was reported, channels and rules."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -18,7 +16,7 @@ _PROBLEMS = 100
 _CLOSED = 50
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     problems = await find_problems(server, await server.snapshots.get())
     reports = await server.notifications.problems(server.store)
     closed = [each for each in reports if not each.is_open]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.batch.redaction import redacted
 from shoal.errors import ShoalError
 from shoal.monitoring.problems import Problem
-from shoal.monitoring.snapshot import Snapshot
+from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import HostState
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
@@ -23,7 +21,7 @@ _PROBLEMS_FRESH = 5.0  # seconds
 HOURS = (1, 3, 12, 24)
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     snapshot = await server.snapshots.get()
     problems = await find_problems(server, snapshot)
     hours = request.query_params.get("hours", "")
@@ -39,15 +37,15 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     }
 
 
-async def find_problems(server: Server, snapshot: Snapshot) -> list[Problem]:
-    """What needs attention. Nothing if the store is away: the snapshot says so."""
+async def find_problems(server: Server, snapshot: StoreSnapshot) -> list[Problem]:
+    """What needs attention. Empty if the store is unavailable: the snapshot says so."""
     try:
         return await server.cache.get("problems", _PROBLEMS_FRESH, lambda: server.attention.find(snapshot))
     except ShoalError:
         return []
 
 
-def _total(snapshot: Snapshot) -> dict[str, float]:
+def _total(snapshot: StoreSnapshot) -> dict[str, float]:
     runs = snapshot.runs
     return {
         "running": sum(each.run.state == "running" for each in runs),
@@ -58,7 +56,7 @@ def _total(snapshot: Snapshot) -> dict[str, float]:
     }
 
 
-def _waiting_hosts(snapshot: Snapshot) -> list[HostState]:
+def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
     """Hosts whose requests wait: those that are blocked, the longest block first, then those whose queue takes longest
     because of their delay."""
     found = {

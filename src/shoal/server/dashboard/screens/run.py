@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -43,7 +42,7 @@ async def find_run(server: Server, run_id: str) -> Run:
     return run
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
     stats = await frontier.stats()
@@ -65,7 +64,7 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stats) -> list[dict[str, Any]]:
+async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stats) -> list[dict[str, object]]:
     """The kinds of failures with examples, and what a button sends to retry each."""
     if not stats.dead:
         return []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.batch.spider import BatchSpider
@@ -23,7 +21,7 @@ _KEPT_SECONDS = 30.0
 """How long the counters of a run that has ended are kept. A retry of its failed pages makes it active again."""
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     state, text = query.get("state", ""), query.get("q", "")[:200].strip()
     before = query.get("before", "")[:200]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
-from typing import Any
 from zoneinfo import available_timezones
 
 from fastapi import APIRouter, Request
@@ -25,7 +24,7 @@ _SEARCHED = 2000
 _NEXT = 5
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     rows = []
     for each in await server.schedules.list_all():
         state = await server.store.run_state(each.run_id) if each.run_id else None
@@ -33,7 +32,7 @@ async def load(server: Server, request: Request) -> dict[str, Any]:
     return {"rows": [(*row, redacted(row[0].error)) for row in rows], **_choices(server)}
 
 
-async def load_one(server: Server, request: Request) -> dict[str, Any]:
+async def load_one(server: Server, request: Request) -> dict[str, object]:
     name = request.path_params["name"]
     schedule = await server.schedules.find(name)
     if schedule is None:
@@ -47,7 +46,7 @@ async def load_one(server: Server, request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _choices(server: Server) -> dict[str, Any]:
+def _choices(server: Server) -> dict[str, object]:
     return {"spiders": spider_names(server), "zones": _zones()}
 
 
@@ -57,7 +56,7 @@ def _zones() -> list[str]:
 
 
 def _next_times(schedule: Schedule, count: int) -> list[float]:
-    """The next times, without jitter. None while it is paused, or if another program stored it wrongly."""
+    """The next times, without jitter. Empty while it is paused, or if another program stored an invalid schedule."""
 
     def times() -> Iterator[float]:
         at = schedule.next_due

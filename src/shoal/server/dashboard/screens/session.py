@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -27,7 +26,7 @@ _KEPT = 100
 """Pages of results without their contents."""
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     check_serves(server)
     session = await find_session(request, request.path_params["session_id"][:100])
     query = request.query_params
@@ -75,8 +74,8 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < _MAX_NUMBER else None
 
 
-async def _read_result(session: Session, number: int) -> dict[str, Any] | None:
-    """One result with everything that was asked for; None while it is not there."""
+async def _read_result(session: Session, number: int) -> dict[str, object] | None:
+    """One result with all the forms that were requested; None if it does not exist yet."""
     found = await SessionResults(session).read(max(0, number - 1), 1, _MAX_RESULT)
     if not found or found[0][0] != number:
         return None
@@ -90,14 +89,14 @@ async def _read_result(session: Session, number: int) -> dict[str, Any] | None:
     }
 
 
-def _parts(result: Result, session: Session) -> list[dict[str, Any]]:
+def _parts(result: Result, session: Session) -> list[dict[str, object]]:
     """The page in each form, as text that is not too long, or as a list of links."""
     also = result.get("also")
     forms = {session.options.format: result.get("content"), **(also if isinstance(also, dict) else {})}
     return [_part(form, content) for form, content in forms.items() if content is not None]
 
 
-def _part(form: str, content: object) -> dict[str, Any]:
+def _part(form: str, content: object) -> dict[str, object]:
     if form == "links" and isinstance(content, list):
         return {"form": form, "links": [str(each) for each in content[:_MAX_LINKS]], "total": len(content)}
     if form == "fields" and isinstance(content, dict):

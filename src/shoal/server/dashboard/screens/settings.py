@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from shoal.server.dashboard.pages import add_screen
@@ -12,7 +10,7 @@ from shoal.server.state import Server, SettingInForce
 router = APIRouter()
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     text = request.query_params.get("q", "")[:100].strip()
     changed = "changed" in request.query_params
     sections: dict[str, list[tuple[SettingInForce, str]]] = {}

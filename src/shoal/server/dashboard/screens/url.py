@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -28,7 +27,7 @@ _FRESH = 60.0  # seconds for which items that were found, and the user agent, ar
 _ADDRESS = re.compile(r"(https?://[^\s\"'<>]+)")
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     url = request.query_params.get("url", "").strip()[:_MAX_URL]
     report: UrlReport | None = None

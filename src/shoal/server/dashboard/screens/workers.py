@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -17,7 +16,7 @@ CONDITIONS = ("working", "silent", "lost", "ended")
 _PAGE = 100
 
 
-async def load(server: Server, request: Request) -> dict[str, Any]:
+async def load(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     text, condition = query.get("q", "").strip().lower()[:200], query.get("state", "")
     start = int(number) if (number := query.get("from", "")).isascii() and number.isdigit() and len(number) < 6 else 0

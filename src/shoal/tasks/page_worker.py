@@ -21,7 +21,7 @@ from shoal.batch.session import OVER, Session
 from shoal.config import Config, find_config_file, load_config
 from shoal.crawling.leases import LeaseKeeper, Settler
 from shoal.crawling.onion import make_onion
-from shoal.crawling.page import Handler, Settlement
+from shoal.crawling.page import PageHandler, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.shared_fetcher import SharedFetcher
@@ -118,8 +118,8 @@ class _OpenSession:
         onion = make_onion(spider, own, session.frontier, session.fetcher(fetcher, own))
         self.on_lease, self._forget = onion.on_lease, onion.forget
         counters = Counters()
-        self.handler = Handler(spider, own, scheduler, onion.fetch, counters)
-        self.robots_handler = Handler(spider, own, scheduler, onion.fetch_robots or onion.fetch, counters)
+        self.handler = PageHandler(spider, own, scheduler, onion.fetch, counters)
+        self.robots_handler = PageHandler(spider, own, scheduler, onion.fetch_robots or onion.fetch, counters)
         # Pages are settled at the same time, so none of them may teach the scheduler: see Settler.
         self.settler = Settler(session.frontier, scheduler, counters, Persistence(shared=True), learns=False)
         self.tasks: dict[int, asyncio.Task[Settlement]] = {}
