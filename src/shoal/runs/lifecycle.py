@@ -312,7 +312,7 @@ class RunLifecycle:
         failure: ShoalError | None = None
         for output in self._outputs:
             try:
-                await output.finish(finished=has_ended or self._plan.is_private)
+                await output.finish(finished=has_ended or (self._plan.is_private and not self._has_failed_at_once))
             except ShoalError as exc:
                 if self._can_start_over(exc):
                     raise
@@ -321,6 +321,11 @@ class RunLifecycle:
             raise failure
         if has_ended:
             await self._mark_finished()
+
+    @property
+    def _has_failed_at_once(self) -> bool:
+        """Before the first item: then an output stays as it was."""
+        return self.error is not None and self.engine is not None and not self.engine.counters.items
 
     async def _has_ended(self, scheduler: Scheduler) -> bool:
         """Whether nothing remains for any process: all requests are settled, or the page limit is reached. Pages that
