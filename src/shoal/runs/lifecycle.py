@@ -435,6 +435,9 @@ class _Control:
     def is_known(self, url: str) -> bool:
         return self._scheduler.is_known(url)
 
+    def is_in_scope(self, url: str) -> bool:
+        return self._scheduler.scope.refuses(url) is None
+
     async def push(self, requests: Sequence[Request]) -> int:
         added = await self._scheduler.enqueue_requests(requests)
         if added and self._life.engine is not None:

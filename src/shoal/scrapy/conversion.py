@@ -42,6 +42,8 @@ class Conversion:
         """Where objects stay that cannot be stored. None: other processes may handle the requests."""
         self.is_known: Callable[[str], bool] = lambda url: False
         """Whether the frontier surely has the page of a URL."""
+        self.is_in_scope: Callable[[str], bool] = lambda url: True
+        """Whether the run takes a request for a URL."""
 
     # -- from the spider
 
@@ -81,7 +83,7 @@ class Conversion:
     def outgoing(self, request: Request, depth: int, referer: str = "") -> http.Request:
         """A request of the spider as the frontier stores it. RequestError if it cannot be stored."""
         priority = self.priority(request.priority, depth)
-        callback, errback, meta, cb_kwargs = self._parts(request)
+        callback, errback, meta, cb_kwargs, kept = self._parts(request)
         fields: dict[str, Any] = {}
         extras: dict[str, Any] = {}
         if request._headers:
@@ -99,14 +101,21 @@ class Conversion:
             fields["headers"] = {**fields.get("headers", {}), "Referer": referer}
         if extras:
             meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), **extras}}
-        return http.Request(
+        made = http.Request(
             request.url, callback, request.method, body=request.body, meta=meta, cb_kwargs=cb_kwargs,
             priority=priority, errback=errback, dont_filter=bool(request.dont_filter) or self.filters_nothing,
             **fields,
         )  # fmt: skip
+        # A request that is refused here, or by the engine, keeps nothing.
+        if kept is not None and self.live is not None and self.is_in_scope(made.url):
+            number = self.live.add(kept, None if made.dont_filter else made.fingerprint())
+            made.meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), _LIVE: number}}
+        return made
 
-    def _parts(self, request: Request) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
-        """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored."""
+    def _parts(
+        self, request: Request
+    ) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any], LiveParts | None]:
+        """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored; and what stays here."""
         meta, cb_kwargs = request._meta, request._cb_kwargs
         if meta and not _OF_THE_PAGE.isdisjoint(meta):
             meta = {key: value for key, value in meta.items() if key not in _OF_THE_PAGE}
@@ -122,7 +131,7 @@ class Conversion:
         named = (callback or request.callback is None) and (errback or request.errback is None)
         if self.live is not None:
             if not (named and _is_plain(meta) and _is_plain(cb_kwargs)):
-                return self._keep(request, LiveParts(request.callback, request.errback, meta, cb_kwargs), self.live)
+                return None, ERRBACK, {}, {}, LiveParts(request.callback, request.errback, meta, cb_kwargs)
             stored_meta, stored_kwargs = meta or {}, cb_kwargs or {}
         else:
             for role, name, given in (("callback", callback, request.callback), ("errback", errback, request.errback)):
@@ -130,14 +139,7 @@ class Conversion:
                     raise NotStorableError(role, given)
             stored_meta = {} if not meta else _encode_all(meta, "meta")
             stored_kwargs = {} if not cb_kwargs else _encode_all(cb_kwargs, "cb_kwargs")
-        return callback, None if errback is None else ERRBACK + errback, stored_meta, stored_kwargs
-
-    def _keep(
-        self, request: Request, parts: LiveParts, live: LiveObjects
-    ) -> tuple[str | None, str | None, dict[str, Any], dict[str, Any]]:
-        fingerprint = None if request.dont_filter else _fingerprint(request)
-        number = live.add(parts, fingerprint)
-        return None, ERRBACK, {_EXTRAS: {_LIVE: number}}, {}
+        return callback, None if errback is None else ERRBACK + errback, stored_meta, stored_kwargs, None
 
     def _name(self, function: Any) -> str | None:
         """The name under which the spider has this method; None if it is something else."""
@@ -260,10 +262,6 @@ def _encode_all(values: dict[str, Any], what: str) -> dict[str, Any]:
         if type(key) is not str:
             raise NotStorableError(f"the key {key!r} of {what}", key)
     return {key: encode(value, f"{what}[{key!r}]") for key, value in values.items()}
-
-
-def _fingerprint(request: Request) -> bytes:
-    return http.Request(request.url, method=request.method, body=request.body).fingerprint()
 
 
 def text_headers(request: Request) -> dict[str, str]:
