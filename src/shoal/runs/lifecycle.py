@@ -24,6 +24,7 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, Snapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.files.keeper import check_store
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
@@ -172,6 +173,7 @@ class RunLifecycle:
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
             config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
+            await check_store(config.files)
             routing, tor = await open_fetcher(stack, plan.config, self.run_id, frontier, plan.networks, render)
             fetcher, self._tor, self._browser_status = routing, tor, routing.browser_status
         self._outputs = await plan.open_outputs(frontier)
