@@ -74,6 +74,10 @@ class RunControl(Protocol):
         """Whether the frontier surely has the page of this URL: a request for it would be a duplicate."""
         ...
 
+    def is_in_scope(self, url: str) -> bool:
+        """Whether the run takes a request for this URL, in normal form. Its depth is not checked."""
+        ...
+
 
 _NAMES_ELSEWHERE = {
     "custom_settings": "name it `settings`, with Shoal's keys: `shoal config` lists them",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from shoal import Crawl, DropItem, File, Response, Spider, crawl
+from shoal.errors import FileStoreError
 from tests import forking
 from tests.acceptance.crawls import QUICK
 from tests.acceptance.file_site import content_of, files_of, picture
@@ -149,6 +150,32 @@ def test_files_in_object_storage(kind: type[ObjectServer], tmp_path: Path, monke
         assert_complete(items, url, {path: found[path] for path in found if path.startswith("full/")}, 20)
 
 
+@pytest.mark.parametrize("kind", [S3Server, AzureServer], ids=["s3", "azure"])
+async def test_a_bucket_that_is_missing_or_away_fails_the_crawl_before_its_first_page(
+    kind: type[ObjectServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = shared(kind)
+    use(server, monkeypatch)
+    bucket = server.bucket()
+    async with SiteServer() as site:
+        for place, problem in (
+            (f"{server.scheme}://{bucket}/x", ""),
+            (f"{server.scheme}://missing-{bucket}/x", "does not exist; create it first"),
+            (f"{server.scheme}://{bucket}/x?endpoint=http://127.0.0.1:9/&timeout=1", "no connection to"),
+        ):
+            made = Crawl(OneItem(start_urls=[f"{site.url}/leaf/0"]), QUICK | {"files.store": place})
+            if not problem:
+                await made
+                assert sum(site.hits.values())
+                site.hits.clear()
+                continue
+            with pytest.raises(FileStoreError, match=problem):
+                await made
+            assert not site.hits
+    assert server.objects(bucket) == {}, "a check stores nothing"
+
+
 # -- what happens to a file
 
 
@@ -270,10 +297,10 @@ async def test_a_redirect_of_a_file_is_followed(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_fails_does_not_lose_the_item(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("a file, not a folder")
+    (tmp_path / "full").write_text("a file, not a folder")
     async with MisbehavingServer() as server:
         items, _ = await crawled(
-            OneItem, {"files.store": str(tmp_path / "store")}, start_urls=[f"{server.url}/leaf/0"], files=("/leaf/1",)
+            OneItem, {"files.store": str(tmp_path)}, start_urls=[f"{server.url}/leaf/0"], files=("/leaf/1",)
         )
     assert "can't store a file" in items[0]["files"][0]["error"]
 
@@ -285,11 +312,9 @@ async def test_a_page_that_cannot_be_saved_fails(tmp_path: Path) -> None:
         def parse(self, response: Response) -> Any:
             return {"page": response.save()}
 
-    (tmp_path / "store").write_text("a file, not a folder")
+    (tmp_path / "full").write_text("a file, not a folder")
     async with MisbehavingServer() as server:
-        items, done = await crawled(
-            Saving, {"files.store": str(tmp_path / "store")}, start_urls=[f"{server.url}/leaf/0"]
-        )
+        items, done = await crawled(Saving, {"files.store": str(tmp_path)}, start_urls=[f"{server.url}/leaf/0"])
     assert items == []
     assert done.summary is not None
     assert done.summary.dead_kinds == {"file store": 1}

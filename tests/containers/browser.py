@@ -9,6 +9,7 @@ from tests.containers.checks import Checks, Failed
 from tests.containers.compose import BROWSER_FILE, Compose, check_confined, container_logs
 from tests.containers.crawls import Api, Site
 from tests.containers.engine import ROOT, Podman
+from tests.containers.tor import check_tor, starting_network
 
 NETWORK = "shoal-browser"
 PROJECT = "shoal-browser-test"
@@ -18,10 +19,13 @@ MADE_BY_A_SCRIPT, UNTOUCHED = "/script/0", "not rendered"
 
 
 def check_browser(podman: Podman, checks: Checks, image: str, folder: Path) -> None:
-    with checks.step("the image with Chromium and Tor is built"):
-        podman.build(image, "Dockerfile.browser")
-    with checks.step("Chromium and Tor start read-only, for a user that is not root"):
-        _check_programs(podman, image)
+    with starting_network() as network:
+        with checks.step("the image with Chromium and Tor is built"):
+            podman.build(image, "Dockerfile.browser")
+        with checks.step("Chromium and Tor start read-only, for a user that is not root"):
+            _check_programs(podman, image)
+        with checks.step("a site is crawled through Tor, and knows only addresses of exits"):
+            check_tor(podman, CONFINED, image, *network.result())
     podman("network", "create", NETWORK)
     site = Site(podman, NETWORK)
     with checks.step("pages are rendered with 1 MB of shared memory"):

@@ -25,7 +25,7 @@ NEEDED = {
     "redis": {"create", "push", "lease", "settle", "role claim", "role advance", "role relinquish", "items read",
               "fact", "host", "stats", "transition"},
     "postgres": {"create_run", "push", "lease", "finish", "claim", "advance", "relinquish", "read_items", "remember",
-                 "recall", "update_host", "stats", "set_state", "runs"},
+                 "recall", "update_host", "stats", "set_state", "find_run"},
 }  # fmt: skip
 
 

@@ -232,7 +232,7 @@ async def test_runs(bench: Bench) -> None:
     run = Run(run_id="other", spider="nemesis", state="queued", created_at=0.0)
     with pytest.raises(RunError, match="other"):  # it was created by the call whose answer was lost
         await bench.twice(lambda: bench.store.create_run(run), "create", "create_run")
-    assert (await bench.twice(lambda: bench.store.get_run("other"), "runs", "runs")) == run
+    assert (await bench.twice(lambda: bench.store.get_run("other"), "runs", "find_run")) == run
     bench.armed.update(("transition", "set_state"))
     with pytest.raises(StoreAwayError):
         await bench.store.transition("other", "running")

@@ -92,3 +92,23 @@ async def test_live_objects_of_requests_that_are_not_fetched_are_not_kept() -> N
     assert done.crawl.summary is not None
     assert done.crawl.summary.counters.too_deep == 121
     assert len(done.adapter.conversion.live) == 11, "those that were fetched; they are dropped later"
+
+
+async def test_live_objects_of_requests_that_are_refused_are_not_kept() -> None:
+    class Refused(scrapy.Spider):
+        name = "refused"
+        start_urls = [f"{SITE}/0"]
+
+        def parse(self, response: Any, **named: Any) -> Any:
+            yield Request(f"{SITE}/1", self.part, meta={"live": [1]}, dont_filter=True)
+            yield Request(f"{SITE}/2", self.part, meta={"live": [2]}, dont_filter=True, headers={"a b": "invalid"})
+            yield Request(f"{SITE}/private", self.part, meta={"live": [3]}, dont_filter=True)
+
+        def part(self, response: Any) -> Any:
+            yield {"live": response.meta["live"]}
+
+    done = await crawl(Refused, PAGES, config={"scope.deny": ["private"]})
+    assert done.items == [{"live": [1]}]
+    assert len(done.adapter.conversion.live) == 1
+    assert done.crawl.summary is not None
+    assert done.crawl.summary.counters.out_of_scope == 1

@@ -449,6 +449,42 @@ async def test_a_response_before_the_end_of_the_body_closes_the_connection() -> 
     await fetcher.close()
 
 
+class SlowReader(Replaying):
+    """Reads a long request in steps. ``pause``: seconds before each of them."""
+
+    def __init__(self, pause: float) -> None:
+        super().__init__(OK + THREE)
+        self._pause = pause
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            left = next(int(line[15:]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:")
+            while left:
+                await asyncio.sleep(self._pause)
+                left -= len(await reader.readexactly(min(left, 1 << 20)))
+            await self._answer(writer)
+
+
+async def test_the_time_of_an_upload_is_not_that_of_the_response() -> None:
+    fetcher = DirectFetcher(HttpSettings(read_timeout=0.5), "t")
+    async with SlowReader(0.08) as server:
+        began = asyncio.get_running_loop().time()
+        response = await fetcher.fetch(Request(f"{server.url}/", method="POST", body=bytes(25 << 20)))
+        assert response.body == b"abc"
+        assert asyncio.get_running_loop().time() - began > 1
+    await fetcher.close()
+
+
+async def test_a_server_that_does_not_read_an_upload_times_out() -> None:
+    fetcher = DirectFetcher(HttpSettings(read_timeout=0.3), "t")
+    async with SlowReader(60) as server:
+        with pytest.raises(FetchError, match=r"did not read the request for 0.3 s \(http.read_timeout\)"):
+            await fetcher.fetch(Request(f"{server.url}/", method="POST", body=bytes(25 << 20)))
+    await fetcher.close()
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_the_length_of_the_body_is_its_own(method: str) -> None:
     """Headers that were copied from a browser have another length: the server would wait, or take a part of the next

@@ -149,6 +149,22 @@ async def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     assert not caught.value.retryable
 
 
+async def test_a_folder_that_cannot_be_made_is_noticed_at_once(tmp_path: Path) -> None:
+    await FolderStore(str(tmp_path / "new" / "store")).check()
+    assert not list(tmp_path.iterdir()), "a check makes nothing"
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileStoreError, match=r"can't store a file in .*/file/a/b: Not a directory: .*/file ") as caught:
+        await FolderStore(str(tmp_path / "file" / "a" / "b")).check()
+    assert not caught.value.retryable
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_folder_without_permission_is_noticed_at_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(FileStoreError, match="Permission denied"):
+        await FolderStore(str(tmp_path / "store")).check()
+
+
 @pytest.mark.parametrize("store", ["s3://bucket/path", "gs://bucket", "az://container/path?account=me"])
 def test_object_storage(store: str) -> None:
     assert type(open_file_store(store)).__name__ == "ObjectFileStore"

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal import Spider, crawl
 from shoal.errors import ItemError, SinkError
 from shoal.item import encode_item
 from shoal.ports import LoggedItem, Sink
@@ -170,6 +171,43 @@ async def test_a_fresh_run_replaces_the_file(tmp_path: Path, name: str) -> None:
         await sink.flush()
         await sink.close(finished=True)
     assert numbers(path) == [100, 101, 102]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
+async def test_a_fresh_run_that_fails_before_its_first_item_leaves_the_file_as_it_was(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    sink = await opened(path)
+    await sink.write(rows(3))
+    await sink.flush()
+    await sink.close(finished=True)
+    for finished, left in ((False, [1, 2, 3]), (True, [])):
+        sink = await opened(path)
+        await sink.close(finished=finished)
+        assert numbers(path) == left
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
+@pytest.mark.parametrize("frontier", ["memory:", "sqlite:///crawl.db"])
+async def test_the_file_of_another_run_stays_if_start_fails(
+    tmp_path: Path, name: str, frontier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Spider):
+        name = "broken"
+
+        def start(self) -> list[str]:
+            raise ValueError("no list of URLs")
+
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    sink = await opened(path)
+    await sink.write(rows(3))
+    await sink.flush()
+    await sink.close(finished=True)
+    done = await crawl(Broken, {"frontier": frontier}, outputs=[f"{path}?replace=yes"])
+    assert "no list of URLs" in str(done.error)
+    assert numbers(path) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", KINDS)

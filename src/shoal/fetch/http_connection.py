@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ssl
+import sys
+import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -17,6 +21,7 @@ from shoal.fetch.tls import TlsTransport
 _MAX_HEADERS = 128
 _MAX_INTERIM = 16  # responses with a status below 200 before the response itself
 _OVERHEAD = 8  # bytes on the wire for each byte of a body: chunks of a single byte need six
+_LONG_UPLOAD = 1 << 14  # bytes of a request; a shorter one is sent at once
 _MAX_UNUSED = 1 << 20  # bytes on the wire that are no part of a body
 
 
@@ -74,6 +79,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """When all headers had arrived, by `time.monotonic`."""
         self._head_only = head_only
         self._heard_at = 0.0
+        self._unsent = 0  # bytes of a long request at the last check
         self._received = 0
         self._header_count = 0  # of all interim responses, and with the trailers
         self._unparsed = 0  # bytes since the last complete header or part of the body
@@ -95,6 +101,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._heard_at = self._loop.time()
         self._waiter = waiter = self._loop.create_future()
         self._transport.write(message)
+        self._unsent = len(message) if len(message) > _LONG_UPLOAD else 0
         self._arm(min(limits.deadline, self._heard_at + limits.read_timeout))
         try:
             await waiter
@@ -143,11 +150,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._waiter is None:
             return
         now, limits = self._loop.time(), self._limits
+        if self._unsent:
+            before, self._unsent = self._unsent, _unsent(self._transport)
+            if self._unsent < before:  # the server reads the request: it cannot answer yet
+                self._heard_at = now
         silent = self._heard_at + limits.read_timeout
         if now >= limits.deadline:
             self._fail(TimeoutError())
         elif now >= silent:
-            message = f"{self._host} sent nothing for {limits.read_timeout:g} s (http.read_timeout)"
+            what = "did not read the request" if self._unsent else "sent nothing"
+            message = f"{self._host} {what} for {limits.read_timeout:g} s (http.read_timeout)"
             self._fail(FetchError(message, kind="timeout", retryable=True))
         else:
             self._arm(min(limits.deadline, silent))
@@ -297,6 +309,17 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _header_too_long(self) -> FetchError:
         message = f"{self._host} sent a header that is too long (http.max_header_bytes)"
         return FetchError(message, kind="protocol", retryable=False)
+
+
+def _unsent(transport: asyncio.Transport | None) -> int:
+    """Bytes of the request that have not arrived at the server, as far as the system tells."""
+    if transport is None:
+        return 0
+    queued = 0
+    with suppress(OSError):  # a system that does not know
+        answer = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        queued = int.from_bytes(answer, sys.byteorder)
+    return transport.get_write_buffer_size() + queued
 
 
 def too_large(limit: int) -> FetchError:

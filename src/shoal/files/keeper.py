@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from hashlib import sha256
 
 import msgspec
@@ -29,6 +31,13 @@ class _Indexed(msgspec.Struct):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Indexed).decode
+
+
+async def check_store(files: FileSettings) -> None:
+    """FileStoreError if the store that a user chose cannot be used. Most crawls have no files, so the folder that is
+    the default is checked with the first file."""
+    if files.store != FileSettings().store:
+        await _retried(open_file_store(files.store).check)
 
 
 class FileKeeper:
@@ -96,15 +105,19 @@ class FileKeeper:
         entry["thumbs"] = thumbs
 
     async def _put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
-        """Write to the store, with retries: it may be unavailable for a moment."""
-        for delay in (*_RETRY_DELAYS, None):
-            try:
-                return await self._store.put(path, data, content_type, replace=replace)
-            except FileStoreError as error:
-                if delay is None or not error.retryable:
-                    raise
-                await asyncio.sleep(delay)
-        return None
+        await _retried(partial(self._store.put, path, data, content_type, replace=replace))
+
+
+async def _retried(step: Callable[[], Awaitable[None]]) -> None:
+    """Do a step again if it fails: a store may be away for a moment."""
+    for delay in (*_RETRY_DELAYS, None):
+        try:
+            return await step()
+        except FileStoreError as error:
+            if delay is None or not error.retryable:
+                raise
+            await asyncio.sleep(delay)
+    return None
 
 
 def _index_path(url: str) -> str:

@@ -23,6 +23,10 @@ class ObjectFileStore:
             self._opened = ObjectClient(self._place)
         return self._opened
 
+    async def check(self) -> None:
+        async with self._errors():
+            await self._client.check()
+
     async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
         kind = content_type or "application/octet-stream"
         async with self._errors():

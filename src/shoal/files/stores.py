@@ -22,6 +22,10 @@ _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, e
 class FileStore(Protocol):
     """A store of files by path. Many processes may use it. FileStoreError if it fails."""
 
+    async def check(self) -> None:
+        """FileStoreError if nothing can be stored here, as far as that can be seen without storing something."""
+        ...
+
     async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
         """Store a file durably and completely. If the path exists, keep the old file, unless ``replace``."""
         ...
@@ -51,6 +55,22 @@ class FolderStore:
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
         self._made: set[str] = set()
+
+    async def check(self) -> None:
+        await asyncio.to_thread(self._check)
+
+    def _check(self) -> None:
+        """The folder, or the first one above it that exists, must be a folder in which this process may write."""
+        folder = self._folder
+        while not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        code = 0
+        if not os.path.isdir(folder):
+            code = errno.ENOTDIR
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        if code:
+            raise self._error(OSError(code, f"{os.strerror(code)}: {folder}"))
 
     async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
         await asyncio.to_thread(self._put, path, data, replace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from msgspec.structs import asdict
 
 from shoal.monitoring.processes import RunProcess, merge_processes
@@ -33,12 +35,11 @@ class FleetProcess(RunProcess, frozen=True, kw_only=True):
 async def read_fleet(documents: Documents, snapshot: StoreSnapshot) -> list[FleetProcess]:
     """The processes of the runs in a snapshot, those that work first. One that was lost or ended more than an hour ago
     is left out."""
-    found: list[FleetProcess] = []
-    for each in snapshot.runs:
-        reports = await read_processes(documents, each.run.run_id)
-        found += [
-            FleetProcess(run_id=each.run.run_id, **asdict(process))
-            for process in merge_processes(each.workers, reports, snapshot.at)
-            if process.state in ("working", "silent") or process.last_seen < _FORGOTTEN
-        ]
+    reports = await asyncio.gather(*(read_processes(documents, each.run.run_id) for each in snapshot.runs))
+    found = [
+        FleetProcess(run_id=each.run.run_id, **asdict(process))
+        for each, own in zip(snapshot.runs, reports, strict=True)
+        for process in merge_processes(each.workers, own, snapshot.at)
+        if process.state in ("working", "silent") or process.last_seen < _FORGOTTEN
+    ]
     return sorted(found, key=lambda process: (_RANK[process.state], process.machine, process.name))

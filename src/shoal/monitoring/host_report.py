@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -46,10 +47,10 @@ class HostReport(Struct, frozen=True, kw_only=True):
 
 async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
     """Describe a host, as these runs see it. There must be at least one."""
-    states: dict[str, HostState] = {}
-    for run in runs:
-        states[run.run_id] = await (await _frontier(store, run, config)).host_state(host)
-    frontier = await _frontier(store, runs[0], config)
+    frontiers = await asyncio.gather(*(_frontier(store, run, config) for run in runs))
+    found = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
+    states = {run.run_id: state for run, state in zip(runs, found, strict=True)}
+    frontier = frontiers[0]
     state = states[runs[0].run_id]
     identities = await list_identities(IdentityFacts(frontier), [host], _MAX_IDENTITIES)
     return HostReport(

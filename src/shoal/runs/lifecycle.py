@@ -24,6 +24,7 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.files.keeper import check_store
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
@@ -172,6 +173,7 @@ class RunLifecycle:
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
             config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
+            await check_store(config.files)
             routing, tor = await open_fetcher(stack, plan.config, self.run_id, frontier, plan.networks, render)
             fetcher, self._tor, self._browser_status = routing, tor, routing.browser_status
         self._outputs = await plan.open_outputs(frontier)
@@ -312,7 +314,7 @@ class RunLifecycle:
         failure: ShoalError | None = None
         for output in self._outputs:
             try:
-                await output.finish(finished=has_ended or self._plan.is_private)
+                await output.finish(finished=has_ended or (self._plan.is_private and not self._has_failed_at_once))
             except ShoalError as exc:
                 if self._can_start_over(exc):
                     raise
@@ -321,6 +323,11 @@ class RunLifecycle:
             raise failure
         if has_ended:
             await self._mark_finished()
+
+    @property
+    def _has_failed_at_once(self) -> bool:
+        """Before the first item: then an output stays as it was."""
+        return self.error is not None and self.engine is not None and not self.engine.counters.items
 
     async def _has_ended(self, scheduler: Scheduler) -> bool:
         """Whether nothing remains for any process: all requests are settled, or the page limit is reached. Pages that
@@ -429,6 +436,9 @@ class _Control:
 
     def is_known(self, url: str) -> bool:
         return self._scheduler.is_known(url)
+
+    def is_in_scope(self, url: str) -> bool:
+        return self._scheduler.scope.refuses(url) is None
 
     async def push(self, requests: Sequence[Request]) -> int:
         added = await self._scheduler.enqueue_requests(requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -36,9 +37,13 @@ def host_name(text: str) -> str:
 
 async def hosts_of(store: Store, runs: Sequence[Run], config: Config, limit: int) -> list[HostState]:
     """The busiest hosts of some runs, with the requests of all these runs."""
+
+    async def read(run: Run) -> list[HostState]:
+        return await (await store.frontier(run.run_id, run_options(run, config))).host_states(limit)
+
     found: dict[str, HostState] = {}
-    for run in runs:
-        for state in await (await store.frontier(run.run_id, run_options(run, config))).host_states(limit):
+    for states in await asyncio.gather(*map(read, runs)):
+        for state in states:
             known = found.get(state.host)
             found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
     return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]

@@ -112,6 +112,7 @@ class ScrapyAdapter(Spider):
             self.spider._skip_known(run.is_known)
         if run.is_private:
             self.conversion.live = LiveObjects()
+            self.conversion.is_in_scope = run.is_in_scope
         _share_log()
         engine = self.crawler_view.engine
         engine.on_close = self.close_run

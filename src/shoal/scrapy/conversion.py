@@ -44,6 +44,8 @@ class Conversion:
         """Keeps the objects that cannot be stored. None if other processes may handle the requests."""
         self.is_known: Callable[[str], bool] = lambda url: False
         """Returns True only if the frontier has the page of a URL."""
+        self.is_in_scope: Callable[[str], bool] = lambda url: True
+        """Whether the run takes a request for a URL."""
 
     # -- from the spider
 
@@ -83,7 +85,7 @@ class Conversion:
     def outgoing(self, request: Request, depth: int, referer: str = "") -> http.Request:
         """A request of the spider as the frontier stores it. RequestError if it cannot be stored."""
         priority = self.priority(request.priority, depth)
-        callback, errback, meta, cb_kwargs = self._parts(request)
+        callback, errback, meta, cb_kwargs, kept = self._parts(request)
         fields: Values = {}
         extras: Values = {}
         if request._headers:
@@ -101,14 +103,19 @@ class Conversion:
             fields["headers"] = {**fields.get("headers", {}), "Referer": referer}
         if extras:
             meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), **extras}}
-        return http.Request(
+        made = http.Request(
             request.url, callback, request.method, body=request.body, meta=meta, cb_kwargs=cb_kwargs,
             priority=priority, errback=errback, dont_filter=bool(request.dont_filter) or self.filters_nothing,
             **fields,
         )  # fmt: skip
+        # A request that is refused here, or by the engine, keeps nothing.
+        if kept is not None and self.live is not None and self.is_in_scope(made.url):
+            number = self.live.add(kept, None if made.dont_filter else made.fingerprint())
+            made.meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), _LIVE: number}}
+        return made
 
-    def _parts(self, request: Request) -> tuple[str | None, str | None, Values, Values]:
-        """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored."""
+    def _parts(self, request: Request) -> tuple[str | None, str | None, Values, Values, LiveParts | None]:
+        """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored; and what stays here."""
         meta, cb_kwargs = request._meta, request._cb_kwargs
         if meta and not _OF_THE_PAGE.isdisjoint(meta):
             meta = {key: value for key, value in meta.items() if key not in _OF_THE_PAGE}
@@ -124,7 +131,7 @@ class Conversion:
         named = (callback or request.callback is None) and (errback or request.errback is None)
         if self.live is not None:
             if not (named and _is_plain(meta) and _is_plain(cb_kwargs)):
-                return self._keep(request, LiveParts(request.callback, request.errback, meta, cb_kwargs), self.live)
+                return None, ERRBACK, {}, {}, LiveParts(request.callback, request.errback, meta, cb_kwargs)
             stored_meta, stored_kwargs = meta or {}, cb_kwargs or {}
         else:
             for role, name, given in (("callback", callback, request.callback), ("errback", errback, request.errback)):
@@ -132,14 +139,7 @@ class Conversion:
                     raise NotStorableError(role, given)
             stored_meta = {} if not meta else _encode_all(meta, "meta")
             stored_kwargs = {} if not cb_kwargs else _encode_all(cb_kwargs, "cb_kwargs")
-        return callback, None if errback is None else ERRBACK + errback, stored_meta, stored_kwargs
-
-    def _keep(
-        self, request: Request, parts: LiveParts, live: LiveObjects
-    ) -> tuple[str | None, str | None, Values, Values]:
-        fingerprint = None if request.dont_filter else _fingerprint(request)
-        number = live.add(parts, fingerprint)
-        return None, ERRBACK, {_EXTRAS: {_LIVE: number}}, {}
+        return callback, None if errback is None else ERRBACK + errback, stored_meta, stored_kwargs, None
 
     def _name(self, function: object) -> str | None:
         """The name of this method of the spider; None if it is another function."""
@@ -263,10 +263,6 @@ def _encode_all(values: Values, what: str) -> Values:
         if type(key) is not str:
             raise NotStorableError(f"the key {key!r} of {what}", key)
     return {key: encode(value, f"{what}[{key!r}]") for key, value in values.items()}
-
-
-def _fingerprint(request: Request) -> bytes:
-    return http.Request(request.url, method=request.method, body=request.body).fingerprint()
 
 
 def text_headers(request: Request) -> dict[str, str]:

@@ -48,7 +48,10 @@ class CsvSink:
         self._file.open(saved.offset if saved is not None else 0, fresh=saved is None)
         try:
             fields, offset = self._locate(saved) if saved is not None and saved.rows else ([], 0)
-            self._file.truncate(offset)
+            if saved is None:
+                self._file.clear_later()
+            else:
+                self._file.truncate(offset)
         except BaseException:
             self._file.close()
             raise
@@ -145,6 +148,7 @@ class CsvSink:
     async def close(self, *, finished: bool) -> None:
         if finished:
             self._rejects.finish()
+            await in_thread(self._file.clear)
         self._file.close()
 
 

@@ -2,7 +2,8 @@
 
 ``open`` truncates a file to the offset that its last flush returned. That removes a partial line, and items whose flush
 was never recorded. The state identifies the content by the run and by a checksum of the last block before the offset: a
-different file is an error, and stays unchanged. A new run replaces the file. One process at a time can write to it.
+different file is an error, and stays unchanged. A new run replaces the file with its first item, or when it ends: a run
+that fails before leaves the file as it was. One process at a time can write to it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class JsonLinesSink:
         if saved is not None and checksum(self._file.tail(offset)) != saved.check:
             self._file.close()
             raise self._file.changed(f"has different content before offset {offset}")
-        self._file.truncate(offset)
+        if saved is None:
+            self._file.clear_later()
+        else:
+            self._file.truncate(offset)
         self._seq = 0
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
@@ -96,6 +100,8 @@ class JsonLinesSink:
         return encode_saved(Saved(file.run_id, file.size, checksum(file.tail(file.size))))
 
     async def close(self, *, finished: bool) -> None:
+        if finished:
+            await in_thread(self._file.clear)
         self._file.close()
 
 

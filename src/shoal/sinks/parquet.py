@@ -80,6 +80,8 @@ class ParquetSink:
         self._saved = _Saved("", 0)
         self._merged: list[int] = []
         """The number of rows in the merged file up to the end of each part in it."""
+        self._is_own = False
+        """Whether the file is a merged one of this run."""
         self._seq = 0
         self._items: list[LoggedItem] = []
         self._size = 0
@@ -117,7 +119,7 @@ class ParquetSink:
                 lock(self._lock, self._path)
                 set_owner(self._lock, self._options.run_id)
                 mark = self._mark(saved)
-                self._saved, self._merged = saved, mark.rows[: saved.parts]
+                self._saved, self._merged, self._is_own = saved, mark.rows[: saved.parts], mark.run == saved.run
                 self._keep_parts(saved)
                 if len(mark.rows) > saved.parts:
                     self._replace_merged()
@@ -218,7 +220,7 @@ class ParquetSink:
 
     def _finish(self) -> None:
         try:
-            if self._saved.parts > len(self._merged) or not os.path.exists(self._path):
+            if self._saved.parts > len(self._merged) or not (self._is_own and os.path.exists(self._path)):
                 with self._errors():
                     self._replace_merged()
             with storage_errors(self._path):

@@ -163,6 +163,8 @@ class GrowingFile:
         self._descriptor = -1
         self._is_torn = False
         """Whether an append failed half-way."""
+        self._is_old = False
+        """Whether the file still has the content that it had before."""
         self._synced = -1
 
     def open(self, size: int, *, fresh: bool) -> None:
@@ -195,6 +197,7 @@ class GrowingFile:
                 os.close(descriptor)
                 raise
         self._descriptor, self.size, self._is_torn, self._synced = descriptor, found.st_size, False, -1
+        self._is_old = False
         if not size:
             sync_folder(self.path)
 
@@ -218,6 +221,16 @@ class GrowingFile:
         self.size = size
         set_owner(self._descriptor, self.run_id)
 
+    def clear_later(self) -> None:
+        """Empty the file as soon as something is written to it, or ``clear`` is called. Until then it is as it was."""
+        self.size, self._is_old = 0, True
+
+    def clear(self) -> None:
+        """Do now what ``clear_later`` put off."""
+        if self._is_old:
+            self.truncate(0)
+            self._is_old = False
+
     def append(self, data: bytes) -> None:
         """Append all of it. If that fails, the next append or sync removes what was written."""
         self._repair()
@@ -230,6 +243,7 @@ class GrowingFile:
         self.size, self._is_torn = offset, False
 
     def _repair(self) -> None:
+        self.clear()
         if self._is_torn:
             with storage_errors(self.path):
                 os.ftruncate(self._descriptor, self.size)
@@ -255,8 +269,9 @@ class GrowingFile:
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            with suppress(SinkError):  # perhaps nothing opens it again
-                self._repair()
+            if self._is_torn:
+                with suppress(SinkError):  # perhaps nothing opens it again
+                    self._repair()
             descriptor, self._descriptor = self._descriptor, -1
             with storage_errors(self.path):
                 os.close(descriptor)

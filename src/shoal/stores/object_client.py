@@ -28,6 +28,8 @@ _URL = re.compile(r"\bhttps?://\S+")
 _NO_CONNECTION = ("error sending request", "HTTP error", "error decoding response", "connection closed")
 _BAD_REGION = ("without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
 _NO_CREDENTIALS = ("169.254.169.254", "169.254.170.2", "metadata.google", "CredentialsNotLoaded", "instance metadata")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_NO_OBJECT = "shoal-check"
 _MAX_TEXT = 160
 
 
@@ -100,6 +102,14 @@ class ObjectClient:
             return bytes(await found.bytes_async())
         except FileNotFoundError:
             return None
+
+    async def check(self) -> None:
+        """Fail if the bucket cannot be read: it does not exist, or the server does not answer. Writes nothing."""
+        try:
+            await obstore.get_async(self._store, _NO_OBJECT)
+        except FileNotFoundError as exc:
+            if any(mark in str(exc) for mark in _NO_BUCKET):
+                raise
 
     async def delete(self, path: str) -> None:
         """Delete an object, if it exists."""

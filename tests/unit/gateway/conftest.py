@@ -16,6 +16,7 @@ from tests.servers import MisbehavingServer
 from tests.unit.gateway.client import Client, listening, until
 
 
+@pytest.hookimpl(optionalhook=True)  # an older pytest-asyncio does not call it: then only one event loop is tested
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

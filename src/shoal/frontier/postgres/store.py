@@ -73,7 +73,7 @@ class PostgresStore(PostgresDocuments):
         return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
-        rows = await self._database.call("runs", storable_text(run_id), None, None, None, None)
+        rows = await self._database.call("find_run", storable_text(run_id))
         return (rows[0][0], _run_of(rows[0])) if rows else None
 
     async def list_runs(
@@ -84,7 +84,7 @@ class PostgresStore(PostgresDocuments):
         states: Sequence[RunState] | None = None,
         limit: int | None = None,
     ) -> list[Run]:
-        rows = await self._database.call("runs", None, _wanted(spider), _wanted(project), states, limit)
+        rows = await self._database.call("runs", _wanted(spider), _wanted(project), states, limit)
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:

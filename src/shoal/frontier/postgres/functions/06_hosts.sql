@@ -50,13 +50,13 @@ END
 $$;
 
 -- The busiest hosts of a run, out of a thousand with leases and a thousand others, so that the cost does not grow with the
--- number of hosts.
+-- number of hosts: the first lanes of an index, never a sort of all lanes.
 CREATE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
 RETURNS TABLE (
     host text, delay double precision, every_delay double precision, crawl_delay double precision,
     learned_delay double precision, concurrency integer, in_flight integer, ready integer,
     blocked_for double precision, block_reason text
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     _now double precision := clock(_offset);
@@ -65,20 +65,26 @@ BEGIN
         SELECT h.name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
             h.in_flight, l.ready, greatest(h.blocked_until - _now, 0), h.block_reason
         FROM (
-            (SELECT x.lane FROM held x WHERE x.run = _run AND x.state = {LEASED} ORDER BY x.run, x.due LIMIT 1000)
+            (SELECT l.id, l.host, l.ready FROM (
+                SELECT DISTINCT x.lane FROM (
+                    SELECT x.lane FROM held x WHERE x.run = _run AND x.state = {LEASED} ORDER BY x.run, x.due LIMIT 1000
+                ) x
+            ) x CROSS JOIN LATERAL (SELECT * FROM lane l WHERE l.id = x.lane LIMIT 1) l)
             UNION
             (SELECT * FROM (
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+                (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {OPEN}
                  ORDER BY l.run, l.best_rank, l.best_id LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {FULL} ORDER BY l.run, l.due LIMIT 1000)
+                (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {FULL}
+                 ORDER BY l.run, l.due LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {LATER} ORDER BY l.run, l.due LIMIT 1000)
+                (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {LATER}
+                 ORDER BY l.run, l.due LIMIT 1000)
                 UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {EMPTY} ORDER BY l.run LIMIT 1000)
+                (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {EMPTY}
+                 ORDER BY l.run LIMIT 1000)
             ) several LIMIT 1000)
-        ) c(lane)
-        CROSS JOIN LATERAL (SELECT * FROM lane l WHERE l.id = c.lane LIMIT 1) l
+        ) l
         CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = l.host LIMIT 1) h
         CROSS JOIN LATERAL (SELECT * FROM host e WHERE e.id = 0 LIMIT 1) e
         ORDER BY l.ready + h.in_flight DESC, h.name COLLATE "C" LIMIT _limit;
@@ -91,12 +97,15 @@ RETURNS TABLE (
     host text, delay double precision, every_delay double precision, crawl_delay double precision,
     learned_delay double precision, concurrency integer, in_flight integer, ready integer,
     blocked_for double precision, block_reason text
-) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT _name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
-        coalesce(h.in_flight, 0), coalesce(l.ready, 0), greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0),
-        coalesce(h.block_reason, '')
-    FROM host e LEFT JOIN host h ON h.name = _name LEFT JOIN lane l ON l.host = h.id AND l.run = _run
-    WHERE e.id = 0
+) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+        SELECT _name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
+            coalesce(h.in_flight, 0), coalesce(l.ready, 0), greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0),
+            coalesce(h.block_reason, '')
+        FROM host e LEFT JOIN host h ON h.name = _name LEFT JOIN lane l ON l.host = h.id AND l.run = _run
+        WHERE e.id = 0;
+END
 $$;
 
 -- Set the options of a run. If they changed, its lanes are opened, as other options have placed them.
@@ -127,6 +136,8 @@ RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
         ON CONFLICT (key) DO UPDATE SET until = excluded.until, value = excluded.value
 $$;
 
-CREATE FUNCTION recall(_offset double precision, _key bytea) RETURNS bytea LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT value FROM note WHERE key = _key AND until > clock(_offset)
+CREATE FUNCTION recall(_offset double precision, _key bytea) RETURNS bytea LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT n.value FROM note n WHERE n.key = _key AND n.until > clock(_offset));
+END
 $$;

@@ -72,9 +72,12 @@ END
 $$;
 
 CREATE FUNCTION roles(_run integer, _offset double precision)
-RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.role, r.cursor, r.token > 0 AND r.until > clock(_offset), r.finished FROM role r
-    WHERE r.run = _run ORDER BY r.role
+RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+        SELECT r.role, r.cursor, r.token > 0 AND r.until > clock(_offset), r.finished FROM role r
+        WHERE r.run = _run ORDER BY r.role;
+END
 $$;
 
 -- Read items, after a check of the last item that the client has read.

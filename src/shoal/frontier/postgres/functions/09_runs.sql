@@ -18,20 +18,34 @@ BEGIN
 END
 $$;
 
--- The run of this name, or all runs, or those of a spider, a project or in some states; newest first.
-CREATE FUNCTION runs(_run_id text, _spider text, _project text, _states text[], _limit integer)
+CREATE FUNCTION find_run(_run_id text)
+RETURNS TABLE (
+    id integer, run_id text, spider text, state text, created_at double precision, settings bytea, project text,
+    ended_at double precision
+) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+        SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings, r.project, r.ended_at FROM run r
+        WHERE r.run_id = _run_id AND NOT r.deleting;
+END
+$$;
+
+-- All runs, or those of a spider, a project or in some states; newest first.
+CREATE FUNCTION runs(_spider text, _project text, _states text[], _limit integer)
 RETURNS TABLE (
     id integer, run_id text, spider text, state text, created_at double precision, settings bytea, project text,
     ended_at double precision
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings, r.project, r.ended_at FROM run r
-    WHERE (_run_id IS NULL OR r.run_id = _run_id) AND (_spider IS NULL OR r.spider = _spider)
+    WHERE (_spider IS NULL OR r.spider = _spider)
         AND (_project IS NULL OR r.project = _project) AND (_states IS NULL OR r.state = ANY(_states)) AND NOT r.deleting
     ORDER BY r.number DESC LIMIT _limit
 $$;
 
-CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.state FROM run r WHERE r.run_id = _run_id AND NOT r.deleting
+CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT r.state FROM run r WHERE r.run_id = _run_id AND NOT r.deleting);
+END
 $$;
 
 CREATE FUNCTION run_states(_spider text, _project text)

@@ -1,9 +1,12 @@
 -- Documents.
 
 CREATE FUNCTION documents(_first bytea, _after bytea, _before bytea, _limit integer)
-RETURNS TABLE (key bytea, value bytea, version bytea) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT d.key, d.value, d.version FROM document d
-    WHERE d.key >= _first AND d.key > _after AND d.key < _before ORDER BY d.key LIMIT _limit
+RETURNS TABLE (key bytea, value bytea, version bytea) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+        SELECT d.key, d.value, d.version FROM document d
+        WHERE d.key >= _first AND d.key > _after AND d.key < _before ORDER BY d.key LIMIT _limit;
+END
 $$;
 
 -- Write a document if its version is _replaces (empty: if there is none); delete it if _value is null. With _run_id, also

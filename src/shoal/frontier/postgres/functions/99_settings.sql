@@ -8,7 +8,8 @@ BEGIN
         SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY(
             '{push, lease, renew, reissue, release, finish, upload, move_chunk, fence, fence_silent, beat, claim, advance, relinquish,
-              read_items, host_states, delete_requests, delete_items, delete_lanes}')
+              read_items, roles, host_states, host_state, recall, stats, find_run, run_state, documents,
+              delete_requests, delete_items, delete_lanes}')
     LOOP
         EXECUTE format(
             'ALTER FUNCTION %s SET search_path FROM CURRENT SET jit = off SET plan_cache_mode = force_generic_plan'

@@ -1,0 +1,1 @@
+"""A large store, and what the screens of the dashboard cost with it, for `bench/dashboard`."""
