@@ -1,4 +1,5 @@
--- Prepended to every script, with hosts.lua, requests.lua, slots.lua and stages.lua: the store's clock and its runs.
+-- Prepended to every script, with hosts.lua, lanes.lua, requests.lua, slots.lua and stages.lua: the store's clock and its
+-- runs.
 --
 -- Names in capitals that no script defines, and functions such as `policy`, come from shoal/frontier/redis/layouts.py.
 --
@@ -78,9 +79,10 @@ local runs, own = {}, nil
 local function collect(run)
   run.is_changed = false -- whether its counters changed
   run.records = {} -- requests to write: fingerprint, record, ...
-  run.queues = {} -- by host: requests that become ready, as rank, member, ...
-  run.taken = {} -- by host: how many of the best requests are leased
-  run.next_ones = {} -- by host: the best request after that, if it is known
+  run.queued = {} -- by host: requests that become ready, as rank, sequence, fingerprint, ...
+  run.rests = {} -- by host: what is left of the lane after a lease
+  run.unlisted, run.unsorted = {}, {} -- by host: how many requests leave its list and its sorted set
+  run.old_sequence = run.sequence -- of the last request that is in the store
   run.touched, run.touched_list = {}, {} -- hosts whose lane may have to move
   run.notes, run.noted = {}, {} -- events by fingerprint
   run.causes, run.kinds = {}, {} -- dead requests: fingerprint, cause, ...; changes of the counts by kind
@@ -96,8 +98,9 @@ local function run_of(number)
     local ledger = call('HMGET', key, unpack(LEDGER))
     if ledger[1] then
       run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}, holders = {}}
-      collect(run)
+      run.packed_number = pack('>I4', number)
       for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
+      collect(run)
       run.delay, run.concurrency, run.max_attempts, run.link_limit = read(RUN_OPTIONS, run.options or OPTIONS)
     end
     runs[number] = run
