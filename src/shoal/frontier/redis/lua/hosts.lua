@@ -19,10 +19,12 @@ local function settings_of(packed)
   return found
 end
 
+local NO_SETTINGS = settings_of(pack(SETTINGS, NONE, NONE, NONE, -1))
+
 local function new_host(number, name)
   return {
     number = number, name = name, in_flight = 0, ended_at = 0, blocked_until = 0, block_reason = '', is_changed = false,
-    settings = settings_of(pack(SETTINGS, NONE, NONE, NONE, -1)),
+    settings = NO_SETTINGS,
   }
 end
 

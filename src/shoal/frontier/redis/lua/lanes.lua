@@ -111,8 +111,9 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     return flat, math.min(#entries, FRONT_LENGTH)
   end
 
-  -- Add new requests to the record of a lane. Returns it, and what enters the list and the sorted set.
+  -- Add new requests to the record of a lane. Returns it, and what enters the list and the sorted set, if anything.
   local function extend(run, record, new)
+    if record == '' and #new == 3 then return pack(FRONTED, new[1], new[2], new[3]) .. 'o.' end -- many hosts have one page
     local front, more, parts = sub(record, 1, -3), sub(record, -1), {}
     local has_more, room = more == '+' or more == '#', 0
     if not is_behind(front, new) then
@@ -137,7 +138,7 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     end
     if m > 0 then more = '#' elseif not has_more then more = n > 0 and '+' or '.' end
     if #parts > 0 then front = front .. table.concat(parts) end
-    return front .. 'o' .. more, list, set
+    return front .. 'o' .. more, n > 0 and list or nil, m > 0 and set or nil
   end
 
   -- The place of a lane that is not empty: 'f' full, 'l' later, 'o' open; and its score there.
