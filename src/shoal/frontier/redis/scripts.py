@@ -11,6 +11,7 @@ SCRIPTS = ScriptFolder(
     "shoal.frontier.redis",
     ("base", "hosts", "lanes", "requests", "slots", "stages"),
     tuple(lua_constants().items()),
+    (("lease", "choosing"),),
     tuple(lua_literals().items()),
 )
 
