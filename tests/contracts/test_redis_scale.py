@@ -333,6 +333,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(store: Re
     options = FrontierOptions(concurrency_per_host=1)
     frontier, other = await new_run(store, options=options), await new_run(store, "other", options)
     await frontier.push([page(each, host=f"{each}.example") for each in range(2000)])
+    await frontier.push([page(f"more {each}", host="1999.example") for each in range(100)])
     held = (await frontier.lease(1500, TTL)).leases
     await other.push([lease.request for lease in held])
     assert await lease_names(other) == []

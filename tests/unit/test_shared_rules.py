@@ -10,7 +10,7 @@ import pytest
 from shoal.frontier import rules
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.postgres.constants import COMPONENT, CONSTANTS
-from shoal.frontier.redis.layouts import lua_constants
+from shoal.frontier.redis.layouts import lua_constants, lua_literals
 from shoal.frontier.redis.scripts import SCRIPTS
 from shoal.stores.postgres.schema import functions
 from shoal.stores.redis.client import load_script
@@ -37,7 +37,7 @@ _NAMES = sorted(_LUA)
 @pytest.mark.parametrize("name", _NAMES)
 def test_scripts_have_no_copies(name: str) -> None:
     text = _LUA[name]
-    layouts = {value for value in re.findall(r"= ('<[^']+')", "\n".join(lua_constants().values())) if len(value) > 4}
+    layouts = {value for value in lua_literals().values() if value.startswith("'<") and len(value) > 6}
     assert not [layout for layout in layouts if layout in text]
     assert not [each for each in _TEXTS if f"'{each}'" in text]
     assert not _BARE_OFFSET.findall(text)
@@ -63,14 +63,15 @@ def test_statements_for_files_have_no_copies() -> None:
 def test_every_constant_is_used() -> None:
     """A name that no script uses is left over."""
     lua, sql = "\n".join(_LUA.values()), "\n".join(_SQL.values())
-    assert not [name for name in lua_constants() if not re.search(rf"\b{name}\b", lua)]
+    assert not [name for name in lua_constants() | lua_literals() if not re.search(rf"\b{name}\b", lua)]
     assert not [name for name in CONSTANTS if f"{{{name}}}" not in sql]
 
 
 def test_constants_reach_the_servers() -> None:
     for name in _NAMES:
         text = load_script(SCRIPTS, name.removesuffix(".lua")).text
-        assert f"local LEASED = {rules.LEASED}\n" in text
+        assert f"state == {rules.LEASED} " in text
+        assert not [each for each in lua_literals() if re.search(rf"\b{each}\b", re.sub(r"--.*|'[^']*'", "", text))]
         assert "if host.crawl_delay > delay then delay = host.crawl_delay end" in text
     created = functions(COMPONENT)
     assert "greatest(coalesce(h.delay, e.delay, r.delay), h.crawl_delay, h.learned_delay) AS delay" in created

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from shoal.errors import StoreAwayError
 from shoal.frontier.receipts import Receipts
-from shoal.frontier.redis.layouts import FOREVER
+from shoal.frontier.redis.layouts import FOREVER, SETTLED
 from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
 from shoal.frontier.rules import (
     CHUNK,
@@ -111,9 +111,8 @@ class Endings:
     async def _settle(self, parcel: Parcel, leases: Sequence[Lease]) -> list[_Settled]:
         """The result of each. Empty if a stage has expired: then nothing was changed."""
         call = self._receipts.begin()
-        answer = await self._run("settle", *parcel.arguments())
-        width = len(_Settled._fields)
-        settled = [_Settled(*answer[first : first + width]) for first in range(0, len(answer), width)]
+        answer = await self._run("settle", *parcel.endings())
+        settled = [_Settled._make(each) for each in SETTLED.iter_unpack(answer)]
         order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
         if order:
             self._receipts.completed(call, order, pack_leases([leases[index]]))
@@ -150,6 +149,8 @@ def _large(endings: Sequence[Completion | Failure]) -> list[int]:
     """Which pages to stage, largest first, so that the links of the others fit into one script. Never a redirect: its
     child enters a full queue too, and staged links do not."""
     links = sum(len(ended.children) for ended in endings)
+    if links <= MAX_LINKS:
+        return []
     large = []
     for index in sorted(range(len(endings)), key=lambda index: -len(endings[index].children)):
         if links <= MAX_LINKS:

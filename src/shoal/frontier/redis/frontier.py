@@ -170,7 +170,7 @@ class RedisFrontier:
             deadline = sent + ttl
             leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
-                await self._run_proven("settle", *unreadable.arguments())
+                await self._run_proven("settle", *unreadable.endings())
             if leases or not (records or buried):  # else there may be more behind the unreadable ones
                 return Leased(leases, float(wait) if wait else None, float(poll_after))
             part += 1

@@ -10,7 +10,7 @@ from heapq import nsmallest
 
 import msgspec
 
-from shoal.frontier.redis.layouts import COUNTERS, RECORD
+from shoal.frontier.redis.layouts import COUNTERS, HEAD
 from shoal.frontier.redis.records import (
     NO_HOST,
     RecordHead,
@@ -184,7 +184,7 @@ def _readable(record: bytes) -> tuple[RecordHead, Request | None]:
     try:
         return read_record(record)
     except UnreadableError:
-        return read_head(record.ljust(RECORD.size, b"\0")), None
+        return read_head(record.ljust(HEAD.size, b"\0")), None
 
 
 def _history(
@@ -198,7 +198,7 @@ def _history(
         url=request.url if request else f"unreadable:{fingerprint.hex()}",
         state=state,
         depth=request.depth if request else 0,
-        priority=request.priority if request else 0.0 - head.rank,
+        priority=request.priority if request else 0.0,
         attempts=head.attempts - unbegun,
         status=head.status,
         items=head.items,

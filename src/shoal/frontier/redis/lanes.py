@@ -12,6 +12,7 @@ from shoal.ports import HostUpdate
 from shoal.stores.redis.client import Answer, storable_bytes
 
 _RUNS_PER_CALL = 200
+_ALL_HOSTS = bytes(4)
 
 
 class Lanes:
@@ -28,10 +29,10 @@ class Lanes:
     async def update_host(self, host: str, update: HostUpdate) -> None:
         words = (storable_bytes(host), pack_update(update), storable_bytes(update.block_reason))
         number = await self._run("host", *words)
-        if number < 0:  # no lane of another run can be due earlier
+        if not number:  # no lane of another run can be due earlier
             return
         runs = await self._scripts.run("value", b"", self._options, "HVALS", "runs")
-        if number:
+        if number != _ALL_HOSTS:
             for first in range(0, len(runs), _RUNS_PER_CALL):
                 await self._run("place_host", number, *runs[first : first + _RUNS_PER_CALL])
             return

@@ -1,6 +1,6 @@
 """The layouts of packed records, for Python and for the Lua scripts, and the constants that scripts need.
 
-A script gets those that it names as local variables: see `lua_constants`.
+See `lua_literals` and `lua_constants`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class Field(NamedTuple):
 
 
 U8, U16, U32, U64 = Field("B", "B"), Field("H", "I2"), Field("I", "I4"), Field("Q", "I8")
-I32, F64 = Field("i", "i4"), Field("d", "d")
+I8, I32, F64 = Field("b", "b"), Field("i", "i4"), Field("d", "d")
+HOST_NUMBER = Field("4s", "c4")
+"""The number of a host is bytes for scripts: they pass it on, and do not have to print it."""
 FINGERPRINT = Field("16s", "c16")
 TOKEN = Field("Q", "c8")
 """A token has 64 bits, more than a number of Lua: there it is a string, lowest byte first."""
@@ -42,6 +44,14 @@ class Layout:
     def __add__(self, other: Layout) -> Layout:
         return Layout(**self.fields, **other.fields)
 
+    def only(self, *names: str) -> Struct:
+        """Reads only these fields."""
+        kept = (
+            field.python if name in names else f"{Struct('<' + field.python).size}x"
+            for name, field in self.fields.items()
+        )
+        return Struct("<" + "".join(kept))
+
     def span(self, name: str) -> str:
         """The first and the last byte of a field, as the arguments of ``string.sub``."""
         names = list(self.fields)
@@ -49,25 +59,37 @@ class Layout:
         return f"{before.size + 1}, {before.size + Layout(**{name: self.fields[name]}).size}"
 
 
-PROGRESS = Layout(state=U8, attempts=U16, status=U16, items=U32)
-HEAD = PROGRESS + Layout(at=F64, sequence=U64, host=U32, token=TOKEN, worker=U16)
+_OUTCOME = Layout(state=U8, status=U16, items=U32, at=F64)
+PROGRESS = _OUTCOME + Layout(host=HOST_NUMBER, attempts=U16)
+HEAD = PROGRESS + Layout(sequence=U64, token=TOKEN, worker=U16)
 """The part of a request's record that changes with its state. ``worker`` is the number of who leased it last."""
+GRANTED_HEAD = PROGRESS + Layout(sequence=U64, lease=U16, call=Field("6s", "c6"), worker=U16)
+"""The same, with the two parts of a token: the number of the lease in its call, and what the tokens of a call share."""
+DONE_PART = _OUTCOME + Layout(order=U32)
+"""How the head of a done request begins: with the number of its completion in place of the host."""
+HAS = Layout(has=U8)
+"""Begins the part of a record that never changes: whether a rank (`HAS_RANK`) and a parent (`HAS_PARENT`) follow. Most
+requests have rank 0. Behind them is the payload."""
+HAS_RANK, HAS_PARENT = 1, 2
 RANK = Layout(rank=F64)
-FIXED = RANK + Layout(parent=FINGERPRINT)
-"""The part that never changes. The payload follows."""
-RECORD = HEAD + FIXED
-OFFER_HEAD = Layout(size=U32, fingerprint=FINGERPRINT, host=U32)
-"""Before a request that is pushed: the size of the rest, its fingerprint, the index of the name of its host."""
-OFFER = OFFER_HEAD + FIXED
+PARENT = Layout(parent=FINGERPRINT)
+OFFER = Layout(size=U32, fingerprint=FINGERPRINT, host=U32, rank=F64)
+"""Before a request that is pushed: the size of the rest, its fingerprint, the index of the name of its host, its rank.
+The part of its record that never changes follows."""
 LEASE = Layout(fingerprint=FINGERPRINT, token=TOKEN)
-ENDING = LEASE + Layout(
-    outcome=U8, contacted=U8, redirected=U8, status=U16, duplicates=U32, retry_in=F64, items=U32, children=U32,
-    chunks=U32, links=U32, kind=TEXT, text=TEXT,
-)  # fmt: skip
-HOST = Layout(
-    delay=F64, crawl_delay=F64, learned_delay=F64, blocked_until=F64, ended_at=F64, concurrency=I32, in_flight=I32,
-    name=TEXT, block_reason=TEXT,
-)  # fmt: skip
+TO_END = LEASE + Layout(outcome=U8, redirected=U8, has_texts=U8, items=U32, children=U32, chunks=U32, links=U32)
+HOW_ENDED = Layout(contacted=U8, status=U16, duplicates=U32, retry_in=F64)
+ENDING = TO_END + HOW_ENDED
+"""The end of a lease, in two parts. Its texts, items and children are in another argument: two texts (the kind of a
+failure, and its reason or a note), the items as texts, and the children as offers."""
+SETTLED = Layout(state=I8, added=U32, known=U32, refused=U32, order=U32)
+"""The result of an ending."""
+SETTINGS = Layout(delay=F64, crawl_delay=F64, learned_delay=F64, concurrency=I32)
+"""What may be set for a host. Most hosts have the same settings, so a script reads them once."""
+_VISITS = Layout(in_flight=I32, ended_at=F64, blocked_until=F64)
+_NAMES = Layout(name=TEXT, block_reason=TEXT)
+HOST = _VISITS + SETTINGS + _NAMES
+PACKED_HOST = _VISITS + Layout(settings=Field(f"{SETTINGS.size}s", f"c{SETTINGS.size}")) + _NAMES
 EVENT = Layout(at=F64, what=TEXT, detail=TEXT, worker=TEXT)
 CAUSE = Layout(kind=TEXT)
 """Before the reason why a request is dead."""
@@ -80,7 +102,7 @@ UPDATE = Layout(**{
 })  # fmt: skip
 KEEP, SET, RESET = range(3)
 """What an update does with a value."""
-LEARNED = Layout(host=U32, delay=F64)
+LEARNED = Layout(host=HOST_NUMBER, delay=F64)
 ITEM_KEY = Layout(fingerprint=FINGERPRINT, index=U32, token=TOKEN)
 """Of an entry of the item log: its request, the index of its first item, and the token of the lease."""
 KNOWN_ITEM = Layout(token=TOKEN, fingerprint=FINGERPRINT, index=U32)
@@ -112,17 +134,21 @@ def read_text(blob: bytes, at: int) -> tuple[str, int]:
     return blob[at : at + size].decode(errors="replace"), at + size
 
 
-def lua_constants() -> dict[str, str]:
-    """For each name that a script may use, the statement in Lua that defines it."""
+def lua_literals() -> dict[str, str]:
+    """For each name of a number or a text that a script may use, its value in Lua."""
     formats = {
-        "PROGRESS": PROGRESS, "HEAD": HEAD, "HEAD_AND_RANK": HEAD + RANK, "FIXED": FIXED, "OFFER": OFFER_HEAD + RANK,
-        "LEASE": LEASE, "ENDING": ENDING, "HOST": HOST, "EVENT": EVENT, "TEXT": CAUSE, "RUN_OPTIONS": OPTIONS,
+        "PROGRESS": PROGRESS, "HEAD": HEAD, "WHOLE_HEAD": HEAD + HAS, "GRANTED_HEAD": GRANTED_HEAD,
+        "DONE_PART": DONE_PART, "HAS": HAS, "RANK": RANK, "OFFER": OFFER, "LEASE": LEASE, "TO_END": TO_END,
+        "HOW_ENDED": HOW_ENDED, "SETTLED": SETTLED, "HOST": PACKED_HOST, "SETTINGS": SETTINGS, "EVENT": EVENT,
+        "TEXT": CAUSE, "RUN_OPTIONS": OPTIONS,
         "UPDATE": UPDATE, "LEARNED": LEARNED, "ITEM_KEY": ITEM_KEY, "KNOWN_ITEM": KNOWN_ITEM, "CHUNK": CHUNK,
         "REWIND": REWIND, "SIZE": SIZE, "ROLE": ROLE, "WORKER": WORKER,
     }  # fmt: skip
     numbers = {
         **{name.upper(): number for number, name in enumerate(rules.STATE_NAMES)},
-        "HEAD_SIZE": HEAD.size, "MIN_SIZE": RECORD.size, "OFFER_SIZE": OFFER_HEAD.size,
+        "HEAD_SIZE": HEAD.size, "MIN_SIZE": (HEAD + HAS).size, "DONE_SIZE": DONE_PART.size, "OFFER_SIZE": OFFER.size,
+        "TO_END_SIZE": TO_END.size, "ENDING_SIZE": ENDING.size, "HAS_RANK": HAS_RANK, "HAS_PARENT": HAS_PARENT,
+        "RANK_SIZE": RANK.size,
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
         "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
         "MAX_WORKERS": rules.MAX_WORKERS,
@@ -135,17 +161,23 @@ def lua_constants() -> dict[str, str]:
         "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
         "NO_RUN": errors.NO_RUN, "REWOUND": errors.REWOUND, "FENCED": errors.FENCED,
     }  # fmt: skip
-    spans = {
-        "record_token": (RECORD, "token"), "record_parent": (RECORD, "parent"), "role_token": (ROLE, "token"),
-        "lease_fingerprint": (LEASE, "fingerprint"), "lease_token": (LEASE, "token"),
-    }  # fmt: skip
     values = {name: _quoted(layout.lua) for name, layout in formats.items()}
     values |= {name: str(number) for name, number in numbers.items()}
-    values |= {name: _quoted(text) for name, text in texts.items()}
-    values["STATS"] = f"{{{', '.join(map(_quoted, COUNTERS))}}}"
-    values["STATE_NAMES"] = f"{{[0] = {', '.join(map(_quoted, rules.STATE_NAMES))}}}"
-    values["CLAIMED"] = f"{{{', '.join(f'[{state}] = true' for state in sorted(rules.CLAIMED))}}}"
-    values["HALTED"] = f"{{{', '.join(f'{state} = true' for state in sorted(rules.HALTED))}}}"
+    return values | {name: _quoted(text) for name, text in texts.items()}
+
+
+def lua_constants() -> dict[str, str]:
+    """For each name of a table or a function that a script may use, the statement in Lua that defines it."""
+    spans = {
+        "record_token": (HEAD, "token"), "role_token": (ROLE, "token"),
+        "lease_fingerprint": (LEASE, "fingerprint"), "lease_token": (LEASE, "token"),
+    }  # fmt: skip
+    values = {
+        "STATS": f"{{{', '.join(map(_quoted, COUNTERS))}}}",
+        "STATE_NAMES": f"{{[0] = {', '.join(map(_quoted, rules.STATE_NAMES))}}}",
+        "CLAIMED": f"{{{', '.join(f'[{state}] = true' for state in sorted(rules.CLAIMED))}}}",
+        "HALTED": f"{{{', '.join(f'{state} = true' for state in sorted(rules.HALTED))}}}",
+    }
     functions = {
         name: f"local function {name}(packed) return string.sub(packed, {layout.span(field)}) end"
         for name, (layout, field) in spans.items()

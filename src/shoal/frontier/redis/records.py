@@ -16,7 +16,9 @@ from shoal.frontier.redis.layouts import (
     CHUNK,
     ENDING,
     EVENT,
-    FIXED,
+    HAS_PARENT,
+    HAS_RANK,
+    HEAD,
     HOST,
     ITEM_KEY,
     KEEP,
@@ -26,7 +28,8 @@ from shoal.frontier.redis.layouts import (
     MAX_ATTEMPTS,
     OFFER,
     OPTIONS,
-    RECORD,
+    PARENT,
+    RANK,
     RESET,
     REWIND,
     SET,
@@ -40,7 +43,17 @@ from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, Lo
 from shoal.stores.redis.client import storable_bytes
 from shoal.urls.normalize import host_of
 
-NO_PARENT = bytes(16)
+_HAS = {
+    (has_rank, has_parent): bytes([has_rank * HAS_RANK + has_parent * HAS_PARENT])
+    for has_rank in (False, True)
+    for has_parent in (False, True)
+}
+_PAYLOAD_AT = tuple(
+    HEAD.size + 1 + bool(has & HAS_RANK) * RANK.size + bool(has & HAS_PARENT) * PARENT.size for has in range(256)
+)
+"""Where the payload of a record begins, by the byte behind its head."""
+
+_LEASED = HEAD.only("host", "attempts", "token")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
@@ -50,16 +63,14 @@ class RecordHead(NamedTuple):
     """The fixed part of a request's record."""
 
     state: int
-    attempts: int
     status: int
     items: int
     at: float
+    host: bytes
+    attempts: int
     sequence: int
-    host: int
     token: int
     worker: int
-    rank: float
-    parent: bytes
 
 
 class UnreadableError(ValueError):
@@ -68,14 +79,21 @@ class UnreadableError(ValueError):
 
 def read_record(record: bytes) -> tuple[RecordHead, Request]:
     """UnreadableError if another program wrote it."""
+    return read_head(record), _read_request(record)
+
+
+def _read_request(record: bytes) -> Request:
     try:
-        return RecordHead._make(RECORD.unpack_from(record)), _decode(record[RECORD.size :])
-    except (LayoutError, msgspec.MsgspecError, ValueError) as exc:
+        return _decode(record[_PAYLOAD_AT[record[HEAD.size]] :])
+    except (IndexError, msgspec.MsgspecError, ValueError) as exc:
         raise UnreadableError(f"cannot read its record in Redis ({exc}): another program wrote it") from exc
 
 
 def read_head(record: bytes) -> RecordHead:
-    return RecordHead._make(RECORD.unpack_from(record))
+    try:
+        return RecordHead._make(HEAD.unpack_from(record))
+    except LayoutError as exc:
+        raise UnreadableError(f"its record in Redis is incomplete ({exc}): another program wrote it") from exc
 
 
 def pack_options(options: FrontierOptions) -> bytes:
@@ -88,10 +106,11 @@ class Parcel:
     """The packed arguments of a call: requests or endings, and the names of hosts."""
 
     def __init__(self) -> None:
+        self._endings: list[bytes] = []
         self._parts: list[bytes] = []
         self._hosts: dict[str, int] = {}
 
-    def add_request(self, request: Request, fingerprint: bytes, parent: bytes = NO_PARENT) -> None:
+    def add_request(self, request: Request, fingerprint: bytes, parent: bytes = b"") -> None:
         """RequestError if it cannot be encoded."""
         try:
             payload = _encode(request)
@@ -102,7 +121,13 @@ class Parcel:
         number = hosts.get(name)
         if number is None:
             number = hosts[name] = len(hosts) + 1
-        self._parts.append(OFFER.pack(len(payload) + FIXED.size, fingerprint, number, 0.0 - request.priority, parent))
+        rank = 0.0 - request.priority
+        if rank:
+            payload = RANK.pack(rank) + (parent + payload if parent else payload)
+        elif parent:
+            payload = parent + payload
+        self._parts.append(OFFER.pack(len(payload) + 1, fingerprint, number, rank))
+        self._parts.append(_HAS[bool(rank), bool(parent)])
         self._parts.append(payload)
 
     def add_ending(
@@ -123,13 +148,17 @@ class Parcel:
     ) -> None:
         """Add the end of a lease. ``children`` requests must follow it, or are ``staged``: numbers of chunks and
         links."""
-        parts = self._parts
-        status, duplicates = min(max(status, 0), 65535), max(duplicates, 0)
-        numbers = (outcome, contacted, redirected, status, duplicates, retry_in, len(items), children, *staged)
-        parts.append(ENDING.pack(lease.fingerprint, lease.token, *numbers))
-        for piece in (storable_bytes(kind), storable_bytes(text), *items):
-            parts.append(SIZE.pack(len(piece)))
-            parts.append(piece)
+        has_texts = bool(kind or text)
+        self._endings.append(
+            ENDING.pack(
+                lease.fingerprint, lease.token, outcome, redirected, has_texts, len(items), children, *staged,
+                contacted, min(max(status, 0), 65535), max(duplicates, 0), retry_in,
+            )
+        )  # fmt: skip
+        texts = (storable_bytes(kind), storable_bytes(text)) if has_texts else ()
+        for piece in (*texts, *items):
+            self._parts.append(SIZE.pack(len(piece)))
+            self._parts.append(piece)
 
     def chunk(self, requests: int) -> bytes:
         """The content as a chunk of a stage."""
@@ -139,6 +168,10 @@ class Parcel:
     def arguments(self) -> tuple[bytes, ...]:
         """The blob, then the names of the hosts."""
         return b"".join(self._parts), *(name.encode() for name in self._hosts)
+
+    def endings(self) -> tuple[bytes, ...]:
+        """The endings, then `arguments`."""
+        return b"".join(self._endings), *self.arguments()
 
 
 def pack_token(token: int) -> bytes:
@@ -165,7 +198,7 @@ def pack_leases(leases: Iterable[Lease]) -> bytes:
     return b"".join(LEASE.pack(lease.fingerprint, lease.token) for lease in leases)
 
 
-def read_learned(blob: bytes) -> dict[int, float]:
+def read_learned(blob: bytes) -> dict[bytes, float]:
     """Learned delays by host number."""
     return dict(LEARNED.iter_unpack(blob))
 
@@ -181,22 +214,22 @@ def call_tokens(nonce: bytes, part: int) -> bytes:
 
 
 def read_leases(
-    fingerprints: bytes, records: Sequence[bytes], delays: Mapping[int, float], deadline: float
+    fingerprints: bytes, records: Sequence[bytes], delays: Mapping[bytes, float], deadline: float
 ) -> tuple[list[Lease], Parcel]:
     """The leases, and the endings of those whose requests cannot be read."""
     leases, unreadable = [], Parcel()
+    unpack, delay_of = _LEASED.unpack_from, delays.get
     for index, record in enumerate(records):
         fingerprint = fingerprints[16 * index : 16 * index + 16]
+        host, attempts, token = unpack(record)
         try:
-            head, request = read_record(record)
+            request = _read_request(record)
         except UnreadableError as exc:
-            head = read_head(record)
-            lost = Lease(Request("http://unreadable/"), fingerprint, head.token, head.attempts, "", deadline)
+            lost = Lease(Request("http://unreadable/"), fingerprint, token, attempts, "", deadline)
             unreadable.add_ending(lost, DEAD, contacted=False, kind=UNREADABLE, text=str(exc))
         else:
-            learned = delays.get(head.host, 0.0)
-            host = host_of(request.url)
-            leases.append(Lease(request, fingerprint, head.token, head.attempts, host, deadline, learned))
+            name = host_of(request.url)
+            leases.append(Lease(request, fingerprint, token, attempts, name, deadline, delay_of(host, 0.0)))
     return leases, unreadable
 
 
@@ -217,18 +250,18 @@ def _change(value: float | UnsetType | None) -> tuple[int, float]:
 class HostRecord(NamedTuple):
     """A host. NaN and -1 mean "not set"."""
 
+    in_flight: int
+    ended_at: float
+    blocked_until: float
     delay: float
     crawl_delay: float
     learned_delay: float
-    blocked_until: float
-    ended_at: float
     concurrency: int
-    in_flight: int
     name: str
     block_reason: str
 
 
-NO_HOST = HostRecord(math.nan, math.nan, math.nan, 0.0, 0.0, -1, 0, DEFAULT_HOST, "")
+NO_HOST = HostRecord(0, 0.0, 0.0, math.nan, math.nan, math.nan, -1, DEFAULT_HOST, "")
 
 
 def read_host(record: bytes) -> HostRecord:

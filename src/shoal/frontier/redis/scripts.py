@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.frontier.redis.layouts import lua_constants
+from shoal.frontier.redis.layouts import lua_constants, lua_literals
 from shoal.stores.redis.client import Answer, RedisClient, ScriptFolder, Word
 
 SCRIPTS = ScriptFolder(
-    "shoal.frontier.redis", ("base", "hosts", "requests", "slots", "stages"), tuple(lua_constants().items())
+    "shoal.frontier.redis",
+    ("base", "hosts", "lanes", "requests", "slots", "stages"),
+    tuple(lua_constants().items()),
+    (("lease", "choosing"),),
+    tuple(lua_literals().items()),
 )
 
 

@@ -10,9 +10,10 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys b
 - ``fact:KEY``: facts that all runs share. ``deleted``: runs with keys that are still to be deleted.
   ``polls``: the next free moment for a poll of an idle client.
 - ``run:N``: a run, its options and counters. ``run:N:req``: its requests by fingerprint, in every state.
-- ``run:N:q:HOST``: ready requests for a host, best first. ``run:N:waiting``: requests that wait for another attempt.
-- ``run:N:lane``: the place of each lane: in ``run:N:open`` if the host is due, in ``run:N:later`` if it must wait, in
-  ``run:N:full`` if the host has too many requests in flight.
+- ``run:N:lane``: the lane of each host: its best ready requests, and its place: in ``run:N:open`` if the host is due,
+  in ``run:N:later`` if it must wait, in ``run:N:full`` if the host has too many requests in flight. More ready requests
+  are in ``run:N:q:HOST``, in order, and in ``run:N:p:HOST``, by priority.
+- ``run:N:waiting``: requests that wait for another attempt.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: events of requests, reasons of dead ones, counts by kind.
   ``run:N:refused``: links that found the queue full, best first.
 - ``run:N:role``, ``run:N:items``: roles and the item log.
@@ -40,7 +41,7 @@ from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
-FORMAT = 4
+FORMAT = 5
 """Version of the stored data. Data of another version is not touched."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")

@@ -40,6 +40,7 @@ Answer: TypeAlias = Any
 """What a command or a script returns."""
 Info: TypeAlias = dict[str, Answer]
 
+_COMMENT_TEXT_OR_NAME = re.compile(r"--.*|'[^'\n]*'|\b[A-Z]\w*")
 _warned: set[str] = set()
 
 
@@ -56,6 +57,11 @@ class ScriptFolder(NamedTuple):
     """Scripts that are prepended to all others."""
     constants: tuple[tuple[str, str], ...] = ()
     """Names, and the statements that define them. A script gets those that it names."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Scripts, and what is prepended to each of them only."""
+    literals: tuple[tuple[str, str], ...] = ()
+    """Names, and the numbers and texts that replace them. As local variables they would cost time in each call: Lua
+    searches all variables that functions use whenever it makes a function."""
 
 
 class Script(NamedTuple):
@@ -70,7 +76,10 @@ def load_script(folder: ScriptFolder, name: str, store: str = "") -> Script:
     """The script of that name, with the library in front. With ``store`` its hash differs for each store: so a server
     that knows the script has run it for this store since it was started."""
     lua = files(folder.package) / "lua"
-    text = "\n".join((lua / f"{part}.lua").read_text("utf-8") for part in (*folder.library, name))
+    names = (*folder.library, *(part for script, part in folder.parts if script == name), name)
+    text = "\n".join((lua / f"{part}.lua").read_text("utf-8") for part in names)
+    literals = dict(folder.literals)
+    text = _COMMENT_TEXT_OR_NAME.sub(lambda found: literals.get(found[0], found[0]), text)
     words = set(re.findall(r"\w+", text))
     text = "\n".join((*(statement for word, statement in folder.constants if word in words), text))
     if store:

@@ -1,4 +1,5 @@
--- Prepended to every script, with hosts.lua, requests.lua, slots.lua and stages.lua: the store's clock and its runs.
+-- Prepended to every script, with hosts.lua, lanes.lua, requests.lua, slots.lua and stages.lua: the store's clock and its
+-- runs.
 --
 -- Names in capitals that no script defines, and functions such as `policy`, come from shoal/frontier/redis/layouts.py.
 --
@@ -71,16 +72,17 @@ end
 -- -- runs
 
 local COUNTERS = {'sequence', 'freed', unpack(STATS)}
-local LEDGER = {'run_id', 'state', 'options', unpack(COUNTERS)}
+local LEDGER = '<' .. string.rep('d', #COUNTERS) -- all counters in one field: a hash with few fields searches for each
 local runs, own = {}, nil
 
 -- Start to collect the changes of a run.
 local function collect(run)
   run.is_changed = false -- whether its counters changed
   run.records = {} -- requests to write: fingerprint, record, ...
-  run.queues = {} -- by host: requests that become ready, as rank, member, ...
-  run.taken = {} -- by host: how many of the best requests are leased
-  run.next_ones = {} -- by host: the best request after that, if it is known
+  run.queued = {} -- by host: requests that become ready, as rank, sequence, fingerprint, ...
+  run.rests = {} -- by host: what is left of the lane after a lease
+  run.unlisted, run.unsorted = {}, {} -- by host: how many requests leave its list and its sorted set
+  run.old_sequence = run.sequence -- of the last request that is in the store
   run.touched, run.touched_list = {}, {} -- hosts whose lane may have to move
   run.notes, run.noted = {}, {} -- events by fingerprint
   run.causes, run.kinds = {}, {} -- dead requests: fingerprint, cause, ...; changes of the counts by kind
@@ -93,11 +95,13 @@ local function run_of(number)
   if run == nil then
     run = false
     local key = PREFIX .. 'run:' .. number
-    local ledger = call('HMGET', key, unpack(LEDGER))
-    if ledger[1] then
-      run = {number = number, key = key, name = ledger[1], state = ledger[2], options = ledger[3], lanes = {}, holders = {}}
+    local found = call('HMGET', key, 'run_id', 'state', 'options', 'counters')
+    if found[1] then
+      local counters = found[4] and {read(LEDGER, found[4])} or {}
+      run = {number = number, key = key, name = found[1], state = found[2], options = found[3], lanes = {}, holders = {}}
+      run.packed_number = pack('>I4', number)
+      for i = 1, #COUNTERS do run[COUNTERS[i]] = counters[i] or 0 end
       collect(run)
-      for i = 1, #COUNTERS do run[COUNTERS[i]] = tonumber(ledger[i + 3]) or 0 end
       run.delay, run.concurrency, run.max_attempts, run.link_limit = read(RUN_OPTIONS, run.options or OPTIONS)
     end
     runs[number] = run
@@ -159,17 +163,10 @@ end
 
 local function save_ledger(run)
   if not run.is_changed then return end
-  local fields = {}
-  for _, name in ipairs(COUNTERS) do
-    fields[#fields + 1] = name
-    fields[#fields + 1] = run[name]
-  end
-  if not run.options then
-    fields[#fields + 1] = 'options'
-    fields[#fields + 1] = OPTIONS
-    run.options = OPTIONS
-  end
-  call('HSET', run.key, unpack(fields))
+  local counters = {}
+  for i = 1, #COUNTERS do counters[i] = run[COUNTERS[i]] end
+  run.options = run.options or OPTIONS
+  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)), 'options', run.options)
 end
 
 -- The error for a store that went back in time.

@@ -1,13 +1,13 @@
 -- Change the politeness of a host. ARGV: its name, the changes, the reason of a block. Returns its number if lanes of other
--- runs may be due earlier now (0 for the host "*"), else -1.
+-- runs may be due earlier now, else ''.
 
 local name, update, reason = ARGV[5], ARGV[6], ARGV[7]
-local number = 0
+local number = ALL_HOSTS
 if name ~= DEFAULT_HOST then number = number_hosts({name})[1] else load_hosts({}) end
 local host = hosts[number]
 host.name = name
 
-local values, at, sooner = {read(UPDATE, update)}, 0, number == 0
+local values, at, sooner = {read(UPDATE, update)}, 0, number == ALL_HOSTS
 -- The next value of the update, in the order of its layout; before each one is what to do with it.
 local function changed(old, none)
   at = at + 2
@@ -21,10 +21,10 @@ local function changed_delay(old, replaces)
   sooner = sooner or new < old or (was_set and not is_set) or (replaces and is_set and not was_set)
   return new
 end
-host.delay = changed_delay(host.delay, true)
-host.crawl_delay = changed_delay(host.crawl_delay)
-host.learned_delay = changed_delay(host.learned_delay)
-host.concurrency = changed(host.concurrency, -1)
+local old = host.settings
+local delay, crawl_delay = changed_delay(old.delay, true), changed_delay(old.crawl_delay)
+local learned_delay, concurrency = changed_delay(old.learned_delay), changed(old.concurrency, -1)
+host.settings = settings_of(pack(SETTINGS, delay, crawl_delay, learned_delay, concurrency))
 local block_for = changed(nil, 0)
 if block_for == 0 then
   sooner = sooner or host.blocked_until > now
@@ -34,6 +34,6 @@ elseif block_for and now + block_for > host.blocked_until then -- a shorter bloc
 end
 change(host)
 state.freed, state.is_changed = state.freed + 1, true -- there may be more room
-if number ~= 0 then touch(own, number, 'stale') end
+if number ~= ALL_HOSTS then touch(own, number, 'stale') end
 finish()
-return sooner and number or -1
+return sooner and number or ''

@@ -18,7 +18,7 @@ local AT_ONCE = 1000 -- due leases, requests or lanes; the next call continues
 -- A request whose record cannot be read is dead, so that it is reported and blocks nobody.
 local function bury(run, fingerprint, state, sequence, host, rank)
   local reason = 'its record in Redis is missing or incomplete: another program changed it'
-  local rest = pack(FIXED, rank, string.rep('\0', FINGERPRINT_SIZE))
+  local rest = rank == 0 and pack(HAS, 0) or pack(HAS, HAS_RANK) .. pack(RANK, rank)
   local request = {
     state = state, attempts = 0, status = 0, items = 0, at = real, sequence = sequence, host = host, worker = 0,
     rest = rest,
@@ -77,7 +77,7 @@ local function wake()
   for i, fingerprint in ipairs(fingerprints) do
     local request = requests[i]
     if not request then
-      bury(own, fingerprint, WAITING, 0, 0, 0)
+      bury(own, fingerprint, WAITING, 0, ALL_HOSTS, 0)
     elseif request.state == WAITING then
       move(own, fingerprint, request, READY)
       save_record(own, fingerprint, request)
@@ -90,10 +90,7 @@ end
 -- Check `later` lanes that are due.
 local function open_lanes()
   local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
-  for i, number in ipairs(due) do
-    due[i] = tonumber(number)
-    touch(own, due[i], 'stale')
-  end
+  for _, number in ipairs(due) do touch(own, number, 'stale') end
   load_hosts(due)
   many('ZREM', own.key .. ':later', due)
   return #due > 0
@@ -103,139 +100,14 @@ end
 local function check_full()
   local key, others = own.key .. ':full', freed_by_others(own)
   local numbers = call('ZRANGEBYSCORE', key, '-inf', string.format('(%.0f', others), 'LIMIT', 0, FULL_AT_ONCE)
-  for i, number in ipairs(numbers) do
-    numbers[i] = tonumber(number)
-    touch(own, numbers[i])
-  end
+  for _, number in ipairs(numbers) do touch(own, number) end
   load_hosts(numbers)
   return #numbers > 0
 end
 
--- -- choosing: a heap of lanes, by their next request
-
-local heap, size, in_play = {}, 0, {}
-
-local function before(a, b) return a.rank < b.rank or (a.rank == b.rank and a.sequence < b.sequence) end
-
-local function sink()
-  local i, lane = 1, heap[1]
-  local rank, sequence = lane.rank, lane.sequence
-  while 2 * i <= size do
-    local child = 2 * i
-    local one, other = heap[child], heap[child + 1]
-    if other and (other.rank < one.rank or (other.rank == one.rank and other.sequence < one.sequence)) then
-      child, one = child + 1, other
-    end
-    if rank < one.rank or (rank == one.rank and sequence < one.sequence) then break end
-    heap[i] = one
-    i = child
-  end
-  heap[i] = lane
-end
-
-local function enter(lane)
-  size = size + 1
-  local i = size
-  while i > 1 do
-    local parent = math.floor(i / 2)
-    if not before(lane, heap[parent]) then break end
-    heap[i] = heap[parent]
-    i = parent
-  end
-  heap[i] = lane
-end
-
-local function leave()
-  heap[1] = heap[size]
-  heap[size] = nil
-  size = size - 1
-  if size > 0 then sink() end
-end
-
--- Advance a lane to its next request; false if its host is full or it has no more. It reads ahead in growing steps.
-local function advance(lane)
-  if lane.count >= lane.room then return false end
-  if lane.at > #lane.ahead then
-    local last = math.min(lane.room, lane.count + lane.step) - 1
-    lane.ahead = call('ZRANGE', queue_key(own, lane.number), lane.count, last, 'WITHSCORES')
-    lane.at, lane.step = 1, lane.step * 4
-    if #lane.ahead == 0 then return false end
-  end
-  lane.sequence, lane.fingerprint = read(QUEUED, lane.ahead[lane.at])
-  lane.rank = tonumber(lane.ahead[lane.at + 1])
-  lane.at = lane.at + 2
-  return true
-end
-
-local NOTHING = {}
-local listed, listed_at, listed_to, portion = {}, 0, 0, 8
-local share = 2 -- requests expected from a lane
-
--- The next lane of `open`, or nil. Lanes and their hosts are read in growing portions.
-local function next_open()
-  if listed_at == #listed and portion then
-    local members = call('ZRANGE', own.key .. ':open', listed_to, listed_to + portion - 1, 'WITHSCORES')
-    listed, listed_at, listed_to = {}, 0, listed_to + portion
-    local numbers = {}
-    for i = 1, #members / 2 do
-      local sequence, number = read(OPEN_LANE, members[2 * i - 1])
-      numbers[i] = number
-      listed[i] = {
-        number = number, rank = tonumber(members[2 * i]), sequence = sequence, fingerprint = '',
-        room = 0, count = 0, ahead = NOTHING, at = 1, step = share,
-      }
-    end
-    load_hosts(numbers)
-    portion = #listed == portion and math.min(1000, portion * 2)
-  end
-  listed_at = listed_at + 1
-  return listed[listed_at]
-end
-
--- Add a lane to the heap, unless its host is not due any more or is full: another run may have leased from it.
-local function try(lane)
-  if in_play[lane.number] then return end
-  in_play[lane.number] = true
-  local host = hosts[lane.number]
-  local delay, most = policy(host, hosts[0], own)
-  lane.room = most - host.in_flight
-  if due_at(host, hosts[0], delay) <= now and advance(lane) then
-    enter(lane)
-  else
-    touch(own, lane.number, 'stale')
-  end
-end
-
--- The best requests: fingerprints, hosts, sequence numbers and ranks.
-local function choose()
-  local fingerprints, numbers, sequences, ranks, n = {}, {}, {}, {}, 0
-  local lanes = call('ZCARD', own.key .. ':open')
-  if lanes > 0 and lanes < limit then share = 2 + math.floor(limit / lanes) end
-  local candidate = next_open()
-  while n < limit do
-    local best = heap[1]
-    if candidate and not (best and before(best, candidate)) then
-      try(candidate)
-      candidate = next_open()
-    elseif best then
-      n = n + 1
-      fingerprints[n], numbers[n], sequences[n], ranks[n] = best.fingerprint, best.number, best.sequence, best.rank
-      best.count = best.count + 1
-      if advance(best) then sink() else leave() end
-      own.taken[best.number] = best.count
-    else
-      break
-    end
-  end
-  for _, lane in ipairs(heap) do
-    if lane.count > 0 then own.next_ones[lane.number] = lane end
-  end
-  return fingerprints, numbers, sequences, ranks
-end
-
 local buried = 0
 
-local function token_of(i) return pack('<I2', i) .. base end
+local function token_of(i) return pack('<I2', i) .. base end -- as in GRANTED_HEAD
 
 -- Store an entry for each of these leases.
 local function remember(key, fingerprints, entry_of)
@@ -283,31 +155,31 @@ local function granted()
 end
 
 -- Lease the chosen requests. Returns fingerprints and records.
-local function take(fingerprints, numbers, sequences, ranks)
+local function take(fingerprints, numbers, sequences, ranks, lanes)
   local found, records = fetch(own.key .. ':req', fingerprints), own.records
-  local leased, answer, members, prefixes, n = {}, {}, {}, {}, 0
+  local leased, answer, members, n = {}, {}, {}, 0
   local until_when = string.format('%.17g', now + ttl)
   local worker = #fingerprints > 0 and slot and holder_number(slot) or 0
-  for number, count in pairs(own.taken) do
-    touch(own, number)
-    hosts[number].in_flight = hosts[number].in_flight + count
-    change(hosts[number])
-    prefixes[number] = lease_member(own, number, '')
+  for _, lane in ipairs(lanes) do
+    local host = hosts[lane.number]
+    host.in_flight = host.in_flight + lane.count
+    change(host)
+    touch(own, lane.number)
+    shorten(lane)
   end
-  for i, fingerprint in ipairs(fingerprints) do
-    local number, record = numbers[i], found[i]
+  for i = 1, #fingerprints do
+    local fingerprint, number, record = fingerprints[i], numbers[i], found[i]
     if not record or #record < MIN_SIZE then
       hosts[number].in_flight = hosts[number].in_flight - 1
       bury(own, fingerprint, READY, sequences[i], number, ranks[i])
       buried = buried + 1
     else
-      local _, attempts, status, items = read(PROGRESS, record)
+      local _, status, items, _, _, attempts = read(PROGRESS, record)
       n = n + 1
       attempts = math.min(attempts + 1, MAX_ATTEMPTS)
-      local head = pack(HEAD, LEASED, attempts, status, items, real, sequences[i], number, token_of(n), worker)
-      record = head .. sub(record, HEAD_SIZE + 1)
-      leased[n], answer[n] = fingerprint, record
-      members[2 * n - 1], members[2 * n] = until_when, prefixes[number] .. fingerprint
+      local head = pack(GRANTED_HEAD, LEASED, status, items, real, number, attempts, sequences[i], n, base, worker)
+      leased[n], answer[n] = fingerprint, head .. sub(record, HEAD_SIZE + 1)
+      members[2 * n - 1], members[2 * n] = until_when, lease_member(own, number, fingerprint)
     end
   end
   local written = #records
@@ -357,7 +229,7 @@ if not leased then
   if HALTED[own.state] then
     return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
   end
-  leased, answer = take(choose())
+  leased, answer = take(choose(limit))
 end
 
 local soonest = math.huge
@@ -368,8 +240,8 @@ for _, key in ipairs({LEASES, own.key .. ':waiting', own.key .. ':later'}) do
 end
 local learned = {}
 for number in pairs(in_play) do
-  local host = hosts[number]
-  if host.learned_delay > 0 then learned[#learned + 1] = pack(LEARNED, number, host.learned_delay) end
+  local delay = hosts[number].settings.learned_delay
+  if delay > 0 then learned[#learned + 1] = pack(LEARNED, number, delay) end
 end
 local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest - now)) or ''
 local poll_after = #leased == 0 and pause() or '0'

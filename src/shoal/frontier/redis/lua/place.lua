@@ -2,8 +2,8 @@
 
 local numbers = {}
 local cursor = scan(own.key .. ':lane', ARGV[5], 500, function(number)
-  numbers[#numbers + 1] = tonumber(number)
-  touch(own, tonumber(number), 'stale')
+  numbers[#numbers + 1] = number
+  touch(own, number, 'stale')
 end)
 load_hosts(numbers)
 finish()

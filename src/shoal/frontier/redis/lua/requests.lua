@@ -1,27 +1,36 @@
 -- Requests. A record has three parts: a head, which changes with the state; rank (the negative priority) and parent, which
--- never change; and the payload, the msgpack of the Request. The head of a done request keeps its last token, and has the
--- number of its completion in place of the host.
+-- never change, unless they are 0 or missing; and the payload, the msgpack of the Request. The head of a done request keeps
+-- its last token, and has the number of its completion in place of the host.
 
 local LEASES = PREFIX .. 'lease'
-local LEASE_OF = '>I4I4' -- run and host; then the fingerprint
-local LEASE_MEMBER = LEASE_OF .. 'c16'
+local LEASE_MEMBER = '>I4c4c16' -- run, host and fingerprint
 
 -- The values of a record, or nil if another program wrote it.
 local function read_record(record)
   if not record or #record < MIN_SIZE then return nil end
-  local state, attempts, status, items, at, sequence, host, token, worker, rank = read(HEAD_AND_RANK, record)
+  local state, status, items, at, host, attempts, sequence, token, worker, has = read(WHOLE_HEAD, record)
+  local rank = 0
+  if has % 2 == HAS_RANK and #record >= MIN_SIZE + RANK_SIZE then rank = read(RANK, record, MIN_SIZE + 1) end
   return {
     state = state, attempts = attempts, status = status, items = items, at = at, sequence = sequence, host = host,
     token = token, worker = worker, rank = rank, rest = sub(record, HEAD_SIZE + 1),
   }
 end
 
+-- The parent of a request; '' if it has none.
+local function record_parent(record)
+  local has = string.byte(record, MIN_SIZE)
+  if has < HAS_PARENT then return '' end
+  local before = MIN_SIZE + (has % 2) * RANK_SIZE
+  return sub(record, before + 1, before + FINGERPRINT_SIZE)
+end
+
 local function save_record(run, fingerprint, request)
   local records, n = run.records, #run.records
   records[n + 1] = fingerprint
   records[n + 2] = pack(
-    HEAD, request.state, request.attempts, request.status, request.items, request.at, request.sequence,
-    request.host, request.token, request.worker
+    HEAD, request.state, request.status, request.items, request.at, request.host, request.attempts, request.sequence,
+    request.token, request.worker
   ) .. request.rest
 end
 
@@ -64,7 +73,7 @@ local function lose(run, fingerprint, request, unbegun)
   return true
 end
 
-local function lease_member(run, host, fingerprint) return pack(LEASE_OF, run.number, host) .. fingerprint end
+local function lease_member(run, host, fingerprint) return run.packed_number .. host .. fingerprint end
 
 -- Read packed leases: fingerprints, tokens, and the request of each, or false if it is not leased. A lease is valid only if
 -- its request has the same token.
@@ -108,17 +117,18 @@ local function find_new()
   return count
 end
 
+local HOST_NUMBER = '>I4'
+
 -- The numbers of hosts by name. New hosts get one, which writes to the store.
 local function number_hosts(names)
   local key, numbers, new, fields = PREFIX .. 'name', fetch(PREFIX .. 'name', names), {}, {}
   for i = 1, #names do
-    numbers[i] = tonumber(numbers[i])
     if not numbers[i] then new[#new + 1] = i end
   end
   if #new > 0 then
-    local number = call('HINCRBY', PREFIX .. 'store', 'host', #new) - #new
-    for _, i in ipairs(new) do
-      number = number + 1
+    local last = call('HINCRBY', PREFIX .. 'store', 'host', #new) - #new
+    for k, i in ipairs(new) do
+      local number = pack(HOST_NUMBER, last + k)
       numbers[i] = number
       hosts[number] = new_host(number, names[i])
       change(hosts[number])
@@ -171,7 +181,7 @@ local function add(offers, blob, names, room)
         if offer.parent then offer.parent.added = offer.parent.added + 1 end
       end
       records[#records + 1] = offer.fingerprint
-      local head = pack(HEAD, state, 0, 0, 0, real, sequence, host, NO_TOKEN, 0)
+      local head = pack(HEAD, state, 0, 0, real, host, 0, sequence, NO_TOKEN, 0)
       records[#records + 1] = head .. sub(blob, offer.from, offer.to)
     end
     own.sequence = sequence

@@ -69,7 +69,7 @@ load_hosts(numbers)
 local retried = {}
 for i, fingerprint in ipairs(chosen) do
   local request, kind = requests[i], kind_of[fingerprint]
-  if request and request.state == DEAD and request.host > 0 then -- else its record is lost
+  if request and request.state == DEAD and request.host ~= ALL_HOSTS then -- else its record is lost
     retried[#retried + 1] = fingerprint
     own.kinds[kind] = (own.kinds[kind] or 0) - 1
     note(own, fingerprint, RETRIED_EVENT, kind == FULL_KIND and ADMITTED_DETAIL or RETRIED_DETAIL, 0)

@@ -1,72 +1,75 @@
--- End leases: done, failed, or released. ARGV: the endings, then the names of the children's hosts. The children of an
--- ending follow it, or are in a stage.
+-- End leases: done, failed, or released. ARGV: the endings; what follows those that have texts, items or children; then the
+-- names of the children's hosts. The children of an ending may also be in a stage.
 -- Returns for each ending the new state (-1 if the lease was lost), how many children were added, known and refused, and the
--- number of the completion. A repeated completion is acknowledged again, without its children. Returns nothing, and changes nothing,
--- if a stage has expired.
+-- number of the completion, packed. A repeated completion is acknowledged again, without its children. Returns nothing, and
+-- changes nothing, if a stage has expired.
 
-local blob, names = ARGV[5], arguments_from(6)
-local endings, fingerprints, offers, at = {}, {}, {}, 1
+local heads, blob, names = ARGV[5], ARGV[6], arguments_from(7)
+local count = #heads / ENDING_SIZE
+
+move_staged()
 
 -- -- reading
 
-local NOTHING = {}
+local fingerprints = {}
+for i = 1, count do
+  local at = ENDING_SIZE * (i - 1)
+  fingerprints[i] = sub(heads, at + 1, at + FINGERPRINT_SIZE)
+end
+local records = fetch(own.key .. ':req', fingerprints)
 
-local function read_ending()
-  local fingerprint, token, outcome, contacted, redirected, status, duplicates, retry_in, items, children, chunks, links,
-    kind, text, after =
-    read(ENDING, blob, at)
-  local logged = NOTHING
-  if items > 0 then
-    logged = {}
-    for i = 1, items do logged[i], after = read(TEXT, blob, after) end
+local states, orders, pages = {}, {}, {} -- by ending; `pages` are those with texts, items, children or a stage
+local offers, ended, numbers, at = {}, {}, {}, 1
+
+-- Read what follows an ending.
+local function read_page(page, has_texts, items, children)
+  if has_texts == 1 then
+    page.kind, at = read(TEXT, blob, at)
+    page.text, at = read(TEXT, blob, at)
   end
-  at = after
+  for i = 1, items do page.items[i], at = read(TEXT, blob, at) end
+  page.first_child = at
   for _ = 1, children do at = at + OFFER_SIZE + read(SIZE, blob, at) end
-  return {
-    fingerprint = fingerprint, token = token, outcome = outcome, contacted = contacted == 1, status = status,
-    duplicates = duplicates, retry_in = retry_in, items = logged, children = children, first_child = after,
-    kind = kind, text = text, chunks = chunks, links = links, added = 0, refused = 0, request = false, state = -1,
-    order = 0, is_again = false, is_redirect = redirected == 1,
-  }
+  return page
 end
 
-move_staged()
-local n = 0
-while at <= #blob do
-  n = n + 1
-  endings[n] = read_ending()
-  fingerprints[n] = endings[n].fingerprint
-end
-
--- The new state of a request.
-local function new_state(ending, request)
-  if ending.outcome ~= WAITING then return ending.outcome end
-  return request.attempts < own.max_attempts and WAITING or DEAD
-end
-
-local function read_children(ending)
-  local place = ending.first_child
-  for _ = 1, ending.children do
+local function read_children(page)
+  local place = page.first_child
+  for _ = 1, page.children do
     local offer
     offer, place = read_offer(blob, place)
-    offer.parent = ending
+    offer.parent = page
     offers[#offers + 1] = offer
   end
 end
 
-local records, ended, numbers = fetch(own.key .. ':req', fingerprints), {}, {}
-for i, ending in ipairs(endings) do
-  local request = read_record(records[i])
-  if request and request.state == LEASED and request.token == ending.token and not ended[ending.fingerprint] then
-    ended[ending.fingerprint] = true
-    ending.request = request
-    ending.state = new_state(ending, request)
-    numbers[#numbers + 1] = request.host
-    if ending.state == DONE or ending.state == DEAD then read_children(ending) end
-    if ending.chunks > 0 and call('HLEN', stage_key(ending.token)) ~= ending.chunks then return {} end
-  elseif request and request.state == DONE and request.token == ending.token and ending.outcome == DONE then
-    ending.state, ending.order, ending.is_again = DONE, request.host, true
+local PLAIN = {kind = '', text = '', items = {}, children = 0, chunks = 0, links = 0, added = 0, refused = 0}
+
+for i = 1, count do
+  local fingerprint, token, outcome, redirected, has_texts, items, children, chunks, links =
+    read(TO_END, heads, ENDING_SIZE * (i - 1) + 1)
+  local record, page, new = records[i], PLAIN, -1
+  if has_texts + items + children + chunks > 0 then
+    page = {
+      kind = '', text = '', items = {}, children = children, chunks = chunks, links = links, added = 0, refused = 0,
+      is_redirect = redirected == 1,
+    }
+    read_page(page, has_texts, items, children)
   end
+  if record and #record >= MIN_SIZE and record_token(record) == token then
+    local state, _, _, _, host, attempts = read(PROGRESS, record)
+    if state == LEASED and not ended[fingerprint] then
+      ended[fingerprint] = true
+      new = outcome
+      if outcome == WAITING and attempts >= own.max_attempts then new = DEAD end
+      numbers[#numbers + 1] = host
+      if page.children > 0 and (new == DONE or new == DEAD) then read_children(page) end
+      if chunks > 0 and call('HLEN', stage_key(token)) ~= chunks then return '' end
+    elseif state == DONE and outcome == DONE then -- again
+      orders[i] = select(5, read(DONE_PART, record))
+    end
+  end
+  states[i], pages[i] = new, page
 end
 load_hosts(numbers)
 find_new()
@@ -74,81 +77,96 @@ find_new()
 -- -- changing
 
 -- Called first, as it can fail: if another program wrote to the item log. The items of a page are one entry, whose id is
--- the number of its last item.
-local function log_items(ending)
-  local request, at_once = ending.request, 1000
-  for first = 1, #ending.items, at_once do
+-- the number of its last item. `index`: of the first item of this page.
+local function log_items(page, fingerprint, index, token)
+  local items, at_once = page.items, 1000
+  for first = 1, #items, at_once do
     local fields = {}
-    for i = first, math.min(first + at_once - 1, #ending.items) do
+    for i = first, math.min(first + at_once - 1, #items) do
       fields[#fields + 1] = 'i'
-      fields[#fields + 1] = ending.items[i]
+      fields[#fields + 1] = items[i]
     end
     own.items = own.items + #fields / 2
-    local key = pack(ITEM_KEY, ending.fingerprint, request.items, ending.token)
+    local key = pack(ITEM_KEY, fingerprint, index + first - 1, token)
     call('XADD', own.key .. ':items', own.items .. '-0', 'k', key, unpack(fields))
-    request.items = request.items + #fields / 2
   end
 end
 
-local function add_event(ending)
-  local text = ending.text
-  if ending.state == DONE then
-    if text ~= '' then note(own, ending.fingerprint, NOTE_EVENT, text, ending.request.worker) end
-  elseif ending.state ~= READY then
-    local is_dead = ending.state == DEAD
-    local after = is_dead and '' or string.format(WAITS_DETAIL, ending.retry_in)
-    local what = string.format(FAILED_EVENT, ending.request.attempts)
-    note(own, ending.fingerprint, what, text .. after, ending.request.worker)
-    if is_dead then die(own, ending.fingerprint, ending.kind, text) end
+for i = 1, count do
+  local page = pages[i]
+  if page.items[1] and (states[i] == DONE or states[i] == DEAD) then
+    local _, _, items = read(PROGRESS, records[i])
+    log_items(page, fingerprints[i], items, record_token(records[i]))
   end
-end
-
-local leases, over, waiting, staged, answer = {}, {}, {}, {}, {}
-for _, ending in ipairs(endings) do
-  local is_over = ending.request and (ending.state == DONE or ending.state == DEAD)
-  if is_over and ending.items ~= NOTHING then log_items(ending) end
 end
 add(offers, blob, names, room_for_links())
-for i, ending in ipairs(endings) do
-  local request, fingerprint = ending.request, ending.fingerprint
-  if request then
-    leases[#leases + 1], over[#over + 1] = lease_member(own, request.host, fingerprint), fingerprint
-    add_event(ending)
-    move(own, fingerprint, request, ending.state)
-    request.at = real
-    if ending.state == READY then
-      request.attempts = math.max(0, request.attempts - 1)
-    else
-      request.status = ending.status
-    end
-    if ending.state == WAITING then
-      waiting[#waiting + 1] = now + ending.retry_in
-      waiting[#waiting + 1] = fingerprint
-    end
-    end_lease(own, hosts[request.host], ending.contacted)
-    if ending.state == DONE then
-      ending.order = own.done
-      request.host = own.done
-    end
-    if ending.chunks > 0 then staged[#staged + 1] = ending end
-    save_record(own, fingerprint, request)
-    own.duplicates = own.duplicates + ending.duplicates
-  end
-  local known = ending.is_again and 0 or ending.children - ending.added - ending.refused + ending.duplicates
-  answer[5 * i - 4], answer[5 * i - 3], answer[5 * i - 2] = ending.state, ending.added, known
-  answer[5 * i - 1], answer[5 * i] = ending.refused, ending.order
+
+local waiting = {}
+
+local function complete(i, status, page)
+  local record = records[i]
+  local _, _, items, _, host = read(PROGRESS, record)
+  own.leased, own.done = own.leased - 1, own.done + 1
+  orders[i] = own.done
+  if page.text ~= '' then note(own, fingerprints[i], NOTE_EVENT, page.text, read_record(record).worker) end
+  local done = pack(DONE_PART, DONE, status, items + #page.items, real, own.done) .. sub(record, DONE_SIZE + 1)
+  local n = #own.records
+  own.records[n + 1], own.records[n + 2] = fingerprints[i], done
+  return host
 end
-for _, ending in ipairs(staged) do
-  if ending.state == DONE or ending.state == DEAD then
-    own.incoming = own.incoming + ending.links
-    call('PERSIST', stage_key(ending.token))
-    call('RPUSH', STAGES, pack(STAGE, ending.token, ending.chunks, ending.links))
+
+-- A request is released, waits for another attempt, or is dead.
+local function give_up(i, state, status, retry_in, page)
+  local fingerprint, request = fingerprints[i], read_record(records[i])
+  if state ~= READY then
+    local after = state == DEAD and '' or string.format(WAITS_DETAIL, retry_in)
+    note(own, fingerprint, string.format(FAILED_EVENT, request.attempts), page.text .. after, request.worker)
+    request.status = status
   else
-    call('UNLINK', stage_key(ending.token))
+    request.attempts = math.max(0, request.attempts - 1)
+  end
+  if state == DEAD then
+    die(own, fingerprint, page.kind, page.text)
+    request.items = request.items + #page.items
+  elseif state == WAITING then
+    waiting[#waiting + 1] = now + retry_in
+    waiting[#waiting + 1] = fingerprint
+  end
+  move(own, fingerprint, request, state)
+  request.at = real
+  save_record(own, fingerprint, request)
+  return request.host
+end
+
+local leases, over, staged, answer, n = {}, {}, {}, {}, 0
+for i = 1, count do
+  local state, page, fingerprint, known = states[i], pages[i], fingerprints[i], 0
+  if state >= 0 then
+    local contacted, status, duplicates, retry_in = read(HOW_ENDED, heads, ENDING_SIZE * (i - 1) + TO_END_SIZE + 1)
+    local host
+    if state == DONE then host = complete(i, status, page) else host = give_up(i, state, status, retry_in, page) end
+    end_lease(own, hosts[host], contacted == 1)
+    n = n + 1
+    leases[n], over[n] = lease_member(own, host, fingerprint), fingerprint
+    if page.chunks > 0 then staged[#staged + 1] = {state = state, token = record_token(records[i]), page = page} end
+    own.duplicates = own.duplicates + duplicates
+    known = page.children - page.added - page.refused + duplicates
+  elseif orders[i] then
+    state = DONE
+  end
+  answer[i] = pack(SETTLED, state, page.added, known, page.refused, orders[i] or 0)
+end
+for _, each in ipairs(staged) do
+  if each.state == DONE or each.state == DEAD then
+    own.incoming = own.incoming + each.page.links
+    call('PERSIST', stage_key(each.token))
+    call('RPUSH', STAGES, pack(STAGE, each.token, each.page.chunks, each.page.links))
+  else
+    call('UNLINK', stage_key(each.token))
   end
 end
 finish()
 many('ZREM', LEASES, leases)
 forget(own, over)
 many('ZADD', own.key .. ':waiting', waiting)
-return answer
+return table.concat(answer)

@@ -37,7 +37,7 @@ for each = place, math.min(place + at_once, chunks) - 1 do
       local offer
       offer, at = read_offer(chunk, at)
       if offer.fingerprint == fingerprint then
-        local record = pack(HEAD, READY, 0, 0, 0, real, 0, 0, NO_TOKEN, 0) .. sub(chunk, offer.from, offer.to)
+        local record = pack(HEAD, READY, 0, 0, real, ALL_HOSTS, 0, 0, NO_TOKEN, 0) .. sub(chunk, offer.from, offer.to)
         return {-1, 0, record, call('HGET', own.key .. ':req', record_parent(record)) or ''}
       end
     end

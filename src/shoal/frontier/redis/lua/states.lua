@@ -12,25 +12,27 @@ end
 
 local name = ARGV[5]
 if name then
-  list(tonumber(call('HGET', PREFIX .. 'name', name) or -1)) -- no host has this number
+  list(call('HGET', PREFIX .. 'name', name) or '') -- no host has the number ''
 elseif call('HLEN', own.key .. ':lane') <= ALL then
-  for _, number in ipairs(call('HKEYS', own.key .. ':lane')) do list(tonumber(number)) end
+  for _, number in ipairs(call('HKEYS', own.key .. ':lane')) do list(number) end
 else
   for _, member in ipairs(call('ZRANGE', LEASES, 0, ALL - 1)) do
     local run, number = read(LEASE_MEMBER, member)
     if run == own.number then list(number) end
   end
   for _, part in ipairs({':full', ':later'}) do
-    for _, number in ipairs(call('ZRANGE', own.key .. part, 0, SOME - 1)) do list(tonumber(number)) end
+    for _, number in ipairs(call('ZRANGE', own.key .. part, 0, SOME - 1)) do list(number) end
   end
   for _, member in ipairs(call('ZRANGE', own.key .. ':open', 0, SOME - 1)) do list((select(2, read(OPEN_LANE, member)))) end
 end
 
 load_hosts(numbers)
-local all = call('HGET', HOSTS, 0)
+load_lanes(own, numbers)
+local all = call('HGET', HOSTS, ALL_HOSTS)
 local answer = {string.format('%.6f', now), all or '', own.options or OPTIONS}
 for _, number in ipairs(numbers) do
   answer[#answer + 1] = save_host(hosts[number])
-  answer[#answer + 1] = call('ZCARD', queue_key(own, number))
+  local front = math.floor(#own.lanes[number] / FRONTED_SIZE)
+  answer[#answer + 1] = front + call('LLEN', list_key(own, number)) + call('ZCARD', set_key(own, number))
 end
 return answer

@@ -24,6 +24,7 @@ local page, numbers, queues = call('HSCAN', key .. ':lane', '0', 'COUNT', 500), 
 for i = 1, #page[2], 2 do
   numbers[#numbers + 1] = page[2][i]
   queues[#queues + 1] = key .. ':q:' .. page[2][i]
+  queues[#queues + 1] = key .. ':p:' .. page[2][i]
 end
 many('HDEL', key .. ':lane', numbers)
 for _, queue in ipairs(queues) do call('UNLINK', queue) end
