@@ -24,6 +24,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 _MAX_STATUS = 32_767
 
+_USUAL = (True, False, 0, None, "", None, "", 0, 0, 0)
+"""Of the last columns of a lease that ends, from "contacted"."""
+
 # A Request in msgpack begins with the number of its fields, in three bytes, and its URL, which is stored in a column of
 # its own. Its payload is all the rest.
 _COUNT, _URL = 3, b"\xa3url"
@@ -133,8 +136,13 @@ class EndingColumns:
         self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
 
     def as_arguments(self) -> tuple[object, ...]:
+        """The driver checks each entry of an array, so a column with nothing but the usual value is empty."""
+        tokens, fingerprints, statuses, *others = zip(*self._rows, strict=True)
+        columns = (
+            () if column.count(usual) == len(column) else column for column, usual in zip(others, _USUAL, strict=True)
+        )
         return (
-            *map(list, zip(*self._rows, strict=True)), bool(self.staged), self._item_of, self._item_at, self._item,
+            tokens, fingerprints, statuses, *columns, bool(self.staged), self._item_of, self._item_at, self._item,
             *self._children.as_children(),
         )  # fmt: skip
 
