@@ -72,8 +72,7 @@ BEGIN
             ON CONFLICT (run, fingerprint) DO NOTHING
             RETURNING request.id, lane_key(_run, request.host) AS lane, coalesce(request.rank, 0) AS rank, request.parent
     ), queued AS (
-        INSERT INTO ready (rank, id, at, lane)
-            SELECT f.rank, f.id, _at, f.lane FROM fresh f WHERE _room IS NULL ORDER BY f.lane, f.rank, f.id
+        INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _at, f.lane FROM fresh f WHERE _room IS NULL
     )
     SELECT array_agg(f.lane), array_agg(f.rank), array_agg(f.id), array_agg(f.parent)
         INTO lanes, ranks, ids, parents FROM fresh f;

@@ -3,7 +3,8 @@
 -- A lease without _kind is done, and its _reason is a note. Items and children of a request that waits are ignored.
 -- _chunks, _staged: numbers of uploaded chunks and their links. _uploads: whether there are any.
 -- _redirected: its child continues the page.
--- From _contacted to _staged, an array may be empty: then all entries have the usual value (contacted, and no other property).
+-- From _status to _staged, an array may be empty: then all entries have the usual value (status 200, contacted, and no other
+-- property).
 -- Returns one row. states: the new state of each lease, or LOST, or ALREADY_DONE (under this token). added, refused: how
 -- many of its children were queued and refused; null: none of any. first, id: the position, from 1, and the number of a
 -- request that became done. incoming: how many links of the run are staged. done: how many of its requests are done; of two
@@ -56,7 +57,7 @@ BEGIN
         WITH waiting AS (
             UPDATE held SET state = {WAITING}, due = _now + s.retry_in, at = _at, status = s.status, begun = true
                 FROM (
-                    SELECT h.tid, u.nth, u.retry_in, u.status
+                    SELECT h.tid, u.nth, u.retry_in, coalesce(u.status, 200) AS status
                     FROM unnest(_token, _fingerprint, _retry_in, _status) WITH ORDINALITY
                         u(token, fingerprint, retry_in, status, nth)
                     CROSS JOIN LATERAL (SELECT h.*, h.ctid AS tid FROM held h WHERE h.token = u.token LIMIT 1) h
@@ -72,8 +73,10 @@ BEGIN
     END IF;
     SELECT array_agg(u.token) AS tokens, array_agg(u.nth::integer) AS nths INTO _sorted
         FROM (SELECT * FROM unnest(_token) WITH ORDINALITY u(token, nth) ORDER BY u.token) u;
-    WITH gone AS (  -- by the index, so in order. width_bucket() finds a place in a sorted array
-        DELETE FROM held h WHERE h.token = ANY(_token) AND h.run = _run AND h.state = {LEASED}
+    -- By the index of tokens, so in order; the comparison of runs must not use another one. width_bucket() finds a place in a
+    -- sorted array.
+    WITH gone AS (
+        DELETE FROM held h WHERE h.token = ANY(_token) AND h.run IS NOT DISTINCT FROM _run AND h.state = {LEASED}
             AND h.fingerprint = _fingerprint[_sorted.nths[width_bucket(h.token, _sorted.tokens)]]
             RETURNING _sorted.nths[width_bucket(h.token, _sorted.tokens)] AS nth, h.id, h.host, h.attempts, h.items,
                 h.worker, h.at
@@ -145,8 +148,8 @@ BEGIN
     END IF;
 
     INSERT INTO outcome (id, token, at, run, items, worker, seconds, status, attempts, state, kind, reason)
-        SELECT u.id, u.token, _at, _run, u.before + coalesce(u.items, 0), u.worker, _at - u.leased_at, u.status,
-            least(u.attempts, 32767), u.state, CASE u.state WHEN {DEAD} THEN u.kind ELSE '' END,
+        SELECT u.id, u.token, _at, _run, u.before + coalesce(u.items, 0), u.worker, _at - u.leased_at,
+            coalesce(u.status, 200), least(u.attempts, 32767), u.state, CASE u.state WHEN {DEAD} THEN u.kind ELSE '' END,
             CASE u.state WHEN {DEAD} THEN coalesce(u.reason, '') ELSE '' END
         FROM unnest(_h.ids, _token, _h.states, _status, _h.items, _items, _h.workers, _h.leased_at, _h.attempts, _kind,
                     _reason)

@@ -19,6 +19,10 @@ BEGIN
         _host := (hosts_of(ARRAY[_name]))[1];
     END IF;
     PERFORM lock_hosts(ARRAY[_host]);
+    IF _host > 0 AND NOT EXISTS (SELECT FROM lane l WHERE l.id = lane_key(_run, _host)) THEN
+        PERFORM hold_run(_run);
+        PERFORM fill_lanes(ARRAY[lane_key(_run, _host)], NULL, NULL);  -- so that the run lists this host
+    END IF;
     SELECT h.* INTO _before FROM host h WHERE h.id = _host;
     _until := CASE WHEN _block_for > 0 THEN clock(_offset) + _block_for ELSE 0 END;
     UPDATE host h SET
