@@ -31,14 +31,10 @@ _USUAL = (200, True, False, 0, None, "", None, "", 0, 0, 0)
 # its own. Its payload is all the rest.
 _COUNT, _URL = 3, b"\xa3url"
 _BEFORE_URL = _COUNT + len(_URL)
-_URL_ALONE = _encode(Request("http://a/"))[:_COUNT]
-"""The payload of a request with nothing but a URL."""
 
 
 def read_request(url: str, payload: bytes) -> Request:
     """A stored request. MsgspecError or ValueError if another program wrote it."""
-    if payload == _URL_ALONE:
-        return Request(url)
     return _decode(b"".join((payload[:_COUNT], _URL, _encode(url), payload[_COUNT:])))
 
 

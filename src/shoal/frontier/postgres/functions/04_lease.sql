@@ -95,7 +95,8 @@ BEGIN
     RETURN least(
         (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
         (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = {LATER} ORDER BY l.run, l.due LIMIT 1),
-        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = {OPEN} LIMIT 1));
+        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+         ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1));
 END
 $$;
 
@@ -180,7 +181,9 @@ DECLARE
 BEGIN
     -- One statement, as a statement costs more than a lookup.
     SELECT _limit > 0 AND r.state NOT IN ({HALTED}),
-        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}),
+        -- The worst one: before the best one, the index may have entries of thousands of lanes that were leased from.
+        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+            ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1),
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
         (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
