@@ -602,9 +602,9 @@ async def test_no_index_is_lost(url: str, known: bool) -> None:
 
     seen = "\n".join(plans)
     for function in (
-        "lease", "near_lanes", "best_requests", "requeue", "finish", "push", "enqueue", "lanes_of", "renew",
+        "lease", "near_lanes", "best_requests", "requeue", "finish", "push", "enqueue", "hosts_of", "renew",
         "reissue", "release", "end_leases", "fence", "check_fence", "fill_lanes", "place_lanes", "free_hosts",
-        "lock_hosts", "lock_lanes",
+        "lock_hosts", "lock_lanes", "hosts_for_lease",
     ):  # fmt: skip
         assert f"function {function}(" in seen, f"no plan of {function} was seen"
     whole = set(re.findall(r"Seq Scan on (\w+)", seen)) - {"run", "ledger"}

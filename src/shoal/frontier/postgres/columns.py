@@ -24,6 +24,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 _MAX_STATUS = 32_767
 
+_USUAL = (200, True, False, 0, None, "", None, "", 0, 0, 0)
+"""Of the columns of a lease that ends, from its status. `finish` knows the same values."""
+
 # A Request in msgpack begins with the number of its fields, in three bytes, and its URL, which is stored in a column of
 # its own. Its payload is all the rest.
 _COUNT, _URL = 3, b"\xa3url"
@@ -92,20 +95,22 @@ class EndingColumns:
             return
         self._seen.add(key)
         self.places.append(place)
-        nth = len(self.places)
-        # A redirect is not staged: its child enters a full queue too, and staged links do not.
-        stages = len(self._children) + len(ended.children) > MAX_LINKS and not is_redirect(ended)
         self.tokens.append(lease.token)
+        children = ended.children
+        # A redirect is not staged: its child enters a full queue too, and staged links do not.
+        stages = bool(children) and len(self._children) + len(children) > MAX_LINKS and not is_redirect(ended)
         self._rows.append(self._row(ended, stages))
-        for at, item in enumerate(ended.items):
-            self._item_of.append(nth)
-            self._item_at.append(at)
-            self._item.append(item)
+        nth = len(self._rows)
+        if ended.items:
+            for at, item in enumerate(ended.items):
+                self._item_of.append(nth)
+                self._item_at.append(at)
+                self._item.append(item)
         if stages:
             self.staged[place] = ended
-        elif ended.children:
+        elif children:
             parent = lease.fingerprint
-            named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(ended.children))
+            named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
             self._children.add(nth, named)
 
     @staticmethod
@@ -113,7 +118,7 @@ class EndingColumns:
         """Token, fingerprint, status, contacted, redirected, duplicates, kind, reason, retry in, its text in the event,
         number of items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
-        status = min(max(ended.status, 0), _MAX_STATUS)
+        status = ended.status if 0 <= ended.status <= _MAX_STATUS else _MAX_STATUS * (ended.status > 0)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
         known = 0 if stages else children
         if isinstance(ended, Completion):
@@ -133,8 +138,13 @@ class EndingColumns:
         self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
 
     def as_arguments(self) -> tuple[object, ...]:
+        """The driver checks each entry of an array, so a column with nothing but the usual value is empty."""
+        tokens, fingerprints, *others = zip(*self._rows, strict=True)
+        columns = (
+            () if column.count(usual) == len(column) else column for column, usual in zip(others, _USUAL, strict=True)
+        )
         return (
-            *map(list, zip(*self._rows, strict=True)), bool(self.staged), self._item_of, self._item_at, self._item,
+            tokens, fingerprints, *columns, bool(self.staged), self._item_of, self._item_at, self._item,
             *self._children.as_children(),
         )  # fmt: skip
 

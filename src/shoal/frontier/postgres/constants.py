@@ -16,6 +16,10 @@ LOST = -1
 """The state of a request whose lease was lost, inside ``finish``."""
 
 
+_MAX_FULL_LANES = 8
+"""How many of the lanes that wait for a full host are checked when it is freed."""
+
+
 class Place(IntEnum):
     """Where a lane is: without requests, ready to be leased from, waiting for its time, or with a full host."""
 
@@ -40,6 +44,7 @@ CONSTANTS = {
     "ALREADY_DONE": str(ALREADY_DONE),
     "LOST": str(LOST),
     "MAX_LEASES": str(rules.MAX_LEASES),
+    "MAX_FULL_LANES": str(_MAX_FULL_LANES),
     "HEARD_GAP": str(rules.HEARD_GAP),
     "HALTED": ", ".join(map(_literal, sorted(rules.HALTED))),
     **{name: _literal(text) for name, text in _TEXTS.items()},

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -21,7 +22,7 @@ from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.host_policy import host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
-from shoal.frontier.postgres.constants import ALREADY_DONE
+from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
 from shoal.frontier.postgres.histories import history_of, incoming
 from shoal.frontier.postgres.stages import Stages
 from shoal.frontier.postgres.workers import PostgresWorkers
@@ -64,12 +65,14 @@ from shoal.ports import (
     Stats,
 )
 from shoal.stores.postgres.client import PostgresClient, storable_text
+from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.frontier")
 
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
+_NONE_MOVED = Moved(0, 0)
 
 
 class PostgresFrontier:
@@ -146,21 +149,21 @@ class PostgresFrontier:
             sent = clock.now()
             deadline = sent + ttl
             with self._receipts.watch(proven=True):
-                rows = await self._database.call(
+                (row,) = await self._database.call(
                     "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
                     self._time.not_after, *self._holder, counts_attempt,
                 )  # fmt: skip
+            *columns, late, server, wait, incoming, poll_after = row
+            self._time.observe(sent, server)
             leases: list[Lease] = []
             unreadable = EndingColumns()
-            for token, fingerprint, url, payload, attempt, host, learned_delay, _, _, _ in rows[:-1]:
+            for token, fingerprint, url, payload, attempt, learned_delay in zip(*map(_entries, columns), strict=True):
                 try:
                     request = read_request(url, payload)
                 except (msgspec.MsgspecError, ValueError) as exc:
                     self._report(unreadable, token, fingerprint, exc)
                 else:
-                    leases.append(Lease(request, fingerprint, token, attempt, host, deadline, learned_delay))
-            _, _, _, _, late, _, server, wait, incoming, poll_after = rows[-1]
-            self._time.observe(sent, server)
+                    leases.append(Lease(request, fingerprint, token, attempt, host_of(url), deadline, learned_delay))
             if unreadable.places:
                 await self._end(unreadable)
                 # Their tokens are used up. A repeat of this call finds the others.
@@ -220,19 +223,22 @@ class PostgresFrontier:
         if not endings.places:
             return {}
         with self._receipts.watch(proven=True) as call:
-            for ended in endings.staged.values():
-                await self._stages.upload(ended.lease, ended.children)
-            rows = await self._database.call("finish", self._run, self._offset(), *self._proof, *endings.as_arguments())
-        result: dict[int, tuple[int, Moved]] = {}
-        for nth, state, added, refused, number, _, order in rows:
-            result[endings.places[nth - 1]] = (state, Moved(added, refused))
-            if state == DONE:
-                self._receipts.completed(call, order, (number, endings.tokens[nth - 1]))
-        for place, ended in endings.staged.items():
+            for page in endings.staged.values():
+                await self._stages.upload(page.lease, page.children)
+            (row,) = await self._database.call(
+                "finish", self._run, self._offset(), *self._proof, *endings.as_arguments()
+            )
+        states, added, refused, first, number, incoming, order = row
+        if first is not None:
+            self._receipts.completed(call, order, (number, endings.tokens[first - 1]))
+        links = (_NONE_MOVED,) * len(states) if added is None else map(Moved, added, refused)
+        ended = zip(endings.places, states, links, strict=True)
+        result = {place: (state, moved) for place, state, moved in ended if state != LOST}
+        for place, page in endings.staged.items():
             state, _ = result.get(place, (0, None))
             if state > 1:  # done or dead
-                result[place] = (state, await self._stages.move(ended.lease.token))
-        if rows and rows[0][5] and not endings.staged:  # staged links of other pages
+                result[place] = (state, await self._stages.move(page.lease.token))
+        if incoming and not endings.staged:  # staged links of other pages
             await self._help()
         return result
 
@@ -425,6 +431,11 @@ class PostgresFrontier:
 
 def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
     return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
+
+
+def _entries(column: list[object] | None) -> Sequence[Any]:
+    """An array in a row of `lease`; null if it is empty."""
+    return column or ()
 
 
 def _known(item: LoggedItem | None) -> tuple[int, int, bytes, int]:

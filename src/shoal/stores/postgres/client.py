@@ -39,6 +39,8 @@ SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalive
 
 def storable_text(text: str) -> str:
     """Text that PostgreSQL can store. Lone surrogates and NUL are replaced: a website may have sent anything."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 

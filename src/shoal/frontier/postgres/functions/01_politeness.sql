@@ -5,6 +5,10 @@
 -- assumes: a table that was empty at the last ANALYZE may have a million rows a minute later. Rows that are locked are
 -- updated by their ctid. A row that is not locked could move and be skipped, so the number of updated rows is checked.
 
+CREATE FUNCTION lane_key(_run integer, _host integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT (_run::bigint << 32) + _host
+$$;
+
 -- A lane with the politeness in force for its host. After a rewind nobody knows when a host was last contacted: it counts
 -- as contacted at the time of the rewind, which is the ended_at of host 0.
 CREATE VIEW politeness AS
@@ -30,7 +34,7 @@ $$;
 
 -- Move lanes to where they belong after their hosts changed. The caller has locked both. (Helpers are in plpgsql because
 -- it caches plans.)
-CREATE FUNCTION place_lanes(_lanes integer[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION place_lanes(_lanes bigint[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE lane SET place = s.place, due = due_of(s.place, s.due_at, _now)
@@ -46,12 +50,12 @@ $$;
 -- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. Who frees a host
 -- checks them. They are few, since thousands of runs may wait for one host; the next lease of its run after its due time
 -- checks any other lane.
-CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
         SELECT f.id FROM (SELECT DISTINCT u.host FROM unnest(_hosts) u(host)) u
         CROSS JOIN LATERAL (
-            SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = {FULL} ORDER BY l.host, l.due LIMIT 8
+            SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = {FULL} ORDER BY l.host, l.due LIMIT {MAX_FULL_LANES}
         ) f);
 END
 $$;
@@ -62,60 +66,58 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION lock_lanes(_lanes integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION lock_lanes(_lanes bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM lane WHERE id = ANY(_lanes) ORDER BY id FOR NO KEY UPDATE;
 END
 $$;
 
--- Count ended leases of these hosts, one for each entry (-1: none). The caller has locked the hosts.
+-- Count ended leases of these hosts, one for each entry. Locks the hosts, in order, and returns each of them once.
 CREATE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
-RETURNS void LANGUAGE plpgsql AS $$
+RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    _freed record;
     _rows integer;
 BEGIN
-    UPDATE host SET in_flight = in_flight - s.n, ended_at = CASE WHEN s.contacted THEN _now ELSE ended_at END
+    SELECT array_agg(e.host) AS hosts, array_agg(e.n) AS counts, array_agg(e.contacted) AS contacted INTO _freed
         FROM (
-            SELECT x.tid, e.n, e.contacted
-            FROM (
-                SELECT u.host, count(*) AS n, bool_or(u.contacted) AS contacted
-                FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host
-            ) e
-            CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM host h WHERE h.id = e.host LIMIT 1) x
-        ) s
-        WHERE host.ctid = s.tid;
+            SELECT u.host, count(*)::integer AS n, bool_or(u.contacted) AS contacted
+            FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host ORDER BY u.host
+        ) e;
+    -- By the index, so in order. width_bucket() finds a place in a sorted array.
+    UPDATE host h SET in_flight = h.in_flight - _freed.counts[width_bucket(h.id, _freed.hosts)],
+        ended_at = CASE WHEN _freed.contacted[width_bucket(h.id, _freed.hosts)] THEN greatest(h.ended_at, _now)
+            ELSE h.ended_at END
+        WHERE h.id = ANY(_freed.hosts);
     GET DIAGNOSTICS _rows = ROW_COUNT;
-    IF _rows <> (SELECT count(DISTINCT u.host) FROM unnest(_hosts) u(host) WHERE u.host > 0) THEN
-        PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
+    IF _rows <> cardinality(_freed.hosts) THEN
+        PERFORM refuse({CONFLICT}, 'a host is missing');
     END IF;
+    RETURN _freed.hosts;
 END
 $$;
 
--- Count ready requests in these lanes, and open lanes that were empty. The caller has locked the lanes.
-CREATE FUNCTION fill_lanes(_lanes integer[], _ranks double precision[], _ids bigint[])
+-- Count ready requests in these lanes, create lanes that are missing, and open empty ones. Locks the lanes, in order. A lane
+-- without an id is only locked.
+CREATE FUNCTION fill_lanes(_lanes bigint[], _ranks double precision[], _ids bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE
-    _rows integer;
 BEGIN
-    UPDATE lane SET
-        ready = ready + s.n,
-        place = CASE WHEN place = {EMPTY} THEN {OPEN} ELSE place END,
-        best_rank = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.rank ELSE best_rank END,
-        best_id = CASE WHEN best_id IS NULL OR (s.rank, s.id) < (best_rank, best_id) THEN s.id ELSE best_id END
+    INSERT INTO lane AS l (run, host, place, ready, best_rank, best_id)
+        SELECT (f.lane >> 32)::integer, (f.lane & 4294967295)::integer, CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END,
+            f.n, f.rank, f.id
         FROM (
-            SELECT x.tid, f.rank, f.id, f.n
-            FROM (
-                SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(*) OVER (PARTITION BY u.lane) AS n
-                FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
-            ) f
-            CROSS JOIN LATERAL (SELECT l.ctid AS tid FROM lane l WHERE l.id = f.lane LIMIT 1) x
-        ) s
-        WHERE lane.ctid = s.tid;
-    GET DIAGNOSTICS _rows = ROW_COUNT;
-    IF _rows <> (SELECT count(DISTINCT u.lane) FROM unnest(_lanes) u(lane)) THEN
-        PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
-    END IF;
+            SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (PARTITION BY u.lane) AS n
+            FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
+        ) f
+        ORDER BY f.lane
+        ON CONFLICT (id) DO UPDATE SET
+            ready = l.ready + excluded.ready,
+            place = CASE WHEN l.place = {EMPTY} THEN excluded.place ELSE l.place END,
+            best_rank = CASE WHEN l.best_id IS NULL OR (excluded.best_rank, excluded.best_id) < (l.best_rank, l.best_id)
+                THEN excluded.best_rank ELSE l.best_rank END,
+            best_id = CASE WHEN l.best_id IS NULL OR (excluded.best_rank, excluded.best_id) < (l.best_rank, l.best_id)
+                THEN excluded.best_id ELSE l.best_id END;
 END
 $$;

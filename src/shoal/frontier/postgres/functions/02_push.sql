@@ -1,30 +1,32 @@
 -- Adding requests to the queue.
 
--- The lanes of these hosts, in the same order. Missing ones are created.
-CREATE FUNCTION lanes_of(_run integer, _names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+-- The numbers of these hosts, in the same order. Missing ones are created.
+CREATE FUNCTION hosts_of(_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 DECLARE
-    _lanes integer[];
+    _known integer[];
+    _hosts integer[];
+    _rows integer;
 BEGIN
-    FOR _try IN 1..2 LOOP
-        SELECT array_agg(l.id ORDER BY u.nth) INTO _lanes
+    LOOP
+        SELECT array_agg(h.id ORDER BY u.nth) INTO _known
             FROM unnest(_names) WITH ORDINALITY u(name, nth)
-            LEFT JOIN LATERAL (SELECT h.id FROM host h WHERE h.name = u.name LIMIT 1) h ON true
-            LEFT JOIN LATERAL (SELECT l.id FROM lane l WHERE l.host = h.id AND l.run = _run LIMIT 1) l ON true;
-        EXIT WHEN array_position(_lanes, NULL) IS NULL;
-        PERFORM hold_run(_run);
-        INSERT INTO host (name)
-            SELECT u.name FROM unnest(_names) u(name)
-            LEFT JOIN LATERAL (SELECT 1 AS one FROM host h WHERE h.name = u.name LIMIT 1) h ON true
-            WHERE h.one IS NULL ORDER BY u.name
+            LEFT JOIN LATERAL (SELECT h.id FROM host h WHERE h.name = u.name LIMIT 1) h ON true;
+        IF array_position(_known, NULL) IS NULL THEN
+            RETURN _known;
+        END IF;
+        -- Numbered before they are inserted, so that they need not be looked up again.
+        _hosts := ARRAY(
+            SELECT coalesce(u.id, nextval('host_id_seq')::integer) FROM unnest(_known) WITH ORDINALITY u(id, nth)
+            ORDER BY u.nth);
+        INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE
+            SELECT u.id, u.name FROM unnest(_known, _hosts, _names) u(known, id, name) WHERE u.known IS NULL
+            ORDER BY u.name COLLATE "C"
             ON CONFLICT DO NOTHING;
-        INSERT INTO lane (run, host)
-            SELECT _run, h.id FROM unnest(_names) u(name)
-            CROSS JOIN LATERAL (SELECT h.id FROM host h WHERE h.name = u.name LIMIT 1) h
-            LEFT JOIN LATERAL (SELECT 1 AS one FROM lane l WHERE l.host = h.id AND l.run = _run LIMIT 1) l ON true
-            WHERE l.one IS NULL ORDER BY h.id
-            ON CONFLICT DO NOTHING;
+        GET DIAGNOSTICS _rows = ROW_COUNT;
+        IF _rows = (SELECT count(*) FROM unnest(_known) u(id) WHERE u.id IS NULL) THEN
+            RETURN _hosts;
+        END IF;                               -- else another call created some of them
     END LOOP;
-    RETURN _lanes;
 END
 $$;
 
@@ -40,17 +42,17 @@ BEGIN
 END
 $$;
 
--- Store new requests and make them ready. The caller updates the lanes. _owner: the index in _parents of the request that
+-- Store new requests and make them ready. The caller calls fill_lanes(). _owner: the index in _parents of the request that
 -- each one came from; there 0 means none, -1 means that its children are ignored. With _room, only that many enter the
 -- queue, in order. The others are dead, unless their parent is one of the _redirects.
 CREATE FUNCTION enqueue(
     _run integer, _at double precision, _hosts text[], _parents bigint[], _owner integer[], _fingerprint bytea[],
     _host integer[], _rank double precision[], _url text[], _payload bytea[],
     _room bigint, _limit bigint, _redirects bigint[],
-    OUT lanes integer[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[], OUT refused bigint[]
+    OUT lanes bigint[], OUT ranks double precision[], OUT ids bigint[], OUT parents bigint[], OUT refused bigint[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    _lanes integer[] := lanes_of(_run, _hosts);
+    _numbers integer[] := hosts_of(_hosts);
     _batch bigint := nextval('batch') << 24;
 BEGIN
     WITH offered AS (
@@ -59,16 +61,16 @@ BEGIN
             u(owner, fingerprint, host, rank, url, payload, nth)
         WHERE _parents[u.owner] >= 0 ORDER BY u.fingerprint, u.nth
     ), fresh AS (
-        INSERT INTO request (id, parent, rank, run, lane, fingerprint, url, payload)
-            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), o.rank, _run, _lanes[o.host], o.fingerprint, o.url,
-                o.payload
+        INSERT INTO request (id, parent, rank, run, host, fingerprint, url, payload)
+            SELECT _batch + o.nth, nullif(_parents[o.owner], 0), nullif(o.rank, 0), _run, _numbers[o.host],
+                o.fingerprint, o.url, o.payload
             FROM offered o
             LEFT JOIN LATERAL (
                 SELECT true AS known FROM request q WHERE q.run = _run AND q.fingerprint = o.fingerprint LIMIT 1
             ) q ON true
             WHERE q.known IS NULL ORDER BY o.fingerprint  -- in one order, to avoid deadlocks
             ON CONFLICT (run, fingerprint) DO NOTHING
-            RETURNING request.id, request.lane, request.rank, request.parent
+            RETURNING request.id, lane_key(_run, request.host) AS lane, coalesce(request.rank, 0) AS rank, request.parent
     ), queued AS (
         INSERT INTO ready (rank, id, at, lane) SELECT f.rank, f.id, _at, f.lane FROM fresh f WHERE _room IS NULL
     )
@@ -144,7 +146,6 @@ BEGIN
         _fingerprint, _host, _rank, _url, _payload, NULL, NULL, NULL);
     _added := coalesce(cardinality(_new.ids), 0);
     IF _added > 0 THEN
-        PERFORM lock_lanes(_new.lanes);
         PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
     END IF;
     UPDATE ledger g SET pushed = g.pushed + _added, ready = g.ready + _added,

@@ -18,7 +18,7 @@ BEGIN
         FROM gone g CROSS JOIN LATERAL (SELECT r.max_attempts FROM run r WHERE r.id = g.run LIMIT 1) r
     ), back AS (
         INSERT INTO ready (rank, id, at, lane, attempts, status, items)
-            SELECT j.rank, j.id, CASE j.state WHEN {LEASED} THEN _at ELSE j.at END, j.lane,
+            SELECT j.rank, j.id, CASE j.state WHEN {LEASED} THEN _at ELSE j.at END, lane_key(j.run, j.host),
                 j.attempts - j.unused::integer, j.status, j.items
             FROM judged j WHERE NOT j.dies
     ), died AS (
@@ -30,7 +30,8 @@ BEGIN
         INSERT INTO event (request, at, worker, what, detail)
             SELECT j.id, _at, j.worker, {LOST_EVENT}, j.reason FROM judged j WHERE j.state = {LEASED} AND NOT j.unused
     )
-    SELECT array_agg(j.lane) FILTER (WHERE NOT j.dies) AS lanes, array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
+    SELECT array_agg(lane_key(j.run, j.host)) FILTER (WHERE NOT j.dies) AS lanes,
+        array_agg(j.rank) FILTER (WHERE NOT j.dies) AS ranks,
         array_agg(j.id) FILTER (WHERE NOT j.dies) AS ids,
         array_agg(j.host) FILTER (WHERE j.state = {LEASED}) AS hosts,
         array_agg(_contacted AND (_released OR j.begun)) FILTER (WHERE j.state = {LEASED}) AS contacted,
@@ -48,7 +49,7 @@ $$;
 
 -- The same for leases of one run, including their hosts, lanes and ledger. The caller has locked the leases.
 CREATE FUNCTION end_leases(
-    _tokens bigint[], _hosts integer[], _lanes integer[], _released boolean, _contacted boolean,
+    _tokens bigint[], _hosts integer[], _lanes bigint[], _released boolean, _contacted boolean,
     _offset double precision
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -133,7 +134,7 @@ BEGIN
     PERFORM check_receipt(_run, _receipt, _receipt_token);
     PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
     SELECT array_agg(h.token) AS tokens, array_agg(u.nth) AS nths, array_agg(h.host) AS hosts,
-        array_agg(h.lane) AS lanes
+        array_agg(lane_key(h.run, h.host)) AS lanes
         INTO _held
         FROM unnest(_token, _fingerprint) WITH ORDINALITY u(token, fingerprint, nth)
         CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h

@@ -7,9 +7,9 @@ BEGIN
 END
 $$;
 
--- Candidate lanes of a run, enough to contain its best _limit requests. Some of them cannot be leased from.
+-- Candidate lanes of a run, enough to contain its best _limit requests, by host. Some of them cannot be leased from.
 CREATE FUNCTION near_lanes(
-    _run integer, _limit integer, _now double precision, OUT lanes integer[], OUT hosts integer[]
+    _run integer, _limit integer, _now double precision, OUT lanes bigint[], OUT hosts integer[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _width integer := least(greatest(_limit, 8), 20000);
@@ -17,41 +17,66 @@ DECLARE
     _open integer;
 BEGIN
     LOOP  -- until enough are due: another run may have filled the hosts of open lanes
-        SELECT array_agg(p.lane), array_agg(p.host), count(*) FILTER (WHERE p.place = {OPEN}),
+        SELECT array_agg(p.id), array_agg(p.host), count(*) FILTER (WHERE p.place = {OPEN}),
             count(*) FILTER (WHERE p.place = {OPEN} AND p.room > 0 AND p.due_at <= _now)
             INTO lanes, hosts, _open, _fit
             FROM (
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {OPEN}
-                 ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
-                UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {LATER} AND l.due <= _now
-                 ORDER BY l.run, l.due LIMIT 1000)
-                UNION ALL
-                (SELECT l.id FROM lane l WHERE l.run = _run AND l.place = {FULL} AND l.due <= _now
-                 ORDER BY l.run, l.due LIMIT 200)
-            ) n
-            CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = n.id LIMIT 1) p;
+                SELECT n.*, {CONCURRENCY} - h.in_flight AS room, {DUE_AT} AS due_at
+                FROM (SELECT delay, concurrency FROM run WHERE id = _run LIMIT 1) r
+                CROSS JOIN (SELECT delay, concurrency, ended_at FROM host WHERE id = 0 LIMIT 1) e
+                CROSS JOIN LATERAL (
+                    (SELECT l.id, l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+                     ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
+                    UNION ALL
+                    (SELECT l.id, l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {LATER} AND l.due <= _now
+                     ORDER BY l.run, l.due LIMIT 1000)
+                    UNION ALL
+                    (SELECT l.id, l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {FULL} AND l.due <= _now
+                     ORDER BY l.run, l.due LIMIT 200)
+                ) n
+                CROSS JOIN LATERAL (SELECT * FROM host WHERE id = n.host LIMIT 1) h
+                CROSS JOIN LATERAL (SELECT {DELAY} AS delay) d
+            ) p;
         EXIT WHEN _fit >= _limit OR _open < _width OR _width >= 20000;
         _width := _width * 4;
     END LOOP;
 END
 $$;
 
+-- Lock these hosts. Returns how many requests each may have now, and what a lease needs to know of it, in order.
+CREATE FUNCTION hosts_for_lease(
+    _run integer, _hosts integer[], _now double precision,
+    OUT hosts integer[], OUT rooms integer[], OUT learned double precision[], OUT tids tid[]
+) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT array_agg(h.id), array_agg(CASE WHEN {DUE_AT} <= _now THEN {CONCURRENCY} - h.in_flight ELSE 0 END),
+        array_agg(coalesce(h.learned_delay, 0)), array_agg(h.tid)
+        INTO hosts, rooms, learned, tids
+        FROM (SELECT delay, concurrency FROM run WHERE id = _run LIMIT 1) r
+        CROSS JOIN (SELECT delay, concurrency, ended_at FROM host WHERE id = 0 LIMIT 1) e
+        CROSS JOIN (
+            SELECT h.*, h.ctid AS tid FROM host h WHERE h.id = ANY(_hosts) ORDER BY h.id FOR NO KEY UPDATE
+        ) h
+        CROSS JOIN LATERAL (SELECT {DELAY} AS delay) d;
+END
+$$;
+
 -- The best _limit requests of these lanes, in order, each with the index of its lane; at most _rooms from each lane.
 CREATE FUNCTION best_requests(
-    _limit integer, _lanes integer[], _rooms integer[], _ranks double precision[], _ids bigint[],
-    OUT nths integer[], OUT ranks double precision[], OUT ids bigint[]
+    _limit integer, _lanes bigint[], _rooms integer[], _ranks double precision[], _ids bigint[],
+    OUT nths integer[], OUT ranks double precision[], OUT ids bigint[], OUT tids tid[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _each integer := 4 + (2 * _limit) / cardinality(_lanes);
 BEGIN
     LOOP  -- read deeper until no lane can have more of the best
-        SELECT array_agg(b.nth), array_agg(b.rank), array_agg(b.id) INTO nths, ranks, ids
+        SELECT array_agg(b.nth), array_agg(b.rank), array_agg(b.id), array_agg(b.tid) INTO nths, ranks, ids, tids
             FROM (
-                SELECT f.nth, q.rank, q.id
+                SELECT f.nth, q.rank, q.id, q.tid
                 FROM unnest(_lanes, _rooms, _ranks, _ids) WITH ORDINALITY f(lane, room, rank, id, nth)
                 CROSS JOIN LATERAL (
-                    SELECT r.rank, r.id FROM ready r WHERE r.lane = f.lane AND (r.rank, r.id) >= (f.rank, f.id)
+                    SELECT r.rank, r.id, r.ctid AS tid FROM ready r
+                    WHERE r.lane = f.lane AND (r.rank, r.id) >= (f.rank, f.id)
                     ORDER BY r.rank, r.id LIMIT least(f.room, _each)
                 ) q
                 ORDER BY q.rank, q.id LIMIT _limit
@@ -70,7 +95,8 @@ BEGIN
     RETURN least(
         (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
         (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = {LATER} ORDER BY l.run, l.due LIMIT 1),
-        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = {OPEN} LIMIT 1));
+        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+         ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1));
 END
 $$;
 
@@ -117,16 +143,16 @@ $$;
 -- _slot, _epoch: leases belong to this worker or slot of a cluster.
 -- _begun: the attempt counts now, else when the lease is reissued.
 -- _repeat: the client may have called with this _base before; then it gets the same leases again, and no others.
--- The last row has no token. attempt: 1 if the call was too late. learned_delay: the server's time. wait: seconds until
--- there may be more. incoming: staged links. poll_after: seconds after which to poll again.
+-- Returns one row, with an array for each property of the leases; they are null if there is none. late: the call came too
+-- late. at: the server's time. wait: seconds until there may be more. incoming: staged links. poll_after: seconds after
+-- which to poll again.
 CREATE FUNCTION lease(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _limit integer, _ttl double precision, _base bigint, _used integer, _repeat boolean, _not_after double precision,
-    _slot text, _epoch bigint, _begun boolean
-)
-RETURNS TABLE (
-    token bigint, fingerprint bytea, url text, payload bytea, attempt integer, host text,
-    learned_delay double precision, wait double precision, incoming bigint, poll_after double precision
+    _slot text, _epoch bigint, _begun boolean,
+    OUT tokens bigint[], OUT fingerprints bytea[], OUT urls text[], OUT payloads bytea[], OUT attempts integer[],
+    OUT learned_delays double precision[], OUT late boolean, OUT at double precision, OUT wait double precision,
+    OUT incoming bigint, OUT poll_after double precision
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -137,25 +163,27 @@ DECLARE
     _has_open boolean;
     _knows boolean;
     _restarted boolean;
-    _late boolean;
     _overdue bigint[];
     _overdue_hosts integer[];
-    _lanes integer[];
+    _lanes bigint[];
     _near record;
     _back record;                             -- counts of requeued requests, by run
+    _hosts record;                            -- of the candidate lanes, locked
     _from record;                             -- lanes to lease from
+    _misplaced bigint[];
     _best record;                             -- requests to lease, in order
     _again bigint[];                          -- tokens of an earlier call with this _base
     _worker integer := 0;                     -- the number of _slot
     _count integer := 0;
     _rows integer;
-    _more_rows integer;
     _lanes_taken integer;
     _moment double precision;
 BEGIN
     -- One statement, as a statement costs more than a lookup.
     SELECT _limit > 0 AND r.state NOT IN ({HALTED}),
-        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}),
+        -- The worst one: before the best one, the index may have entries of thousands of lanes that were leased from.
+        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+            ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1),
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
         (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
@@ -169,15 +197,16 @@ BEGIN
     END IF;
     _now := clock(_offset);
     _ahead := _now - real_clock(_offset);
-    _late := coalesce(real_clock(0) > _not_after, false);
-    IF NOT (_has_open OR _repeat OR _late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
+    at := real_clock(0);
+    late := coalesce(at > _not_after, false);
+    IF NOT (_has_open OR _repeat OR late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
             PERFORM check_fence(_run, _slot, _epoch);
         END IF;
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now) END;
-        RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, 0, NULL::text, real_clock(0),
-            greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END),
-            (SELECT g.incoming FROM ledger g WHERE g.run = _run), spread_polls(_now);
+        wait := greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END);
+        incoming := (SELECT g.incoming FROM ledger g WHERE g.run = _run);
+        poll_after := spread_polls(_now);
         RETURN;
     END IF;
     PERFORM lock_run(_run);
@@ -185,139 +214,141 @@ BEGIN
         _worker := check_fence(_run, _slot, _epoch);
     END IF;
     _now := real_clock(_offset) + _ahead;
-    _late := coalesce(real_clock(0) > _not_after, false);
-    _may_lease := _may_lease AND NOT _late;
+    at := real_clock(0);
+    late := coalesce(at > _not_after, false);
+    _may_lease := _may_lease AND NOT late;
 
-    IF _repeat AND NOT _late THEN
+    IF _repeat AND NOT late THEN
         _again := ARRAY(
             SELECT h.token FROM held h WHERE h.token > _base AND h.token <= _base + {MAX_LEASES} AND h.run = _run AND h.state = {LEASED}
             ORDER BY h.token FOR NO KEY UPDATE);
         IF cardinality(_again) > 0 THEN
             UPDATE held h SET due = _now + _ttl WHERE h.token = ANY(_again);
-            RETURN QUERY
-                SELECT h.token, h.fingerprint, q.url, q.payload, h.attempts, o.name, coalesce(o.learned_delay, 0),
-                    NULL::double precision, NULL::bigint, NULL::double precision
-                FROM unnest(_again) WITH ORDINALITY u(token, nth)
-                CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
-                CROSS JOIN LATERAL (SELECT q.url, q.payload FROM request q WHERE q.id = h.id LIMIT 1) q
-                CROSS JOIN LATERAL (SELECT o.name, o.learned_delay FROM host o WHERE o.id = h.host LIMIT 1) o
-                ORDER BY u.nth;
-            RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, 0, NULL::text, real_clock(0),
-                0::double precision, (SELECT g.incoming FROM ledger g WHERE g.run = _run), 0::double precision;
+            SELECT array_agg(g.token), array_agg(g.fingerprint), array_agg(g.url), array_agg(g.payload),
+                array_agg(g.attempts), array_agg(g.learned_delay)
+                INTO tokens, fingerprints, urls, payloads, attempts, learned_delays
+                FROM (
+                    SELECT h.token, h.fingerprint, q.url, q.payload, h.attempts, coalesce(o.learned_delay, 0) AS learned_delay
+                    FROM unnest(_again) WITH ORDINALITY u(token, nth)
+                    CROSS JOIN LATERAL (SELECT * FROM held h WHERE h.token = u.token LIMIT 1) h
+                    CROSS JOIN LATERAL (SELECT q.url, q.payload FROM request q WHERE q.id = h.id LIMIT 1) q
+                    CROSS JOIN LATERAL (SELECT o.learned_delay FROM host o WHERE o.id = h.host LIMIT 1) o
+                    ORDER BY u.nth
+                ) g;
+            wait := 0;
+            incoming := (SELECT g.incoming FROM ledger g WHERE g.run = _run);
+            poll_after := 0;
             RETURN;
         END IF;
     END IF;
 
-    SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT o.lane)
+    SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT lane_key(o.run, o.host))
         INTO _overdue, _overdue_hosts, _lanes
         FROM (
-            SELECT h.token, h.host, h.lane FROM held h
+            SELECT h.token, h.host, h.run FROM held h
             WHERE h.due <= _now AND EXISTS (SELECT FROM ledger g WHERE g.run = h.run)
             ORDER BY h.due LIMIT 500 FOR UPDATE SKIP LOCKED
         ) o;
-    SELECT NULL::integer[] AS lanes, NULL::integer[] AS hosts INTO _near;
+    SELECT NULL::bigint[] AS lanes, NULL::integer[] AS hosts INTO _near;
     IF _may_lease THEN
         SELECT * INTO _near FROM near_lanes(_run, _limit, _now);
     END IF;
-
-    PERFORM lock_hosts(_overdue_hosts || _near.hosts);
-    IF _overdue IS NULL THEN
-        _lanes := _near.lanes;
-    ELSE
-        _lanes := ARRAY(
-            SELECT unnest(_lanes || _near.lanes)
-            UNION SELECT unnest(full_lanes(_overdue_hosts)));
-    END IF;
-    PERFORM lock_lanes(_lanes);
     _at := real_clock(_offset);
-    _now := _at + _ahead;
 
     IF _overdue IS NOT NULL THEN
+        PERFORM lock_hosts(_overdue_hosts || _near.hosts);
+        _lanes := ARRAY(SELECT unnest(_lanes || _near.lanes) UNION SELECT unnest(full_lanes(_overdue_hosts)));
+        PERFORM lock_lanes(_lanes);
+        _at := real_clock(_offset);
+        _now := _at + _ahead;
         SELECT array_agg(b.run) AS runs, array_agg(b.ready) AS ready, array_agg(b.waiting) AS waiting,
             array_agg(b.leased) AS leased, array_agg(b.dead) AS dead
             INTO _back FROM requeue(_overdue, false, true, _now, _at) b;
         PERFORM place_lanes(_lanes, _now);
+        IF _may_lease THEN                    -- some of these lanes may have requests now
+            _near.hosts := ARRAY(
+                SELECT DISTINCT (u.lane & 4294967295)::integer FROM unnest(_lanes) u(lane) WHERE u.lane >> 32 = _run);
+        END IF;
     END IF;
 
-    IF _may_lease AND _lanes IS NOT NULL THEN
-        SELECT array_agg(p.lane) FILTER (WHERE p.fits) AS lanes, array_agg(p.host) FILTER (WHERE p.fits) AS hosts,
-            array_agg(p.room) FILTER (WHERE p.fits) AS rooms, array_agg(p.best_rank) FILTER (WHERE p.fits) AS ranks,
-            array_agg(p.best_id) FILTER (WHERE p.fits) AS ids,
-            array_agg(p.lane) FILTER (WHERE NOT p.fits OR p.place <> {OPEN}) AS misplaced
+    IF _near.hosts IS NOT NULL THEN
+        SELECT * INTO _hosts FROM hosts_for_lease(_run, _near.hosts, _now);
+        -- The lanes of a run have the order of their hosts, and each host has one.
+        SELECT array_agg(l.id) FILTER (WHERE l.fits) AS lanes, array_agg(l.nth) FILTER (WHERE l.fits) AS nths,
+            array_agg(_hosts.rooms[l.nth]) FILTER (WHERE l.fits) AS rooms,
+            array_agg(l.best_rank) FILTER (WHERE l.fits) AS ranks, array_agg(l.best_id) FILTER (WHERE l.fits) AS ids,
+            array_agg(l.tid) FILTER (WHERE l.fits) AS tids,
+            array_agg(l.id) FILTER (WHERE NOT l.fits OR l.place <> {OPEN}) AS misplaced
             INTO _from
             FROM (
-                SELECT p.*, p.best_id IS NOT NULL AND p.room > 0 AND p.due_at <= _now AS fits
-                FROM unnest(_lanes) u(lane) CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = u.lane LIMIT 1) p
-                WHERE p.run = _run
-            ) p;
-        IF _from.misplaced IS NOT NULL THEN
-            PERFORM place_lanes(_from.misplaced, _now);
-        END IF;
+                SELECT l.*, l.best_id IS NOT NULL AND _hosts.rooms[l.nth] > 0 AS fits
+                FROM (
+                    SELECT l.*, l.ctid AS tid, width_bucket(l.host, _hosts.hosts) AS nth FROM lane l
+                    WHERE l.id = ANY(ARRAY(SELECT lane_key(_run, u.host) FROM unnest(_hosts.hosts) u(host)))
+                    ORDER BY l.id FOR NO KEY UPDATE
+                ) l
+            ) l;
+        _at := real_clock(_offset);
+        _now := _at + _ahead;
         IF _from.lanes IS NOT NULL THEN
             SELECT * INTO _best FROM best_requests(_limit, _from.lanes, _from.rooms, _from.ranks, _from.ids);
             _count := cardinality(_best.ids);
         END IF;
+        _misplaced := _from.misplaced;
     END IF;
 
     IF _count > 0 THEN
         IF _worker IS NULL THEN
             _worker := add_holder(_run, _slot);
         END IF;
-        RETURN QUERY
-            WITH gone AS (
-                DELETE FROM ready r
-                    USING (
-                        SELECT x.tid, _from.hosts[u.nth] AS host
-                        FROM unnest(_best.nths, _best.ranks, _best.ids) u(nth, rank, id)
-                        CROSS JOIN LATERAL (
-                            SELECT y.ctid AS tid FROM ready y
-                            WHERE y.lane = _from.lanes[u.nth] AND y.rank = u.rank AND y.id = u.id LIMIT 1
-                        ) x
-                    ) s
-                    WHERE r.ctid = s.tid RETURNING r.*, s.host
-            ), given AS MATERIALIZED (
-                SELECT _base + _used + row_number() OVER (ORDER BY g.rank, g.id) AS token, g.*, q.fingerprint, q.url, q.payload
-                FROM gone g
-                CROSS JOIN LATERAL (SELECT q.fingerprint, q.url, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
-            ), kept AS (
-                INSERT INTO held (token, id, rank, due, at, run, lane, host, attempts, status, items, state, fingerprint,
-                                  worker, epoch, begun)
-                    SELECT g.token, g.id, g.rank, _now + _ttl, _at, _run, g.lane, g.host, g.attempts + 1, g.status,
-                        g.items, {LEASED}, g.fingerprint, _worker, _epoch, _begun
-                    FROM given g
-            )
-            SELECT g.token, g.fingerprint, g.url, g.payload, g.attempts + 1, h.name, coalesce(h.learned_delay, 0),
-                NULL::double precision, NULL::bigint, NULL::double precision
-            FROM given g CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = g.host LIMIT 1) h
-            ORDER BY g.rank, g.id;
-        UPDATE host SET in_flight = in_flight + s.n
-            FROM (
-                SELECT x.tid, t.n FROM (SELECT u.nth, count(*) AS n FROM unnest(_best.nths) u(nth) GROUP BY u.nth) t
-                CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM host h WHERE h.id = _from.hosts[t.nth] LIMIT 1) x
-            ) s
-            WHERE host.ctid = s.tid;
-        GET DIAGNOSTICS _rows = ROW_COUNT;
-        UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
-            due = due_of(s.place, 0, _now)
-            FROM (
-                SELECT x.tid, t.n, b.rank, b.id, place_of(b.id, (_from.rooms[t.nth] - t.n)::integer, 0, 0) AS place
+        WITH gone AS (
+            DELETE FROM ready r USING unnest(_best.tids, _best.nths) WITH ORDINALITY u(tid, nth, place)
+                WHERE r.ctid = u.tid
+                RETURNING _base + _used + u.place AS token, u.nth, r.id, r.rank, coalesce(r.attempts, 0) + 1 AS attempt,
+                    coalesce(r.status, 0) AS status, coalesce(r.items, 0) AS items
+        ), given AS MATERIALIZED (
+            SELECT g.*, q.fingerprint, q.url, q.payload
+            FROM gone g
+            CROSS JOIN LATERAL (SELECT q.fingerprint, q.url, q.payload FROM request q WHERE q.id = g.id LIMIT 1) q
+            ORDER BY g.token
+        ), kept AS (
+            INSERT INTO held (token, id, rank, due, at, run, host, attempts, status, items, state, fingerprint, worker,
+                              epoch, begun)
+                SELECT g.token, g.id, g.rank, _now + _ttl, _at, _run, _hosts.hosts[_from.nths[g.nth]], g.attempt,
+                    g.status, g.items, {LEASED}, g.fingerprint, _worker, _epoch, _begun
+                FROM given g
+        )
+        SELECT array_agg(g.token), array_agg(g.fingerprint), array_agg(g.url), array_agg(g.payload),
+            array_agg(g.attempt), array_agg(_hosts.learned[_from.nths[g.nth]])
+            INTO tokens, fingerprints, urls, payloads, attempts, learned_delays FROM given g;
+        WITH taken AS MATERIALIZED (
+            SELECT u.nth, count(*)::integer AS n, max(u.place) AS last
+            FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
+        ), counted AS (
+            UPDATE host SET in_flight = in_flight + t.n FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
+                RETURNING 1
+        ), moved AS (
+            UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
+                due = due_of(s.place, 0, _now)
                 FROM (
-                    SELECT u.nth, count(*) AS n, max(u.place) AS last
-                    FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
-                ) t
-                CROSS JOIN LATERAL (SELECT l.ctid AS tid FROM lane l WHERE l.id = _from.lanes[t.nth] LIMIT 1) x
-                LEFT JOIN LATERAL (
-                    SELECT r.rank, r.id FROM ready r
-                    WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
-                    ORDER BY r.rank, r.id LIMIT 1
-                ) b ON true
-            ) s
-            WHERE lane.ctid = s.tid;
-        GET DIAGNOSTICS _more_rows = ROW_COUNT;
-        SELECT count(DISTINCT u.nth) INTO _lanes_taken FROM unnest(_best.nths) u(nth);
-        IF _rows <> _lanes_taken OR _more_rows <> _lanes_taken THEN
+                    SELECT t.nth, t.n, b.rank, b.id, place_of(b.id, _from.rooms[t.nth] - t.n, 0, 0) AS place
+                    FROM taken t
+                    LEFT JOIN LATERAL (
+                        SELECT r.rank, r.id FROM ready r
+                        WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
+                        ORDER BY r.rank, r.id LIMIT 1
+                    ) b ON true
+                ) s
+                WHERE lane.ctid = _from.tids[s.nth]
+                RETURNING 1
+        )
+        SELECT count(*), (SELECT count(*) FROM counted) + (SELECT count(*) FROM moved) INTO _lanes_taken, _rows FROM taken;
+        IF _rows <> 2 * _lanes_taken OR cardinality(tokens) <> _count THEN
             PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
         END IF;
+    END IF;
+    IF _misplaced IS NOT NULL THEN
+        PERFORM place_lanes(_misplaced, _now);
     END IF;
 
     IF _overdue IS NOT NULL THEN
@@ -332,9 +363,11 @@ BEGIN
                 b(run, ready, waiting, leased, dead)
             WHERE g.run = b.run;
     END IF;
-    IF _count > 0 THEN
-        UPDATE ledger g SET ready = g.ready - _count, leased = g.leased + _count WHERE g.run = _run;
-        IF NOT FOUND THEN
+    UPDATE ledger g SET ready = g.ready - _count, leased = g.leased + _count WHERE g.run = _run AND _count > 0
+        RETURNING g.incoming INTO incoming;
+    IF NOT FOUND THEN
+        SELECT g.incoming INTO incoming FROM ledger g WHERE g.run = _run;
+        IF _count > 0 THEN
             PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;
     END IF;
@@ -342,9 +375,10 @@ BEGIN
     IF _may_lease THEN
         _moment := CASE WHEN _count = _limit THEN _now ELSE next_moment(_run, _now) END;
     END IF;
-    RETURN QUERY SELECT NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, _late::integer, NULL::text, real_clock(0),
-        CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END,
-        (SELECT g.incoming FROM ledger g WHERE g.run = _run),
-        CASE WHEN _count = 0 THEN spread_polls(_now) END;
+    wait := CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END;
+    at := real_clock(0);
+    IF _count = 0 THEN
+        poll_after := spread_polls(_now);
+    END IF;
 END
 $$;

@@ -82,7 +82,6 @@ BEGIN
         _added := coalesce(cardinality(_new.ids), 0);
         _refused := coalesce(cardinality(_new.refused), 0);
         IF _added > 0 THEN
-            PERFORM lock_lanes(_new.lanes);
             PERFORM fill_lanes(_new.lanes, _new.ranks, _new.ids);
         END IF;
         DELETE FROM chunk c WHERE c.token = _chunk.token AND c.number = _chunk.number;

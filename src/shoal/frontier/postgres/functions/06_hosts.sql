@@ -9,17 +9,20 @@ CREATE FUNCTION update_host(
 ) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _host integer := 0;
-    _lanes integer[];
+    _lanes bigint[];
     _until double precision;
     _before record;
     _after record;
 BEGIN
     PERFORM check_run(_run);
     IF _name <> {DEFAULT_HOST} THEN
-        _lanes := lanes_of(_run, ARRAY[_name]);
-        SELECT l.host INTO _host FROM lane l WHERE l.id = _lanes[1];
+        _host := (hosts_of(ARRAY[_name]))[1];
     END IF;
     PERFORM lock_hosts(ARRAY[_host]);
+    IF _host > 0 AND NOT EXISTS (SELECT FROM lane l WHERE l.id = lane_key(_run, _host)) THEN
+        PERFORM hold_run(_run);
+        PERFORM fill_lanes(ARRAY[lane_key(_run, _host)], NULL, NULL);  -- so that the run lists this host
+    END IF;
     SELECT h.* INTO _before FROM host h WHERE h.id = _host;
     _until := CASE WHEN _block_for > 0 THEN clock(_offset) + _block_for ELSE 0 END;
     UPDATE host h SET
@@ -43,13 +46,14 @@ BEGIN
             AND _after.concurrency IS NOT DISTINCT FROM _before.concurrency
             AND coalesce(_after.crawl_delay, 0) >= coalesce(_before.crawl_delay, 0)
             AND coalesce(_after.learned_delay, 0) >= coalesce(_before.learned_delay, 0)
-        THEN _lanes ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > {EMPTY}) END;
+        THEN ARRAY[lane_key(_run, _host)]
+        ELSE ARRAY(SELECT l.id FROM lane l WHERE l.host = _host AND l.place > {OPEN}) || lane_key(_run, _host) END;
     PERFORM lock_lanes(_lanes);
     PERFORM place_lanes(_lanes, clock(_offset));
 END
 $$;
 
--- The busiest hosts of a run, out of a thousand with leases and a thousand others, so that the cost does not grow with the
+-- The busiest hosts of a run, out of a thousand with leases and two thousand others, so that the cost does not grow with the
 -- number of hosts: the first lanes of an index, never a sort of all lanes.
 CREATE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
 RETURNS TABLE (
@@ -66,10 +70,10 @@ BEGIN
             h.in_flight, l.ready, greatest(h.blocked_until - _now, 0), h.block_reason
         FROM (
             (SELECT l.id, l.host, l.ready FROM (
-                SELECT DISTINCT x.lane FROM (
-                    SELECT x.lane FROM held x WHERE x.run = _run AND x.state = {LEASED} ORDER BY x.run, x.due LIMIT 1000
+                SELECT DISTINCT x.host FROM (
+                    SELECT x.host FROM held x WHERE x.run = _run AND x.state = {LEASED} ORDER BY x.run, x.due LIMIT 1000
                 ) x
-            ) x CROSS JOIN LATERAL (SELECT * FROM lane l WHERE l.id = x.lane LIMIT 1) l)
+            ) x CROSS JOIN LATERAL (SELECT * FROM lane l WHERE l.id = lane_key(_run, x.host) LIMIT 1) l)
             UNION
             (SELECT * FROM (
                 (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {OPEN}
@@ -81,9 +85,9 @@ BEGIN
                 (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {LATER}
                  ORDER BY l.run, l.due LIMIT 1000)
                 UNION ALL
-                (SELECT l.id, l.host, l.ready FROM lane l WHERE l.run = _run AND l.place = {EMPTY}
-                 ORDER BY l.run LIMIT 1000)
-            ) several LIMIT 1000)
+                (SELECT l.id, l.host, l.ready FROM lane l
+                 WHERE l.id > lane_key(_run, 0) AND l.id < lane_key(_run + 1, 0) ORDER BY l.id LIMIT 1000)
+            ) several LIMIT 2000)
         ) l
         CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = l.host LIMIT 1) h
         CROSS JOIN LATERAL (SELECT * FROM host e WHERE e.id = 0 LIMIT 1) e
@@ -103,7 +107,7 @@ BEGIN
         SELECT _name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
             coalesce(h.in_flight, 0), coalesce(l.ready, 0), greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0),
             coalesce(h.block_reason, '')
-        FROM host e LEFT JOIN host h ON h.name = _name LEFT JOIN lane l ON l.host = h.id AND l.run = _run
+        FROM host e LEFT JOIN host h ON h.name = _name LEFT JOIN lane l ON l.id = lane_key(_run, h.id)
         WHERE e.id = 0;
 END
 $$;
@@ -113,14 +117,14 @@ CREATE FUNCTION set_options(
     _run integer, _max_attempts integer, _delay double precision, _concurrency integer, _link_limit bigint
 ) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
-    _lanes integer[];
+    _lanes bigint[];
 BEGIN
     UPDATE run r
         SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency, link_limit = _link_limit
         WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency, coalesce(r.link_limit, 0))
             <> (_max_attempts, _delay, _concurrency, coalesce(_link_limit, 0));
     IF FOUND THEN
-        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > {EMPTY});
+        _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > {OPEN});
         PERFORM lock_lanes(_lanes);
         UPDATE lane l SET place = {OPEN}, due = NULL WHERE l.id = ANY(_lanes) AND l.place > {OPEN};
     END IF;

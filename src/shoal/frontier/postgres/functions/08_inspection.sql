@@ -69,8 +69,8 @@ RETURNS TABLE (
     CROSS JOIN LATERAL (  -- `held` has no index for this, so it is read last
         SELECT o.state, o.attempts::integer, o.status::integer, o.items, o.at, o.kind, o.reason, o.worker FROM outcome o
             WHERE o.id = q.id
-        UNION ALL SELECT {READY}::smallint, r.attempts, r.status, r.items, r.at, '', '', 0 FROM ready r
-            WHERE r.lane = q.lane AND r.rank = q.rank AND r.id = q.id
+        UNION ALL SELECT {READY}::smallint, coalesce(r.attempts, 0), coalesce(r.status, 0), coalesce(r.items, 0), r.at, '', '', 0 FROM ready r
+            WHERE r.lane = lane_key(q.run, q.host) AND r.rank = coalesce(q.rank, 0) AND r.id = q.id
         UNION ALL SELECT h.state, h.attempts - (NOT h.begun)::integer, h.status, h.items, h.at, '', '',
             CASE h.state WHEN {LEASED} THEN h.worker ELSE 0 END FROM held h
             WHERE h.id = q.id

@@ -89,21 +89,20 @@ RETURNS bytea LANGUAGE plpgsql AS $$
 DECLARE
     _gone record;
     _held record;
-    _lanes integer[];
+    _lanes bigint[];
 BEGIN
     SELECT array_agg(h.token) AS tokens, coalesce(array_agg(h.host) FILTER (WHERE h.state = {LEASED}), '{}') AS hosts
         INTO _held
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
-        PERFORM lock_hosts(_held.hosts);
+        PERFORM free_hosts(_held.hosts, array_fill(true, ARRAY[cardinality(_held.hosts)]), clock(_offset));
         _lanes := full_lanes(_held.hosts);
         PERFORM lock_lanes(_lanes);
-        PERFORM free_hosts(_held.hosts, array_fill(true, ARRAY[cardinality(_held.hosts)]), clock(_offset));
         PERFORM place_lanes(_lanes, clock(_offset));
         DELETE FROM held h WHERE h.token = ANY(_held.tokens);
         RETURN _after;
     END IF;
-    SELECT array_agg(q.id) AS ids, array_agg(q.lane) AS lanes, array_agg(q.rank) AS ranks,
+    SELECT array_agg(q.id) AS ids, array_agg(lane_key(_run, q.host)) AS lanes, array_agg(coalesce(q.rank, 0)) AS ranks,
         (array_agg(q.fingerprint ORDER BY q.fingerprint DESC))[1] AS last
         INTO _gone
         FROM (
@@ -135,17 +134,15 @@ $$;
 CREATE FUNCTION delete_lanes(_run integer, _limit integer) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _chunks integer;
-    _rows integer := 0;
+    _rows integer;
 BEGIN
     DELETE FROM chunk c WHERE (c.token, c.number) IN (
         SELECT d.token, d.number FROM chunk d WHERE d.run = _run LIMIT greatest(_limit / 100, 1));
     GET DIAGNOSTICS _chunks = ROW_COUNT;
-    FOR _place IN {EMPTY}..{FULL} LOOP
-        EXIT WHEN _rows > 0;
-        DELETE FROM lane l WHERE l.id = ANY(ARRAY(
-            SELECT k.id FROM lane k WHERE k.run = _run AND k.place = _place ORDER BY k.id LIMIT _limit FOR UPDATE));
-        GET DIAGNOSTICS _rows = ROW_COUNT;
-    END LOOP;
+    DELETE FROM lane l WHERE l.id = ANY(ARRAY(
+        SELECT k.id FROM lane k WHERE k.id > lane_key(_run, 0) AND k.id < lane_key(_run + 1, 0)
+        ORDER BY k.id LIMIT _limit FOR UPDATE));
+    GET DIAGNOSTICS _rows = ROW_COUNT;
     RETURN _chunks + _rows > 0;
 END
 $$;

@@ -43,10 +43,10 @@ BEGIN
     UPDATE holder w SET epoch = _epoch WHERE w.run = _run AND w.number = _number AND w.epoch IS DISTINCT FROM _epoch;
     DELETE FROM worker w WHERE w.run = _run AND w.name = _slot AND w.epoch < _epoch;
     UPDATE role r SET token = 0, until = 0 WHERE r.run = _run AND r.slot = _slot AND r.epoch < _epoch AND r.token > 0;
-    SELECT array_agg(o.token) AS tokens, array_agg(DISTINCT o.host) AS hosts, array_agg(DISTINCT o.lane) AS lanes
+    SELECT array_agg(o.token) AS tokens, array_agg(DISTINCT o.host) AS hosts, array_agg(DISTINCT lane_key(_run, o.host)) AS lanes
         INTO _lost
         FROM (
-            SELECT h.token, h.host, h.lane FROM held h
+            SELECT h.token, h.host FROM held h
             WHERE h.run = _run AND h.worker = _number AND h.state = {LEASED} AND h.epoch < _epoch ORDER BY h.token FOR UPDATE
         ) o;
     IF _lost.tokens IS NULL THEN

@@ -1,5 +1,6 @@
 -- Settings of the functions that clients call often. Their batches are small and the tables are large, so every lookup must
--- use an index. A plan that was made while a table was small must not read all of it when it has grown.
+-- use an index. A plan that was made while a table was small must not read all of it when it has grown. Without bitmap scans,
+-- UPDATE and DELETE with = ANY(keys) lock their rows in the order of the index.
 DO $$
 DECLARE
     _function text;
@@ -13,7 +14,8 @@ BEGIN
     LOOP
         EXECUTE format(
             'ALTER FUNCTION %s SET search_path FROM CURRENT SET jit = off SET plan_cache_mode = force_generic_plan'
-            ' SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off', _function);
+            ' SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off',
+            _function);
     END LOOP;
 END
 $$;

@@ -3,8 +3,8 @@
 -- They are split by how often their rows change. A request is written once, so the large index over fingerprints is never
 -- updated. The state of a request is a small row in `ready`, then in `held`, then in `outcome`.
 --
--- Rows are locked in this order, and within a table by the key, to avoid deadlocks: role, held, new hosts and lanes by
--- name, fingerprints, host, lane, ledger. With a limit for links, room_for_links() takes its lock after the role.
+-- Rows are locked in this order, and within a table by the key, to avoid deadlocks: role, held, new hosts by name,
+-- fingerprints, host, lane, ledger. With a limit for links, room_for_links() takes its lock after the role.
 --
 -- Columns named `at` are seconds since 1970, for people. All other times are those of `clock()`, which never goes back.
 --
@@ -59,7 +59,7 @@ CREATE TABLE ledger (
 -- All runs of a store share the politeness to hosts.
 CREATE TABLE host (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name text NOT NULL UNIQUE,
+    name text COLLATE "C" NOT NULL UNIQUE,
     delay double precision,
     concurrency integer,
     crawl_delay double precision,
@@ -74,30 +74,28 @@ CREATE TABLE host (
 INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE VALUES (0, '*');
 
 -- The queue of one run for one host. Its place changes only under the lock of the host, except that anyone may open it: a
--- lease checks the host again.
+-- lease checks the host again. It is created with its first request. An open lane changes with each lease, so it is in few
+-- indexes: its key is computed, not looked up.
 CREATE TABLE lane (
-    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    run integer NOT NULL,
-    host integer NOT NULL,
-    place smallint NOT NULL DEFAULT 0,        -- 0 empty, 1 open, 2 waits until `due`, 3 its host is full
-    ready integer NOT NULL DEFAULT 0,
+    id bigint GENERATED ALWAYS AS ((run::bigint << 32) + host) STORED PRIMARY KEY,  -- lane_key(run, host)
     best_rank double precision,               -- of its best ready request
     best_id bigint,
     due double precision,                     -- when to open it (2) or to check it again (3)
-    UNIQUE (host, run)
+    run integer NOT NULL,
+    host integer NOT NULL,
+    ready integer NOT NULL,
+    place smallint NOT NULL                   -- 0 empty, 1 open, 2 waits until `due`, 3 its host is full
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lane_open ON lane (run, best_rank, best_id) WHERE place = 1;
-CREATE INDEX lane_later ON lane (run, due) WHERE place = 2;
-CREATE INDEX lane_full ON lane (host, due) WHERE place = 3;
-CREATE INDEX lane_again ON lane (run, due) WHERE place = 3;
-CREATE INDEX lane_empty ON lane (run) WHERE place = 0;
+CREATE INDEX lane_again ON lane (run, place, due) WHERE place > 1;
+CREATE INDEX lane_blocked ON lane (host, place, due) WHERE place > 1;
 
 CREATE TABLE request (
     id bigint PRIMARY KEY,                    -- ascending, so first in, first out
     parent bigint,
-    rank double precision NOT NULL,           -- the negative of its priority
+    rank double precision,                    -- the negative of its priority; null: 0
     run integer NOT NULL,
-    lane integer NOT NULL,
+    host integer NOT NULL,
     fingerprint bytea NOT NULL,
     url text NOT NULL,
     payload bytea NOT NULL                    -- the Request as msgpack, without its URL: see columns.py
@@ -108,10 +106,10 @@ CREATE TABLE ready (
     rank double precision NOT NULL,
     id bigint NOT NULL,
     at double precision NOT NULL,
-    lane integer NOT NULL,
-    attempts integer NOT NULL DEFAULT 0,
-    status integer NOT NULL DEFAULT 0,
-    items integer NOT NULL DEFAULT 0,
+    lane bigint NOT NULL,
+    attempts integer,                         -- these are null until its first attempt
+    status integer,
+    items integer,
     PRIMARY KEY (lane, rank, id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
@@ -122,7 +120,6 @@ CREATE TABLE held (
     due double precision NOT NULL,            -- when it is lost (leased) or ready again (waiting)
     at double precision NOT NULL,
     run integer NOT NULL,
-    lane integer NOT NULL,
     host integer NOT NULL,
     attempts integer NOT NULL,
     status integer NOT NULL,
