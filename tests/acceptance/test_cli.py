@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def shop() -> Iterator[str]:
     command = [sys.executable, "-m", "examples.bookshop", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         assert server.stdout is not None
         yield server.stdout.readline().removeprefix("bookshop: ").strip()
         server.terminate()
