@@ -27,7 +27,8 @@ class Machine:
         self.runtime = runtime
         self._mark = secrets.token_hex(8)
         self._started: list[subprocess.Popen[str]] = []
-        self.environ = {**os.environ, _MARK: self._mark, "XDG_RUNTIME_DIR": str(runtime)}
+        # Crawls announce themselves in one of these folders: those of other tests must not be found here.
+        self.environ = {**os.environ, _MARK: self._mark, "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime)}
 
     def start(self, *words: str, err: str = "err.txt") -> subprocess.Popen[str]:
         """Start a command in the background. What it says goes to a file."""

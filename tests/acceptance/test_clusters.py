@@ -134,7 +134,7 @@ def test_a_runner_that_was_stopped_fences_itself(cluster: Cluster, site: Target)
     assert [event.what for event in cluster.events() if event.member == victim][-3:] == ["lost", "joined", "left"]
 
 
-def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
+def test_two_try_for_one_slot_again_and_again(kind: str) -> None:
     async def compete() -> None:
         url = coordinator_url(kind)
         first, second = [await open_coordinator(url, "c", ttl=60.0) for _ in range(2)]
@@ -143,7 +143,7 @@ def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
         latest = 0
         wins: Counter[int] = Counter()
         both = [first, second]
-        for _ in range(1000):
+        for _ in range(400):
             random.shuffle(both)
             epochs = await asyncio.gather(*(each.take(0) for each in both))
             (won,) = [epoch for epoch in epochs if epoch is not None]
@@ -152,7 +152,7 @@ def test_two_try_for_one_slot_a_thousand_times(kind: str) -> None:
             winner = both[epochs.index(won)]
             wins[winner is first] += 1
             await winner.retire()
-        assert min(wins.values()) > 100
+        assert min(wins.values()) > 40
         await asyncio.gather(first.close(), second.close())
 
     asyncio.run(compete())

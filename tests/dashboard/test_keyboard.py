@@ -30,7 +30,7 @@ WATCH = """() => {
 }"""
 IS_ROUND = "focused.filter(({number}) => number === focused[0].number).length > 1"
 """Whether the focus has left the page and come back to its first control."""
-LOOK_EVERY = 10
+LOOK_EVERY = 20
 """Presses of a key: asking the page takes longer than pressing it."""
 
 
