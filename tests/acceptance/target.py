@@ -69,7 +69,7 @@ class Target:
         until = time.monotonic() + timeout
         while not holds(seen := self.visits()):
             assert time.monotonic() < until, f"after {timeout:g} s the site has seen only {seen[-20:]}"
-            time.sleep(0.1)  # each question takes a few milliseconds of CPU time
+            time.sleep(0.05)  # each question takes a few milliseconds of CPU time
         return seen
 
     def wait_for(self, count: int, url: str | None = None, timeout: float = 60.0) -> list[Visit]:

@@ -234,9 +234,9 @@ class PoliteFleet:
         self._fleet = fleet
         self._site = site
         delayed, paired, asking = site.urls
-        self.urls = [f"{delayed}/{number}?wait=0.02" for number in range(18)]
-        self.urls += [f"{paired}/{number}?wait=0.08" for number in range(44)]
-        self.urls += [f"{asking}/{number}" for number in range(9)]
+        self.urls = [f"{delayed}/{number}?wait=0.02" for number in range(30)]
+        self.urls += [f"{paired}/{number}?wait=0.2" for number in range(44)]
+        self.urls += [f"{asking}/{number}" for number in range(14)]
 
     def start(self, environments: Sequence[dict[str, str]], ttl: float) -> None:
         fleet, hosts = self._fleet, [host_of(url) for url in self._site.urls]
