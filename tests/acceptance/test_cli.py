@@ -220,7 +220,7 @@ def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
         "sqlite:///b.db",
     ]
     with subprocess.Popen([*SHOAL, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not ((tmp_path / "b.jsonl").exists() and (tmp_path / "b.jsonl").stat().st_size):
             assert time.monotonic() < deadline
             time.sleep(0.05)

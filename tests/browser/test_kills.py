@@ -11,4 +11,4 @@ from tests.browser.kills import crawl_with_kills
 
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_whatever_is_killed(tmp_path: Path) -> None:
-    crawl_with_kills(tmp_path, products=45, patience=120)
+    crawl_with_kills(tmp_path, products=60, patience=120)
