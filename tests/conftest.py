@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import subprocess
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import forking
-from tests.databases import close_shared
+from tests.databases import close_shared, run_folder
 from tests.spreading import Spreading, turn_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run random tests with all their examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    run_folder()  # before other processes start
+    # Its replacement, a hook, adds a parameter to every asynchronous test.
+    config.addinivalue_line("filterwarnings", "ignore:Overriding the .event_loop_policy. fixture is deprecated")
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turn_of(item.nodeid))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of collected tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return Spreading(config, log)
@@ -36,6 +57,24 @@ def pytest_unconfigure() -> None:
     """Stop the shared servers. pytest-xdist calls this in each of its processes."""
     close_shared()
     forking.close()
+
+
+@pytest.fixture(autouse=True)
+def _loggers_stay_as_they_are() -> Iterator[None]:
+    """A command that runs in the process of a test sets up loggers. Other tests read what they log."""
+    before = {logger: (logger.level, logger.propagate, logger.handlers[:]) for logger in _own_loggers()}
+    root_level = logging.root.level
+    yield
+    logging.root.setLevel(root_level)
+    for logger in _own_loggers():
+        level, logger.propagate, logger.handlers[:] = before.get(logger, (logging.NOTSET, True, []))
+        if logger.level != level:
+            logger.setLevel(level)
+
+
+def _own_loggers() -> list[logging.Logger]:
+    found = [each for name, each in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "shoal"]
+    return [each for each in found if isinstance(each, logging.Logger)]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import pwd
 import random
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,21 @@ def free_port() -> int:
             return port
 
 
+_RUN_FOLDER = "TESTS_RUN_FOLDER"
+
+
+def run_folder() -> Path:
+    """A folder that all processes of this run of the tests share."""
+    if _RUN_FOLDER not in os.environ:  # the other processes inherit it
+        os.environ[_RUN_FOLDER] = mkdtemp(prefix="shoal-tests-")
+        Path(os.environ[_RUN_FOLDER]).chmod(0o755)
+    return Path(os.environ[_RUN_FOLDER])
+
+
+def remove_run_folder() -> None:
+    shutil.rmtree(os.environ.pop(_RUN_FOLDER, ""), ignore_errors=True)
+
+
 class DatabaseServer(ABC):
     """A server process. ``start`` after ``kill`` keeps the data and the port."""
 
@@ -58,6 +74,20 @@ class DatabaseServer(ABC):
 
     def _prepare(self) -> None:  # noqa: B027 (not all have to)
         """Create an empty database."""
+
+    def _prepare_once(self, create: Callable[[], None]) -> None:
+        """Create an empty database in the folder ``data``. Only the first process of all does it: the others copy its
+        database, which is much cheaper."""
+        data, kept = self.folder / "data", run_folder() / type(self).__name__
+        with kept.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                create()
+                half = kept.with_suffix(".half")
+                subprocess.run(["cp", "--archive", data, half], check=True)
+                half.rename(kept)
+                return
+        self._run("cp", "--archive", "--reflink=auto", str(kept), str(data))
 
     @abstractmethod
     def _command(self) -> list[str]: ...
@@ -212,23 +242,13 @@ class PostgresServer(DatabaseServer):
         places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
         return str(places[-1]) if places else name
 
-    _empty: ClassVar[Path | None] = None
-    """The first database of this process, before it was used. Copying it is much cheaper than creating another one."""
-
     def _prepare(self) -> None:
-        data = self.folder / "data"
-        if PostgresServer._empty is not None:
-            self._run("cp", "--archive", "--reflink=auto", str(PostgresServer._empty), str(data))
-            return
-        self._run(
-            self._binary("initdb"), "-D", str(data), "-U", "shoal", "--auth=trust", "--no-sync", "--no-locale",
-            "--encoding=UTF8",
+        self._prepare_once(
+            lambda: self._run(
+                self._binary("initdb"), "-D", str(self.folder / "data"), "-U", "shoal", "--auth=trust", "--no-sync",
+                "--no-locale", "--encoding=UTF8",
+            )
         )  # fmt: skip
-        copy = Path(mkdtemp(prefix="shoal-postgres-empty-"))
-        if self._user is not None:
-            shutil.chown(copy, self._user, self._user)
-        self._run("cp", "--archive", "--reflink=auto", str(data), str(copy))
-        PostgresServer._empty = copy / "data"
 
     def _command(self) -> list[str]:
         defaults = {
@@ -305,9 +325,11 @@ class MariaServer(DatabaseServer):
     user = "mysql"
 
     def _prepare(self) -> None:
-        self._run(
-            "mariadb-install-db", "--no-defaults", f"--datadir={self.folder / 'data'}", "--skip-test-db",
-            "--auth-root-authentication-method=normal",
+        self._prepare_once(
+            lambda: self._run(
+                "mariadb-install-db", "--no-defaults", f"--datadir={self.folder / 'data'}", "--skip-test-db",
+                "--auth-root-authentication-method=normal",
+            )
         )  # fmt: skip
         (self.folder / "init.sql").write_text(
             "CREATE DATABASE IF NOT EXISTS shoal CHARACTER SET utf8mb4;\n"
@@ -377,13 +399,12 @@ def shared(kind: type[Server]) -> Server:
 
 
 def close_shared() -> None:
-    """Stop all shared servers, and remove the empty database."""
+    """Stop all shared servers."""
     while _SHARED:
         _SHARED.pop().close()
     shared.cache_clear()
-    empty, PostgresServer._empty = PostgresServer._empty, None
-    if empty is not None:
-        shutil.rmtree(empty.parent, ignore_errors=True)
 
 
+if _RUN_FOLDER not in os.environ:  # the process that makes the folder removes it
+    atexit.register(remove_run_folder)
 atexit.register(close_shared)  # for programs that are not tests

@@ -1,9 +1,10 @@
-"""Real `shoal` processes that start at once: each is forked from a process that has imported what commands need.
+"""Real Python processes that start at once: each is forked from a process that has imported what commands need.
 
 A new interpreter takes half a second of CPU time for its imports, a server a whole one. `Popen` and `run` are those of
-`subprocess`, for the commands of Shoal. The process has its own pid, folder, environment, files and exit code, and dies
-of signals like any other. But its command line and its environment in ``/proc`` are not its own, and variables that
-act at the start of a program (``LD_PRELOAD``) do nothing. Tests that need these use `subprocess`.
+`subprocess`, for Python commands: ``-m MODULE``, ``-c CODE``, or a file. The process has its own pid, folder,
+environment, files and exit code, and dies of signals like any other. But its command line and its environment in
+``/proc`` are not its own, options of the interpreter are missing, and variables that act at the start of a program
+(``LD_PRELOAD``, ``PYTHONPATH``) do nothing. Tests that need these, or that look at what is imported, use `subprocess`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -25,6 +27,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 SHOAL = [sys.executable, "-m", "shoal.cli.main"]
@@ -41,16 +44,30 @@ _IMPORTED = (
     *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),
     *("shoal.sinks.files", "shoal.sinks.sqlite", "shoal.sinks.postgres", "shoal.sinks.mysql"),
     *("shoal.server.app", "uvicorn", "uvicorn.protocols.http.h11_impl", "shoal.cli.commands.serve"),
+    *("uvloop", "encodings.idna", "importlib.readers", "typer._adapters", "turbohtml.detect"),
+    *("shoal.fetch.direct", "shoal.identities.roster", "shoal.middleware.throttle", "shoal.selector.xml_pages"),
+    *("shoal.runs.process_fork", "shoal.runs.process_part", "shoal.crawling.page_spider", "shoal.sinks.csvfile"),
 )
+_IMPORTED_LATER = {
+    "celery": (
+        *("celery.bin.celery", "celery.bin.worker", "celery.bin.control", "celery.app.base", "celery.app.amqp"),
+        *("celery.app.control", "celery.app.events", "celery.app.log", "celery.app.task", "celery.apps.worker"),
+        *("celery.backends.redis", "celery.concurrency.prefork", "celery.fixups.django", "celery.loaders.app"),
+        *("celery.worker", "celery.worker.components", "celery.worker.consumer", "celery.worker.autoscale"),
+        *("kombu.transport.redis", "shoal.tasks.worker", "shoal.tasks.broker", "shoal.tasks.messages"),
+    ),
+}
+"""What the commands of a module need, and no others. The module ``shoal.tasks.app`` reads the environment, so it must
+not be imported earlier."""
 
 
 class Popen(subprocess.Popen[str]):
-    """A command: `SHOAL` and its arguments."""
+    """A command: the interpreter, ``-m MODULE``, ``-c CODE`` or a file, and arguments."""
 
-    def __init__(self, words: Sequence[str], **options: Any) -> None:
-        assert list(words[: len(SHOAL)]) == SHOAL, words
+    def __init__(self, words: Sequence[str | os.PathLike[str]], **options: Any) -> None:
+        assert words[0] == sys.executable, words
         self._ended: int | None = None
-        super().__init__(list(words), **options)
+        super().__init__([os.fspath(word) for word in words], **options)
 
     def _execute_child(self, args: list[str], *others: Any) -> None:
         # The signature of the standard library, in which these are the only ones that commands use.
@@ -60,7 +77,7 @@ class Popen(subprocess.Popen[str]):
         self._ended = report
         files = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         order = {
-            "words": args[len(SHOAL) :], "folder": os.fspath(cwd or os.getcwd()), "session": bool(start_new_session),
+            "words": args[1:], "folder": os.fspath(cwd or os.getcwd()), "session": bool(start_new_session),
             "environ": dict(os.environ if env is None else env),
         }  # fmt: skip
         try:
@@ -75,9 +92,13 @@ class Popen(subprocess.Popen[str]):
             self._read_end(0.0)
         return self.returncode
 
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        self._read_end(0.0 if wait_flags & os.WNOHANG else None)
-        return (0, 0) if self.returncode is None else (self.pid, self._status)
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._read_end(timeout)
+        if self.returncode is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
 
     def _read_end(self, timeout: float | None) -> None:
         if self._ended is None or not select.select([self._ended], [], [], timeout)[0]:
@@ -85,12 +106,16 @@ class Popen(subprocess.Popen[str]):
         said = os.read(self._ended, _STATUS.size)
         os.close(self._ended)
         self._ended = None
-        self._status = _STATUS.unpack(said)[0] if said else signal.SIGKILL
-        self._handle_exitstatus(self._status)
+        self._handle_exitstatus(_STATUS.unpack(said)[0] if said else signal.SIGKILL)
 
 
 def run(
-    words: Sequence[str], *, capture_output: bool = False, check: bool = False, timeout: float = 120.0, **options: Any
+    words: Sequence[str | os.PathLike[str]],
+    *,
+    capture_output: bool = False,
+    check: bool = False,
+    timeout: float = 120.0,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """A command to its end."""
     if capture_output:
@@ -182,6 +207,7 @@ def _serve(listening: socket.socket) -> dict[str, Any]:
         connection = listening.accept()[0]
         head, files, _, _ = socket.recv_fds(connection, _SIZE.size, _FILES)
         order: dict[str, Any] = json.loads(_receive(connection, _SIZE.unpack(head)[0]))
+        _import_for(order["words"])
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -210,12 +236,23 @@ def _report(reports: dict[int, int]) -> None:
             os.close(reports.pop(pid))
 
 
+def _import_for(words: list[str]) -> None:
+    """Import what a module needs, for this process and all like it."""
+    if words[0] != "-m":
+        return
+    needed = _IMPORTED_LATER.get(words[1], (words[1],) if words[1].startswith("tests.") else ())
+    missing = [name for name in needed if name not in sys.modules]
+    for name in missing:
+        with suppress(Exception):  # the new process fails with the same error
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()
+
+
 def _main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for name in _IMPORTED:
         importlib.import_module(name)
-    from shoal.cli.main import main
-
     gc.collect()
     gc.freeze()
     order = _serve(socket.socket(fileno=int(sys.argv[1])))
@@ -225,9 +262,30 @@ def _main() -> None:
     os.environ.clear()
     os.environ.update(order["environ"])
     tempfile.tempdir = None  # TMPDIR may be another one
-    sys.argv = ["shoal", *order["words"]]
     sys.path[0] = order["folder"]
-    main()
+    _run(order["words"])
+
+
+def _run(words: list[str]) -> None:
+    """Do what the interpreter does with these arguments."""
+    match words:
+        case ["-m", "shoal.cli.main", *arguments]:
+            from shoal.cli.main import main
+
+            sys.argv = ["shoal", *arguments]
+            main()
+        case ["-m", module, *arguments]:
+            sys.argv = [module, *arguments]
+            sys.modules.pop(module, None)  # otherwise runpy warns that it runs for the second time
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *arguments]:
+            sys.argv = ["-c", *arguments]
+            program = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(code, "<string>", "exec"), vars(program))
+        case [file, *arguments]:
+            sys.argv = [file, *arguments]
+            sys.path[0] = os.path.dirname(os.path.abspath(file))
+            runpy.run_path(file, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from tests import forking
 from tests.servers import answer, read_head
 
 
@@ -71,7 +72,7 @@ class TorSite:
 
 @contextmanager
 def tor_site() -> Iterator[TorSite]:
-    with subprocess.Popen([sys.executable, "-m", "tests.tor_site"], stdout=subprocess.PIPE, text=True) as server:
+    with forking.Popen([sys.executable, "-m", "tests.tor_site"], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             yield TorSite(int(server.stdout.readline()))

@@ -141,7 +141,7 @@ class Cluster(ForkedFleet):
                     return time.monotonic() - began
             except Exception as exc:  # no node has joined yet, or the server is still away
                 shown = exc  # type: ignore[assignment]
-            time.sleep(0.05)
+            time.sleep(0.1)
         logs = "\n".join(f"--- {worker.log.name}\n{worker.log.read_text()[-1500:]}" for worker in self.workers)
         raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
 
@@ -149,11 +149,6 @@ class Cluster(ForkedFleet):
         counts = (("Runner", runner), ("Backup Runner", backup), ("Spare", spares))
         wanted = {role: count for role, count in counts if count}
         return self.until(lambda shown: dict(Counter(roles(shown).values())) == wanted, timeout)
-
-
-def allowance(seconds: float) -> float:
-    """A limit for a quiet machine; longer while more processes want to run than there are cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def urls(site: Target, count: int, wait: float = 0.0) -> list[str]:

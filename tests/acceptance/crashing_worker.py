@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from shoal.cli.main import main
 from shoal.crawling.callbacks import Callbacks, Found
 from shoal.crawling.leases import Outcome, Settler
 from shoal.crawling.page import Parsed
@@ -31,6 +33,11 @@ class Crash:
     passing: int
     report: str
     """A file to which the URLs of the step are written."""
+
+
+def crashing(crash: Crash) -> list[str]:
+    """The start of a command that dies there: what `SHOAL` is for others."""
+    return [sys.executable, "-m", "tests.acceptance.crashing_worker", crash.step, str(crash.passing), crash.report]
 
 
 def arm(crash: Crash) -> None:
@@ -162,3 +169,10 @@ def _then_burn(method: Callable[..., Any], fuse: _Fuse) -> Callable[..., Any]:
         return result
 
     return wrapped
+
+
+if __name__ == "__main__":
+    step, passing, report, *words = sys.argv[1:]
+    arm(Crash(step, int(passing), report))
+    sys.argv = ["shoal", *words]
+    main()

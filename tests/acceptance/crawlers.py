@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from tests.acceptance.forked_workers import _context
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        *("tests.acceptance.crawlers", "shoal.runs.worker", "shoal.runs.orchestrator", "shoal.fetch.direct"),
+        *("shoal.middleware.cookies", "shoal.middleware.robots", "shoal.middleware.throttle", "shoal.sinks.files"),
+        *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.cluster.node", "shoal.cluster.zookeeper"),
+    ]
+)
 
 
 class CrawlerProgram:

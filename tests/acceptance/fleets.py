@@ -49,7 +49,7 @@ def frontier_url(kind: str, server: RedisServer | PostgresServer | None = None) 
 def serving(module: str, **options: object) -> Iterator[str]:
     """Run a module that prints the URL of its server, in its own process, and yield the URL."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    with subprocess.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True) as server:
+    with forking.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().strip()

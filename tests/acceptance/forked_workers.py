@@ -1,35 +1,20 @@
-"""Workers that start at once: processes that run the real command, forked from one that has imported it.
-
-A new worker needs almost a second of CPU time for its imports. A test that kills one per second on a small machine
-would spend its time on little else.
-"""
+"""Workers and nodes that can die at a given step: processes that run the real command."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
+import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
-from tests.acceptance.crashing_worker import Crash, arm
+from tests import forking
+from tests.acceptance.crashing_worker import Crash, crashing
 from tests.acceptance.fleets import Fleet
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "tests.acceptance.forked_workers",
-        *("shoal.cli.main", "shoal.cli.commands.worker", "shoal.cli.commands.cluster"),
-        *("shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker"),
-        *("shoal.fetch.http", "shoal.middleware.cache", "shoal.middleware.cookies", "shoal.middleware.robots"),
-        *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.runs.orchestrator"),
-        *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),
-        *("shoal.sinks.files", "shoal.sinks.sqlite", "shoal.sinks.postgres", "shoal.sinks.mysql"),
-    ]
-)
+from tests.forking import SHOAL
 
 
 class ForkedWorker:
@@ -41,17 +26,14 @@ class ForkedWorker:
         run = ["--run-id", fleet.run_id] if fleet.run_id else []
         words = [command, fleet.name, *run, "--frontier", fleet.frontier, *arguments]
         self.log = log
-        self._process = _context.Process(target=_work, args=(str(fleet.folder), str(log), words, crash))
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        start = SHOAL if crash is None else crashing(crash)
+        with log.open("w") as out:
+            self._process = forking.Popen([*start, *words], cwd=fleet.folder, stdout=out, stderr=out)
+        self.pid = self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        return self._process.is_alive()
+        return self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -59,12 +41,13 @@ class ForkedWorker:
     def kill(self) -> None:
         """Kill the worker with SIGKILL, and wait for its end."""
         self._process.kill()
-        self._process.join()
+        self._process.wait()
 
     def wait(self, timeout: float) -> int | None:
         """The exit code, negative if the worker was killed by a signal. None if it still runs."""
-        self._process.join(timeout)
-        return self._process.exitcode
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self._process.returncode
 
 
 class ForkedFleet(Fleet):
@@ -97,18 +80,3 @@ class ForkedFleet(Fleet):
         super().close()
         for worker in self.workers:
             worker.kill()
-
-
-def _work(folder: str, log: str, command: list[str], crash: Crash | None) -> NoReturn:
-    """Run the command in the new process."""
-    os.chdir(folder)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    if crash is not None:
-        arm(crash)
-    sys.argv = ["shoal", *command]
-    from shoal.cli.main import main
-
-    main()
-    sys.exit(0)

@@ -7,14 +7,15 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SHOAL = [sys.executable, "-m", "shoal.cli.main"]
+from tests import forking
+from tests.forking import SHOAL
+
 _MARK = "TEST_MACHINE"
 
 
@@ -26,7 +27,8 @@ class Machine:
         self.runtime = runtime
         self._mark = secrets.token_hex(8)
         self._started: list[subprocess.Popen[str]] = []
-        self.environ = {**os.environ, _MARK: self._mark, "XDG_RUNTIME_DIR": str(runtime)}
+        # Crawls announce themselves in one of these folders: those of other tests must not be found here.
+        self.environ = {**os.environ, _MARK: self._mark, "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime)}
 
     def start(self, *words: str, err: str = "err.txt") -> subprocess.Popen[str]:
         """Start a command in the background. What it says goes to a file."""
@@ -39,10 +41,9 @@ class Machine:
 
     def shoal(self, *words: str, check: bool = True, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """A command to its end."""
-        done = subprocess.run(
-            [*SHOAL, *words], cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=timeout,
-            check=False,
-        )  # fmt: skip
+        done = forking.run(
+            [*SHOAL, *words], cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=timeout
+        )
         assert not check or done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
         return done
 
@@ -77,7 +78,7 @@ class Machine:
         until = time.monotonic() + timeout
         while not holds():
             assert time.monotonic() < until, f"not {what} after {timeout:g} s; running: {self.processes()}"
-            time.sleep(0.03)
+            time.sleep(0.1)
 
     def close(self) -> None:
         for pid in self.processes():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from shoal.frontier import open_store
 from shoal.schedules.schedule import Definition, Schedule
 from shoal.schedules.service import Schedules
+from tests import forking
 
 SERVERS = 3
 SPEED = 20.0
@@ -30,12 +30,11 @@ class Servers:
         self.kills = self.freezes = 0
         self.processes = [self._start() for _ in range(SERVERS)]
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[str]:
         with (self._folder / "servers.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.acceptance.scheduling_server", *self._arguments], stderr=log,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            )  # fmt: skip
+            return forking.Popen(
+                [sys.executable, "-m", "tests.acceptance.scheduling_server", *self._arguments], stderr=log
+            )
 
     def kill_one(self) -> None:
         number = random.randrange(SERVERS)

@@ -40,7 +40,7 @@ FAST = {
 PATIENCE = 60.0  # seconds: a busy machine takes ten times as long as an idle one
 
 
-def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it", pause: float = 0.05) -> Any:
+def until(holds: Callable[[], Any], timeout: float = PATIENCE, what: str = "it", pause: float = 0.1) -> Any:
     """Call the condition until its result is true, and return that."""
     timeout = max(timeout, PATIENCE)
     end = time.monotonic() + timeout
@@ -91,7 +91,7 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as out:
-            start = forking.Popen if list(command[: len(SHOAL)]) == SHOAL else subprocess.Popen
+            start = forking.Popen if command[0] == sys.executable else subprocess.Popen
             self.process: subprocess.Popen[Any] = start(
                 command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **environ}, start_new_session=True
             )
@@ -246,7 +246,7 @@ class Celery:
 
     def control(self, *words: str) -> None:
         """Send a control command to the workers."""
-        done = subprocess.run(
+        done = forking.run(
             [*CELERY, "control", "--timeout", "1", *words], cwd=self.folder, env={**os.environ, **self.environ},
             capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple, cast
 from urllib.parse import parse_qs, urlsplit
 
+from tests import forking
 from tests.servers import answer
 
 
@@ -68,7 +69,7 @@ class Target:
         until = time.monotonic() + timeout
         while not holds(seen := self.visits()):
             assert time.monotonic() < until, f"after {timeout:g} s the site has seen only {seen[-20:]}"
-            time.sleep(0.03)
+            time.sleep(0.05)  # each question takes a few milliseconds of CPU time
         return seen
 
     def wait_for(self, count: int, url: str | None = None, timeout: float = 60.0) -> list[Visit]:
@@ -107,7 +108,7 @@ def most_at_once(visits: Sequence[Visit]) -> int:
 def target(*robots: str | None) -> Iterator[Target]:
     """Run the site with one port per robots.txt. None: no robots.txt."""
     command = [sys.executable, "-m", "tests.acceptance.target", json.dumps(robots or [None])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             yield Target(json.loads(server.stdout.readline()))

@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import time
 import urllib.parse
 import urllib.request
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import PATIENCE, Api, beside, is_genuine, serving, stands_still, until
 from tests.acceptance.target import Target, most_at_once, target
@@ -683,7 +683,7 @@ def test_a_hundred_sessions_at_once(api: Api) -> None:
 
 def test_it_does_not_listen_elsewhere_without_a_token(tmp_path: Path) -> None:
     command = [*SHOAL, "serve", "--host", "0.0.0.0", "--port", str(free_port())]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = forking.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert "SHOAL_SERVE__TOKEN" in done.stderr
 
@@ -691,7 +691,7 @@ def test_it_does_not_listen_elsewhere_without_a_token(tmp_path: Path) -> None:
 def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [*SHOAL, "serve", "--port", str(taken.getsockname()[1])]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = forking.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert "the port is already in use. Choose another with --port" in done.stderr
 

@@ -177,6 +177,7 @@ def test_a_session_holds_no_more_on_many_processes(tmp_path: Path) -> None:
 
 def test_politeness_is_the_fleets(fleet: Celery, site: Target) -> None:
     """Two sessions, three workers, one site."""
+    fleet.api.batch([f"{site.url}/"], distributed=True)  # a store without a run knows no hosts
     status, answer = fleet.api.ask("PUT", f"/api/hosts/{site.url.removeprefix('http://')}", {"delay": 0.1})
     assert status == 200, answer
     urls = pages(site, 30)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def shop() -> Iterator[str]:
     command = [sys.executable, "-m", "examples.bookshop", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         assert server.stdout is not None
         yield server.stdout.readline().removeprefix("bookshop: ").strip()
         server.terminate()
@@ -220,7 +220,7 @@ def test_a_signal_ends_in_good_order_and_the_same_command_goes_on(
         "sqlite:///b.db",
     ]
     with subprocess.Popen([*SHOAL, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not ((tmp_path / "b.jsonl").exists() and (tmp_path / "b.jsonl").stat().st_size):
             assert time.monotonic() < deadline
             time.sleep(0.05)

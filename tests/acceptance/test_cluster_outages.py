@@ -16,7 +16,6 @@ from tests.acceptance.clusters import (
     COORDINATORS,
     SESSION,
     Cluster,
-    allowance,
     check_items,
     coordinator_url,
     most_crawlers,
@@ -26,6 +25,7 @@ from tests.acceptance.faults import wire, wrong_clock
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.target import Target, target
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, ZookeeperServer
+from tests.patience import allowance
 
 SERVERS: dict[str, type[DatabaseServer]] = {
     "zookeeper": ZookeeperServer, "redis": RedisServer, "postgresql": PostgresServer,
@@ -55,7 +55,7 @@ def cluster(server: DatabaseServer, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def begin(cluster: Cluster, site: Target, count: int) -> list[str]:
-    pages = urls(site, count, wait=0.2)
+    pages = urls(site, count, wait=0.5)
     cluster.start(*pages)
     for number in (1, 2, 3):
         cluster.node(f"crawler_{number}", runner=2, backup=1)
@@ -65,7 +65,7 @@ def begin(cluster: Cluster, site: Target, count: int) -> list[str]:
 
 
 def test_a_coordinator_that_is_back_soon(cluster: Cluster, server: DatabaseServer, site: Target) -> None:
-    pages = begin(cluster, site, 500)
+    pages = begin(cluster, site, 200)
     server.kill()
     server.start()
     site.hurry()
@@ -76,7 +76,7 @@ def test_a_coordinator_that_is_back_soon(cluster: Cluster, server: DatabaseServe
 
 def test_without_a_coordinator_nobody_crawls(cluster: Cluster, server: DatabaseServer, site: Target) -> None:
     """Nobody can know who may: so nobody does, once the sessions are over, until it is back."""
-    pages = begin(cluster, site, 600)
+    pages = begin(cluster, site, 240)
     server.kill()
     killed = time.monotonic()
     time.sleep(SESSION)
@@ -93,7 +93,7 @@ def test_without_a_coordinator_nobody_crawls(cluster: Cluster, server: DatabaseS
 
 def test_counts_outlive_all_sessions(cluster: Cluster, server: DatabaseServer, site: Target) -> None:
     """Who joins again after all were lost at once brings what it last saw, not what it was started with."""
-    pages = begin(cluster, site, 600)
+    pages = begin(cluster, site, 240)
     cluster.shoal("cluster", "scale", cluster.run_id, "--coordinator", cluster.coordinator, "--runner", "1")
     cluster.until_complete(1, 1, spares=1)
     with server.frozen():
@@ -109,7 +109,7 @@ def test_a_coordinator_that_refuses_for_a_moment(tmp_path: Path, site: Target) -
     with closing(RedisServer()) as server:
         cluster = Cluster(tmp_path, frontier_url("redis"), coordinator_url("redis", server))
         with cluster, closing(Redis.from_url(server.url)) as operator:
-            pages = begin(cluster, site, 500)
+            pages = begin(cluster, site, 200)
             operator.config_set("maxmemory", "1")
             time.sleep(1.0)
             operator.config_set("maxmemory", "0")
@@ -120,7 +120,7 @@ def test_a_coordinator_that_refuses_for_a_moment(tmp_path: Path, site: Target) -
 
 def test_one_that_is_cut_off_from_the_coordinator(cluster: Cluster, server: DatabaseServer, site: Target) -> None:
     """It stops before another begins, though it could still reach the frontier, and is a Backup when it is back."""
-    pages = urls(site, 600, wait=0.2)
+    pages = urls(site, 240, wait=0.5)
     cluster.start(*pages)
     with wire(server.port) as to_coordinator:
         way = cluster.coordinator.replace(str(server.port), str(to_coordinator.port))
@@ -149,7 +149,7 @@ def test_one_that_is_cut_off_from_the_frontier(tmp_path: Path, site: Target) -> 
     with closing(RedisServer()) as server, wire(server.port) as to_frontier:
         frontier = frontier_url("redis", server) + "&timeout=1"
         with Cluster(tmp_path, frontier, coordinator_url("zookeeper")) as cluster:
-            pages = urls(site, 600, wait=0.2)
+            pages = urls(site, 240, wait=0.5)
             cluster.start(*pages)
             way = frontier.replace(str(server.port), str(to_frontier.port))
             cluster.node("crawler_1", runner=1, backup=1, frontier=way)
@@ -175,7 +175,7 @@ def test_one_server_for_both_that_is_killed_and_restarted(kind: str, tmp_path: P
     with closing(SERVERS[kind]()) as server:
         frontier = frontier_url(kind, server)  # type: ignore[arg-type]
         with Cluster(tmp_path, frontier, frontier) as cluster:
-            pages = begin(cluster, site, 500)
+            pages = begin(cluster, site, 200)
             server.kill()
             time.sleep(1.5 * SESSION)
             server.start()
@@ -189,9 +189,9 @@ def test_one_server_for_both_that_is_killed_and_restarted(kind: str, tmp_path: P
 def test_clocks_that_are_wrong_by_an_hour(kind: str, tmp_path: Path, site: Target) -> None:
     """Nobody is taken for dead, and who is dead is replaced in time. The session is long enough for a busy machine, on
     which a short one may end without any fault of the clocks."""
-    session = 5.0
+    session = 8.0
     with Cluster(tmp_path, frontier_url("redis"), coordinator_url(kind)) as cluster:
-        pages = urls(site, 400, wait=0.2)
+        pages = urls(site, 160, wait=0.5)
         cluster.start(*pages)
         ahead = cluster.node_of_its_own("crawler_1", 2, 1, session, wrong_clock(3600))
         cluster.node_of_its_own("crawler_2", 2, 1, session, wrong_clock(-3600))

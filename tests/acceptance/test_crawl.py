@@ -16,7 +16,10 @@ import pytest
 
 from shoal import Crawl, DropItem, Request, Response, Spider, crawl
 from shoal.errors import RunError, SinkError, SpiderError
+from tests.loops import event_loop_policy
 from tests.servers import MisbehavingServer, SiteServer
+
+__all__ = ["event_loop_policy"]
 
 FAST: dict[str, Any] = {"download_delay": 0, "retry": {"base_delay": 0.01}}
 

@@ -76,8 +76,7 @@ def run_all(commands: list[str], folder: Path) -> None:
         program, *arguments = shlex.split(command.removesuffix("&"))
         words = [*SHOAL, *arguments] if program == "shoal" else [sys.executable, *arguments]
         if command.endswith("&"):
-            start = forking.Popen if program == "shoal" else subprocess.Popen
-            beside.append(start(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=QUICK))
+            beside.append(forking.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=QUICK))
         else:
             run(words, folder)
     for process in beside:
@@ -86,8 +85,7 @@ def run_all(commands: list[str], folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> None:
-    start = forking.run if command[: len(SHOAL)] == SHOAL else subprocess.run
-    done = start(command, cwd=folder, capture_output=True, text=True, timeout=110, env=QUICK)
+    done = forking.run(command, cwd=folder, capture_output=True, text=True, timeout=110, env=QUICK)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 

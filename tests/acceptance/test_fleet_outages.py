@@ -234,9 +234,9 @@ class PoliteFleet:
         self._fleet = fleet
         self._site = site
         delayed, paired, asking = site.urls
-        self.urls = [f"{delayed}/{number}?wait=0.02" for number in range(18)]
-        self.urls += [f"{paired}/{number}?wait=0.08" for number in range(44)]
-        self.urls += [f"{asking}/{number}" for number in range(9)]
+        self.urls = [f"{delayed}/{number}?wait=0.02" for number in range(60)]
+        self.urls += [f"{paired}/{number}?wait=0.4" for number in range(44)]
+        self.urls += [f"{asking}/{number}" for number in range(28)]
 
     def start(self, environments: Sequence[dict[str, str]], ttl: float) -> None:
         fleet, hosts = self._fleet, [host_of(url) for url in self._site.urls]
@@ -265,7 +265,7 @@ def test_politeness_is_the_fleets_whatever_its_clocks_say(frontier: str, tmp_pat
     with target(*ROBOTS) as site, QuickFleet(tmp_path, frontier, SPIDER) as fleet:
         polite = PoliteFleet(fleet, site)
         polite.start(clocks, ttl=5.0)
-        fleet.wait(40)
+        fleet.wait(80)
         polite.assert_polite()
         wrong = Counter(round((item["clock"] - time.time()) / 3600) for item in assert_whole(fleet, polite.urls))
         assert wrong[1] > 0, "no worker was ahead"
@@ -286,7 +286,7 @@ def test_politeness_and_every_page_survive_a_killed_server(
         time.sleep(ttl + 0.5)
         back = time.monotonic()
         server.start()
-        fleet.wait(40)
+        fleet.wait(80)
         polite.assert_polite()
         assert_whole(fleet, polite.urls)
         for url in site.urls:

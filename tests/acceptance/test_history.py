@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from shoal.frontier import join_store
 from shoal.monitoring.reports import ProcessReport, field_coverage, read_processes, read_recent_items
 from shoal.monitoring.samples import read_history
 from shoal.ports import Store
+from tests import forking
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.acceptance.serving import until
 
@@ -51,7 +51,7 @@ def test_a_crawl_in_a_file(tmp_path: Path, url: str) -> None:
     (tmp_path / "alone.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
     frontier = f"sqlite:///{tmp_path}/crawl.db"
     command = [*SHOAL, "run", "alone.py", "-q", "--frontier", frontier]
-    process = subprocess.Popen(command, cwd=tmp_path)
+    process = forking.Popen(command, cwd=tmp_path)
     assert process.wait(60) == 0
 
     async def question(store: Store) -> None:
@@ -68,7 +68,7 @@ def test_a_crawl_in_a_file(tmp_path: Path, url: str) -> None:
         assert all(set(msgspec.json.decode(item)) == {"url", "title"} for item in items)
 
     ask(frontier, question)
-    subprocess.run([*SHOAL, "rm", _only_run(frontier), "--frontier", frontier], cwd=tmp_path, check=True)
+    forking.run([*SHOAL, "rm", _only_run(frontier), "--frontier", frontier], cwd=tmp_path, check=True)
     assert ask(frontier, lambda store: store.list_documents("run/")) == []
 
 
@@ -78,9 +78,9 @@ def test_commands(tmp_path: Path, url: str) -> None:
     spider += '    settings = {**settings, "retry.max_attempts": 1}\n'
     with InProcessFleet(tmp_path, f"sqlite:///{tmp_path}/crawl.db", spider, name="alone.py") as fleet:
         command = [*SHOAL, "run", "alone.py", "-q", "--frontier", fleet.frontier, "--new-run"]
-        subprocess.run([*command, "--max-pages", "20"], cwd=tmp_path, check=True, timeout=60)
+        forking.run([*command, "--max-pages", "20"], cwd=tmp_path, check=True, timeout=60)
         (tmp_path / "alone.py").write_text(spider.replace('"title":', '"heading":').replace('/"]', '/", REFUSED]'))
-        subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+        forking.run(command, cwd=tmp_path, check=True, timeout=60)
         newest, oldest = [line.split()[0] for line in fleet.shoal("runs").stdout.splitlines()[1:]]
 
         lines = fleet.shoal("history", newest).stdout.splitlines()
@@ -137,7 +137,7 @@ def test_processes_of_one_machine(tmp_path: Path, url: str) -> None:
     (tmp_path / "alone.py").write_text(SPIDER + f'    start_urls = ["{url}/"]\n')
     frontier = f"sqlite:///{tmp_path}/crawl.db"
     command = [*SHOAL, "run", "alone.py", "-q", "--frontier", frontier, "--processes", "2"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    forking.run(command, cwd=tmp_path, check=True, timeout=60)
     run_id = _only_run(frontier)
     reports = ask(frontier, lambda store: read_processes(store, run_id))
     assert sorted(each.role for each in reports) == ["crawl", "worker", "worker"]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
+from tests.forking import SHOAL
 from tests.servers import SiteServer
 
 SPIDER = """
@@ -28,12 +30,8 @@ class Pages(Spider):
 
 
 async def shoal(folder: Path, *words: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "shoal.cli.main", *words, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode is not None
-    return process.returncode, errors.decode()
+    done = await asyncio.to_thread(forking.run, [*SHOAL, *words], cwd=folder, capture_output=True, timeout=60)
+    return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import subprocess
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from tests import forking
 from tests.acceptance.blocking import BlockingSite
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, frontier_url
 from tests.servers import ProxyServer
@@ -49,10 +49,9 @@ class Proxies:
 async def listing(folder: Path, *words: str) -> str:
     """What `shoal identities` prints."""
     command = [*SHOAL, "identities", *words]
-    process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=subprocess.PIPE)
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    return out.decode()
+    done = await asyncio.to_thread(forking.run, command, cwd=folder, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 async def visited(site: BlockingSite, count: int) -> None:
@@ -103,19 +102,19 @@ async def test_one_machine(tmp_path: Path, kill: bool) -> None:
         settings = ["--set", "identities.rest=0.8", "--set", "identities.give_up_after=50", "--delay", "0.02"]
         command = [*SHOAL, "run", "pages.py", "-o", "pages.jsonl", "--proxy", "@proxies.txt", *settings, *how]
         with (tmp_path / "log").open("w") as log:
-            crawl = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=log, stderr=log)
+            crawl = forking.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
             try:
                 await visited(site, 20)
                 if kill:
                     crawl.kill()
-                    await crawl.wait()
-                    crawl = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=log, stderr=log)
+                    crawl.wait()
+                    crawl = forking.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
                     await visited(site, 25)
                 listed = await listing(tmp_path, *(how if kill else ["--frontier", f"local:{name}"]))
-                assert await asyncio.wait_for(crawl.wait(), 60) == 0, (tmp_path / "log").read_text()
+                assert await asyncio.to_thread(crawl.wait, 60) == 0, (tmp_path / "log").read_text()
             finally:
-                if crawl.returncode is None:
-                    crawl.kill()
+                crawl.kill()
+                crawl.wait()
     titles = [json.loads(line)["title"] for line in (tmp_path / "pages.jsonl").read_text().splitlines()]
     assert sorted(titles) == sorted(site.paths)
     assert all(name in listed for name in proxies.names)

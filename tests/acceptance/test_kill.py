@@ -17,7 +17,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-PAGES = 3000
+from tests import forking
+from tests.forking import SHOAL
+
+PAGES = 1500
 KILLS = 20
 SPIDER = """
 from shoal import Request, Spider
@@ -38,8 +41,8 @@ class Pages(Spider):
 @pytest.fixture
 def site() -> Iterator[str]:
     """The site in a process of its own, slow enough that the crawl lasts through all kills."""
-    command = [sys.executable, "-m", "tests.servers", "--pages", str(PAGES), "--latency", "0.04"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-m", "tests.servers", "--pages", str(PAGES), "--latency", "0.08"]
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
         server.terminate()
@@ -65,29 +68,28 @@ def test_killed_twenty_times_every_item_is_there_once(site: str, tmp_path: Path)
     (tmp_path / "spider.py").write_text(SPIDER)
     outputs = [tmp_path / f"out{ending}" for ending in (".jsonl", ".csv", ".parquet", ".db")]
     frontier = ["--frontier", f"sqlite:///{tmp_path}/crawl.db"]
-    shoal = [sys.executable, "-m", "shoal.cli.main"]
-    command = [*shoal, "run", "spider.py", "-a", f"start_url={site}", *frontier, "-q"]
+    command = [*SHOAL, "run", "spider.py", "-a", f"start_url={site}", *frontier, "-q"]
     for output in outputs:
         command += ["-o", str(output)]
     moments = random.Random(time.time_ns())
     killed = 0
     while killed < KILLS:
-        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
+        with forking.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
             try:
-                crawl.wait(moments.uniform(0.4, 1.2))
+                crawl.wait(moments.uniform(0.1, 0.7))
             except subprocess.TimeoutExpired:
                 crawl.send_signal(signal.SIGKILL)
                 killed += 1
             else:
                 pytest.fail(f"it ended after {killed} kills: {crawl.stderr and crawl.stderr.read()}")
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    forking.run(command, cwd=tmp_path, check=True, timeout=120)
 
     expected = Counter([f"{site}/", *(f"{site}/p/{number}" for number in range(PAGES))])
     for output in outputs:
         assert items_of(output) == expected, output.name
     for ending in (".jsonl", ".csv", ".parquet", ".db"):
         again = tmp_path / f"again{ending}"
-        subprocess.run([*shoal, "export", *frontier, "-o", str(again)], cwd=tmp_path, check=True, timeout=60)
+        forking.run([*SHOAL, "export", *frontier, "-o", str(again)], cwd=tmp_path, check=True, timeout=60)
         assert items_of(again) == expected, again.name
-    audit = subprocess.run([*shoal, "audit", *frontier], cwd=tmp_path, capture_output=True, text=True, check=True)
+    audit = forking.run([*SHOAL, "audit", *frontier], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "balanced: nothing lost" in audit.stdout

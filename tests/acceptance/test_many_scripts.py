@@ -19,6 +19,7 @@ from shoal.errors import RunError
 from shoal.frontier import open_store
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.start import find_run, start_run
+from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url, site, visits
 from tests.acceptance.test_database_sinks import Place
 from tests.databases import DatabaseServer, MariaServer, PostgresServer, shared
@@ -52,7 +53,7 @@ class Script:
     def __init__(self, folder: Path, number: int, *arguments: str) -> None:
         self.log = folder / f"{number}.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
+            self.process = forking.Popen(
                 [sys.executable, folder / "script.py", *arguments], stdout=subprocess.PIPE, stderr=log, text=True
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 import time
 import urllib.request
 from collections import Counter
@@ -16,6 +15,7 @@ import pytest
 
 from shoal import Request, Response, Spider, crawl
 from shoal.frontier.rules import FULL_KIND
+from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, InProcessFleet, frontier_url, site
 from tests.servers import SiteServer
 
@@ -140,10 +140,10 @@ def test_a_crawl_in_memory_fetches_refused_links_after_a_retry(url: str, tmp_pat
 
     def shoal(*arguments: str) -> str:
         command = [*SHOAL, *arguments, "--frontier", f"local:{name}"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False).stdout
+        return forking.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False).stdout
 
     command = [*SHOAL, "run", "holding.py", "-a", f"url={url}", "-o", "items.jsonl", "-q", *OPTIONS]
-    with subprocess.Popen(command, cwd=tmp_path) as crawling:
+    with forking.Popen(command, cwd=tmp_path) as crawling:
         try:
             retried, until = 0, time.monotonic() + 60
             while time.monotonic() < until:

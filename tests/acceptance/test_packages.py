@@ -1,26 +1,30 @@
 """The packages as people get them: a wheel and an sdist that pass `twine check`, are installed, and are run by pipx.
 
-The programs are those of requirements/packages.txt, in an environment of their own. What the package needs comes from
-requirements/core.txt, so only these versions with these hashes are installed.
+The programs are those of requirements/packages.txt, in an environment of their own. What the package needs is packed
+again from the environment of the tests: the versions of requirements/core.txt, whose hashes pip has checked. Only pip
+itself is downloaded.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 from shoal import __version__
 from tests.acceptance.test_cli import ROOT, shop
 
 __all__ = ["shop"]
-pytestmark = pytest.mark.timeout(600)  # packages are downloaded
+pytestmark = pytest.mark.timeout(600)  # environments are created
 TOOLS = ROOT / ".venv-packages" / "bin"
 CORE = ROOT / "requirements" / "core.txt"
 
@@ -46,13 +50,28 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheels of what the package needs."""
+    """A folder with the wheels of what the package needs, and of no other package."""
     folder = tmp_path_factory.mktemp("needed")
-    run(
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes",
-        "--requirement", CORE, "--dest", folder,
-    )  # fmt: skip
+    for line in locked():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate():
+            pack(distribution(requirement.name), folder)
+    run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "pip")  # for pipx itself
     return folder
+
+
+def pack(installed: Distribution, folder: Path) -> None:
+    """Make a wheel of an installed package. Its scripts are left out, as pip makes them again."""
+    assert installed.files is not None
+    files = [file for file in installed.files if ".." not in file.parts and "__pycache__" not in file.parts]
+    (described,) = (file for file in files if file.name == "WHEEL")
+    tags = [tag.split("-") for tag in re.findall(r"^Tag: (.+)$", described.read_text(), re.MULTILINE)]
+    tag = "-".join(".".join(sorted(set(parts))) for parts in zip(*tags, strict=True))
+    name = described.parent.name.removesuffix(".dist-info")
+    with ZipFile(folder / f"{name}-{tag}.whl", "w") as wheel:
+        for file in files:
+            if file.name not in ("INSTALLER", "REQUESTED", "direct_url.json"):
+                wheel.write(str(file.locate()), str(file))
 
 
 @pytest.fixture(scope="module")
@@ -96,36 +115,27 @@ def test_the_sdist_makes_the_same_wheel_as_the_repository(packages: Path, wheel:
     assert not any(name.startswith((".venv", "dist/", ".git/")) or name.endswith(".pyc") for name in names)
 
 
-def test_the_wheel_installs_into_an_empty_environment(wheel: Path, needed: Path, tmp_path: Path, shop: str) -> None:
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty")
-    python = tmp_path / "empty" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "--quiet", "--no-index", "--find-links", needed, wheel)
-    run(*pip, "check")
-    shoal = tmp_path / "empty" / "bin" / "shoal"
-    assert run(shoal, "--version", PYTHONPATH="").strip() == f"shoal {__version__}"
-    said = run(python, "-I", "-c", "import shoal; print(shoal.__file__)")
-    assert Path(said.strip()).is_relative_to(tmp_path)
-    output = tmp_path / "pages.jsonl"
-    run(shoal, "crawl", shop, "--max-pages", "3", "--delay", "0", "-o", output, "--quiet", PYTHONPATH="")
-    assert len(output.read_text().splitlines()) == 3
-
-
 def test_pipx_runs_the_wheel(wheel: Path, needed: Path, tmp_path: Path, shop: str) -> None:
+    """In a new environment, which has the packages that the wheel asks for, and no others."""
     output = tmp_path / "pages.jsonl"
     command = ["shoal", "crawl", shop, "--max-pages", "3", "--delay", "0", "-o", output, "--quiet"]
     run(
-        TOOLS / "pipx", "run", "--python", sys.executable, "--pip-args",
-        f"--find-links {needed} --constraint {constraints(tmp_path)}", "--spec", wheel, *command,
+        TOOLS / "pipx", "run", "--python", sys.executable, "--spec", wheel, *command,
         PIPX_HOME=str(tmp_path / "home"), PIPX_BIN_DIR=str(tmp_path / "bin"), PYTHONPATH="",
+        PIP_NO_INDEX="1", PIP_FIND_LINKS=str(needed),
     )  # fmt: skip
     titles = [json.loads(line)["title"] for line in output.read_text().splitlines()]
     assert len(titles) == 3
 
+    (shoal,) = (tmp_path / "home").glob(".cache/*/bin/shoal")
+    assert run(shoal, "--version", PYTHONPATH="").strip() == f"shoal {__version__}"
+    python = shoal.with_name("python")
+    said = run(python, "-I", "-c", "import shoal; print(shoal.__file__)")
+    assert Path(said.strip()).is_relative_to(tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "check")
 
-def constraints(folder: Path) -> Path:
-    """The locked versions without their hashes, as pipx also installs pip, which has none there."""
-    file = folder / "versions.txt"
+
+def locked() -> list[str]:
+    """The lines of the lock file without their hashes."""
     lines = [line.removesuffix("\\").strip() for line in CORE.read_text().splitlines()]
-    file.write_text("\n".join(line for line in lines if line and not line.startswith(("#", "--hash"))) + "\n")
-    return file
+    return [line for line in lines if line and not line.startswith(("#", "--hash"))]

@@ -246,7 +246,7 @@ def test_an_endless_list_is_scrolled_to_its_end(api: Api, shop: str) -> None:
 
 def test_an_action_on_a_missing_element_fails_its_page_only(api: Api, site: Site) -> None:
     actions = [{"do": "click", "selector": "#add"}]
-    form, plain = render(api, f"{site.url}/form", f"{site.url}/plain", render={"actions": actions}, timeout=6)
+    form, plain = render(api, f"{site.url}/form", f"{site.url}/plain", render={"actions": actions}, timeout=15)
     assert form["status"] == "success"
     assert (plain["status"], plain["error"]["kind"]) == ("failed", "action")
     assert "#add" in plain["error"]["message"]

@@ -314,7 +314,7 @@ def test_where_a_run_is_kept_never_touches_the_spider(how: str, url: str, tmp_pa
         environment = {"SHOAL_FRONTIER": frontier, "SHOAL_MODE": "distributed"}
     else:
         command += ["--frontier", frontier]
-    done = subprocess.run(
+    done = forking.run(
         command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout)["enqueued"] == 1
@@ -385,12 +385,12 @@ def test_an_interrupted_start_goes_on_at_once(fleet: Fleet) -> None:
     lines = [f"http://h{number}.example/" for number in range(20_000)]
     (fleet.folder / "many.txt").write_text("\n".join(lines))
     command = [*SHOAL, "start", "spider.py", "--urls-file", "many.txt", "--frontier", fleet.frontier, "--run-id", "x"]
-    first = subprocess.Popen(command, cwd=fleet.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = forking.Popen(command, cwd=fleet.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while fleet.shoal("stats", "x", check=False).returncode:
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=60)
-    done = subprocess.run(command, cwd=fleet.folder, capture_output=True, text=True, check=True, timeout=110)
+    done = forking.run(command, cwd=fleet.folder, capture_output=True, text=True, check=True, timeout=110)
     assert json.loads(done.stdout)["run_id"] == "x"
     fleet.run_id = "x"
     assert fleet.stats()["ready"] == 20_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, InProcessFleet, frontier_url
 from tests.acceptance.serving import FAST, Api, Process, serving, until
 from tests.acceptance.target import Target, target
@@ -133,7 +133,7 @@ def test_bad_schedules_are_refused_over_http(folder: Path) -> None:
 def test_a_server_does_not_start_with_a_bad_schedule_in_its_file(folder: Path) -> None:
     with (folder / "shoal.toml").open("a") as file:
         file.write('[schedules.nightly]\nspider = "Here"\ncron = "30 25 * * *"\n')
-    done = subprocess.run([*SHOAL, "serve", "--port", "0"], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = forking.run([*SHOAL, "serve", "--port", "0"], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "schedule 'nightly': \"cron\" must be a cron expression" in done.stderr
     assert "Traceback" not in done.stderr
@@ -270,7 +270,7 @@ def test_a_keep_alive_worker_takes_the_runs_of_a_schedule(folder: Path, site: Ta
 
 
 def test_a_worker_without_a_run_must_stay(folder: Path) -> None:
-    done = subprocess.run(
+    done = forking.run(
         [*SHOAL, "worker", "Fleet", "--frontier", "redis://127.0.0.1:1"], cwd=folder, capture_output=True, text=True,
         timeout=60, check=False,
     )  # fmt: skip

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import signal
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -17,9 +16,11 @@ from typing import Any
 import pytest
 
 from shoal import Response, SitemapSpider, crawl
+from tests import forking
 from tests.acceptance.crawls import QUICK, ended
 from tests.acceptance.fleets import InProcessFleet, frontier_url
 from tests.acceptance.mapped_site import MappedSite, index, urlset
+from tests.forking import SHOAL
 
 SETTINGS = {**QUICK, "http.max_body_bytes": 50 << 20}
 PAGES = 300
@@ -142,17 +143,16 @@ async def test_killed_and_resumed(tmp_path: Path) -> None:
     (tmp_path / "spider.py").write_text(SPIDER)
     async with MappedSite(spread(), delay=0.03) as site:
         command = [
-            sys.executable, "-m", "shoal.cli.main", "run", "spider.py", "-a", f"sitemap_urls={site.url}/robots.txt",
+            *SHOAL, "run", "spider.py", "-a", f"sitemap_urls={site.url}/robots.txt",
             "--frontier", f"sqlite:///{tmp_path}/crawl.db", "-o", str(tmp_path / "out.jsonl"), "-q",
         ]  # fmt: skip
         for visits in (4, 15, 150):  # at the first sitemaps, between portions, and among the pages
-            crawling = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
+            crawling = forking.Popen(command, cwd=tmp_path)
             while len(site.requests) < visits:
                 await asyncio.sleep(0.005)
             crawling.send_signal(signal.SIGKILL)
-            assert await crawling.wait() == -signal.SIGKILL
-        last = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
-        assert await last.wait() == 0
+            assert await asyncio.to_thread(crawling.wait, 60) == -signal.SIGKILL
+        assert (await asyncio.to_thread(forking.run, command, cwd=tmp_path)).returncode == 0
         assert paths_of(tmp_path / "out.jsonl", site) == EVERY_PAGE
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +14,8 @@ import pytest
 from shoal import Crawl, DropItem, Request, Response, Spider, crawl
 from shoal.errors import SpiderError
 from shoal.spider import check_declared
+from tests import forking
+from tests.forking import SHOAL
 from tests.servers import SiteServer
 
 FAST: dict[str, Any] = {"download_delay": 0, "retry": {"base_delay": 0.01}}
@@ -168,8 +169,7 @@ class Shop(Spider):
 
 
 def shoal(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shoal.cli.main", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return forking.run([*SHOAL, *words], cwd=folder, capture_output=True, timeout=60)
 
 
 async def test_reasons_of_dropped_items_are_in_the_summary_and_in_why(tmp_path: Path) -> None:

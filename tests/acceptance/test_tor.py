@@ -86,7 +86,7 @@ class TorFleet(Fleet):
         return Counter(json.loads(line)["url"] for line in done.stdout.splitlines())
 
 
-def wait_until(holds: Callable[[], object], what: str, timeout: float = 60.0) -> None:
+def wait_until(holds: Callable[[], object], what: str, timeout: float = 120.0) -> None:
     until = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < until, f"not {what} after {timeout:g} s"

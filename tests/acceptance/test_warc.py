@@ -16,7 +16,7 @@ from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site
 from tests.warc_files import pages_of, read_folder
 
-PAGES = 600
+PAGES = 400
 KILLS = 6
 
 pytestmark = pytest.mark.timeout(240)
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def shop() -> Iterator[str]:
-    with site(PAGES, latency=0.05) as url:
+    with site(PAGES, latency=0.08) as url:
         yield url
 
 
@@ -92,6 +92,6 @@ def test_several_processes_of_one_machine(shop: str, tmp_path: Path) -> None:
     (tmp_path / "spider.py").write_text(SPIDER)
     command = [*SHOAL, "run", "spider.py", "-a", f"start_urls={shop}/", "-q", "--warc", "warc", "--processes", "2",
                "--set", "concurrency_per_host=32"]  # fmt: skip
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    forking.run(command, cwd=tmp_path, check=True, timeout=120)
     assert pages_of(read_folder(tmp_path / "warc")) == expected(shop)
     assert len(list((tmp_path / "warc").iterdir())) == 2

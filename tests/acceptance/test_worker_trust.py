@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from shoal.ports import Run
 from shoal.runs.start import RunSettings
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
+from tests import forking
 from tests.acceptance.fleets import SHOAL, SPIDER, frontier_url
 from tests.servers import MisbehavingServer, ProxyServer
 
@@ -164,7 +164,7 @@ def test_the_command_says_what_it_refuses(tmp_path: Path) -> None:
         url = frontier_url("redis")
         asyncio.run(hostile_run(url, **settings))
         command = [*SHOAL, "worker", "pages.py", "--run-id", "evil", "--frontier", url, "--allow-changed"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = forking.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2, done.stderr
         assert says in done.stderr
     assert not (tmp_path / "evil.jsonl").exists()

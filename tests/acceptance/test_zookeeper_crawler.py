@@ -20,12 +20,13 @@ from shoal.cluster import open_coordinator
 from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, NameTakenError, RunError
 from shoal.ports import ClusterEvent, ClusterView, Counts
-from tests.acceptance.clusters import COORDINATORS, FRONTIER_OF, allowance, coordinator_url, most_crawlers, urls
+from tests.acceptance.clusters import COORDINATORS, FRONTIER_OF, coordinator_url, most_crawlers, urls
 from tests.acceptance.crawlers import CrawlerPrograms
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.target import Target, target
 from tests.databases import ZookeeperServer
+from tests.patience import allowance
 
 SESSION = 3.0  # on a busy machine, a program may be delayed by a second or two
 FIVE = {"Runner": 3, "Backup Runner": 2}

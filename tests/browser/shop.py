@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from tests import forking
+
 PER_PAGE = 10
 
 SHELL = """<!doctype html><html><head><title>Shop</title><link rel="icon" href="data:,"></head>
@@ -80,7 +82,7 @@ class Shop:
 def serve(products: int, wait: float = 0.0, *, mixed: bool = False) -> Iterator[Shop]:
     """Run the shop in a process of its own. ``mixed``: only every tenth product needs scripts."""
     command = [sys.executable, "-m", "tests.browser.shop", str(products), str(wait), *(["mixed"] if mixed else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield Shop(process.stdout.readline().strip(), products, mixed=mixed)

@@ -28,6 +28,7 @@ from shoal.fetch.routing import RoutingFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.http.navigation import permit
 from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
+from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
 from tests.browser.processes import recorded, tokens, wait_until_gone
@@ -139,8 +140,8 @@ async def test_waiting_for_an_element(site: Site, browser: BrowserFetcher) -> No
 
 
 async def test_an_element_that_never_appears(site: Site, browser: BrowserFetcher) -> None:
-    with pytest.raises(FetchError, match="no element '#never' appeared within 3 s") as failure:
-        await browser.fetch(Request(f"{site.url}/page", timeout=3.0), Render(wait_for="#never"))
+    with pytest.raises(FetchError, match="no element '#never' appeared within 10 s") as failure:
+        await browser.fetch(Request(f"{site.url}/page", timeout=10.0), Render(wait_for="#never"))
     assert failure.value.kind == "wait_for"
 
 
@@ -404,13 +405,13 @@ async def test_what_was_learned_is_shared_and_shown(tmp_path: Path) -> None:
             "    def parse(self, response):\n        yield {'name': response.css('h1::text').get()}\n"
         )
         run = [*SHOAL, "run", "spider.py", "--frontier", "sqlite:///s.db", "-o", "o.jsonl"]
-        await asyncio.to_thread(subprocess.run, run, cwd=tmp_path, check=True, capture_output=True, timeout=180)
+        await asyncio.to_thread(forking.run, run, cwd=tmp_path, check=True, capture_output=True, timeout=180)
         documents = [path for path in served.asked() if path.startswith("/product/")]
     names = [json.loads(line)["name"] for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert sorted(names) == [f"Product {number}" for number in range(6)]
     assert len(documents) == 6 + 2  # only the first two were fetched over HTTP too
     show = [*SHOAL, "hosts", "--frontier", "sqlite:///s.db"]
-    shown = await asyncio.to_thread(subprocess.run, show, cwd=tmp_path, capture_output=True, text=True, check=True)
+    shown = await asyncio.to_thread(forking.run, show, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "pages that need a browser: /product/*" in shown.stdout
 
 
@@ -516,13 +517,13 @@ async def test_a_run_that_cannot_render_says_so_and_loses_nothing(tmp_path: Path
     )
     command = [*SHOAL, "run", "spider.py", "--frontier", "sqlite:///s.db"]
     done = await asyncio.to_thread(
-        subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        forking.run, command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode != 0
     assert "browser.executable" in done.stderr
     assert "Traceback" not in done.stderr
     stats = [*SHOAL, "stats", "--frontier", "sqlite:///s.db", "--json"]
-    again = await asyncio.to_thread(subprocess.run, stats, cwd=tmp_path, capture_output=True, text=True, check=False)
+    again = await asyncio.to_thread(forking.run, stats, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(again.stdout).get("failed", 0) == 0
 
 
@@ -537,9 +538,7 @@ async def test_each_process_has_a_browser_and_the_one_that_fetches_nothing_has_n
         run = [*SHOAL, "run", "spider.py", "--processes", "2", "-o", "o.jsonl"]
         before = tokens(os.getpid())
         with recorded(lambda: [os.getpid()]) as marks:
-            done = await asyncio.to_thread(
-                subprocess.run, run, cwd=tmp_path, capture_output=True, text=True, check=False
-            )
+            done = await asyncio.to_thread(forking.run, run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(marks) - len(before) == 2
     assert wait_until_gone(marks - before) == []

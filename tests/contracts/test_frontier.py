@@ -20,5 +20,5 @@ class TestFrontier(FrontierContract):
 @pytest.mark.parametrize("make_harness", list(BACKENDS.values()), ids=list(BACKENDS))
 def test_random_steps_agree_with_the_model(make_harness: Callable[[], Harness], thorough: bool) -> None:
     """All examples in memory. The other backends have the same model, and run fewer unless ``--thorough``."""
-    few = settings(SETTINGS, max_examples=SETTINGS.max_examples // 3)
+    few = settings(SETTINGS, max_examples=SETTINGS.max_examples // 5)
     check_machine(make_harness, SETTINGS if thorough or make_harness is BACKENDS["memory"] else few)

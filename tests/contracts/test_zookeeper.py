@@ -24,6 +24,7 @@ from shoal.ports import Counts
 from shoal.testing.coordination import COUNTS, TTL, holders, names, select_events
 from tests.acceptance.faults import Wire, wire
 from tests.databases import PostgresServer, RedisServer, ZookeeperServer, free_port, shared
+from tests.patience import allowance
 
 _paths = (f"/t{uuid4().hex[:8]}-{number}" for number in count(1))
 
@@ -307,7 +308,7 @@ async def test_the_server_is_frozen_for_longer_than_the_session() -> None:
                 started = time.monotonic()
                 with pytest.raises(CoordinatorAwayError):
                     await first.beat()
-                assert time.monotonic() - started < 3
+                assert time.monotonic() - started < allowance(3)
                 await asyncio.sleep(2 * TTL)
             kept = []
             for name, member in (("a", first), ("b", second)):
@@ -377,7 +378,7 @@ async def test_closing_does_not_wait_for_a_server() -> None:
         await members[0].close()
         server.kill()
         await members[1].close()
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < allowance(3)
 
 
 async def test_closing_ends_the_session(url: str) -> None:
@@ -450,4 +451,4 @@ async def test_waiting_can_be_cancelled_and_misses_nothing(url: str) -> None:
             started = time.monotonic()
             while ("b" in names(await member.beat())) != (number % 2 == 0):
                 await member.wait(5)
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < allowance(2)

@@ -20,6 +20,8 @@ OpenPage: TypeAlias = Callable[..., "WatchedPage"]
 
 WIDE, NARROW = 1440, 390
 AXE = Path(__file__).with_name("axe.min.js")
+COLOURS = ("color-contrast", "link-in-text-block")
+"""The rules of axe-core that depend on the theme."""
 
 
 @contextmanager
@@ -110,11 +112,12 @@ class WatchedPage:
         """Pixels by which the page is wider than the window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
-    def findings(self) -> list[str]:
-        """Serious and critical findings of axe-core."""
+    def findings(self, *rules: str) -> list[str]:
+        """Serious and critical findings of axe-core, by default of all its rules."""
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text())  # as a script of the page, the policy would refuse it
-        found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+        found: dict[str, Any] = self.page.evaluate("options => axe.run(document, options)", options)
         return [
             f"{each['id']}: {each['help']} {[node['html'][:150] for node in each['nodes'][:3]]}"
             for each in found["violations"]

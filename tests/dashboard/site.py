@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from tests import forking
+
 PER_LIST = 10
 SCRIPT = "<script>window.hacked = 1</script>"
 IMAGE = '"><img src=x onerror="window.hacked = 1">'
@@ -30,7 +32,7 @@ class SlowSite:
 def slow_site(latency: float) -> Iterator[SlowSite]:
     """Run the site in a process of its own."""
     command = [sys.executable, "-m", "tests.dashboard.site", str(latency)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield SlowSite(process.stdout.readline().strip())

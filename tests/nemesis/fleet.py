@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from tests import forking
 from tests.databases import PostgresServer, shared
+from tests.forking import SHOAL
 from tests.nemesis.site import Site
-
-SHOAL = [sys.executable, "-m", "shoal.cli.main"]
 
 SPIDER = """
 from shoal import Spider
@@ -58,7 +57,7 @@ class Fleet:
         """Processes that failed before their work started. They are restarted."""
         self._settings = SETTINGS | settings
         self._commands: dict[str, list[str]] = {}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[str]] = {}
         self._agents: dict[str, str] = {}
         (folder / "spider.py").write_text(SPIDER)
         (folder / "starts.txt").write_text("\n".join(site.start_urls))
@@ -91,7 +90,7 @@ class Fleet:
         """Start a process with its own user agent, which identifies it in the log of the site."""
         agent = self._agents[name] = f"{name.replace(' ', '-')}-{secrets.token_hex(3)}"
         with self._log_of(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
+            self._processes[name] = forking.Popen(
                 [*self._commands[name], f"--set=user_agent={agent}"], cwd=self.folder, stdout=log, stderr=log
             )
 
@@ -139,7 +138,7 @@ class Fleet:
 
     def audit(self) -> str:
         """The output of `shoal audit`."""
-        done = subprocess.run(
+        done = forking.run(
             [*SHOAL, "audit", self.run_id, "--frontier", self.frontier],
             cwd=self.folder, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip

@@ -139,5 +139,5 @@ def wait_for_progress(target: Site, fleet: Fleet, progress: float) -> bool:
     while target.progress() < progress:
         if not fleet.look():
             return False
-        time.sleep(0.03)
+        time.sleep(0.1)
     return True

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TextIO, cast
 
+from tests import forking
+
 REDIRECT_EVERY = 20
 """Every N-th page of the tree is linked through a redirect."""
 HOLDING = "holding"
@@ -143,7 +145,7 @@ def site(folder: Path, plan: Plan) -> Iterator[Site]:
     for name, value in vars(plan).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
         try:
             yield Site(json.loads(process.stdout.readline()), plan, log)

@@ -28,6 +28,9 @@ from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.http_connection import HttpConnection
 from shoal.http.exchange import Exchange, captured
+from tests.loops import event_loop_policy
+
+__all__ = ["event_loop_policy"]
 
 Kind: TypeAlias = type[HttpFetcher] | type[DirectFetcher]
 Fetch: TypeAlias = Callable[..., Awaitable[Response]]
@@ -367,7 +370,7 @@ async def test_a_name_is_looked_up_once() -> None:
         await fetcher.fetch(Request(f"http://localhost:{port}/"))
         assert server.connections == 6
     await fetcher.close()
-    assert found == ["localhost"]
+    assert found.count("localhost") == 1
 
 
 async def test_bodies_are_not_kept_with_idle_connections() -> None:

@@ -18,7 +18,10 @@ from shoal.http import Request, Response
 from shoal.ports import Fetch, Lease, Rewind
 from shoal.spider import Spider
 from shoal.testing import FakeClock
+from tests.loops import event_loop_policy
 from tests.unit.fakes import CONFIG, SITE, Calls, Web, eventually, memory_frontier
+
+__all__ = ["event_loop_policy"]
 
 
 class Pages(Spider):

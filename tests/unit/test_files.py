@@ -29,6 +29,7 @@ from shoal.http.files import describe_file, ending_of
 from shoal.item import decode_item, encode_item
 from shoal.spider import SpiderStats
 from shoal.urls.scope import Scope
+from tests import forking
 
 PDF = b"%PDF-1.7 text"
 
@@ -119,10 +120,10 @@ asyncio.run(main())
 
 def test_a_writer_that_is_killed_leaves_no_torn_file(tmp_path: Path) -> None:
     for pause in (0.0, 0.02, 0.05, 0.1, 0.15):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        with forking.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
-            time.sleep(0.3 + pause)
+            assert writer.stdout.readline() == "ready\n"
+            time.sleep(0.1 + pause)
             writer.kill()
     found = list((tmp_path / "full").rglob("*/*"))
     assert found

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.errors import FetchError
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
+from tests.loops import event_loop_policy
+
+__all__ = ["event_loop_policy"]
 
 BODIES = st.binary(max_size=40)
 

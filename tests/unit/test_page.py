@@ -25,7 +25,10 @@ from shoal.middleware import Postponed, Replaced, current_attempt
 from shoal.ports import Failure
 from shoal.spider import Spider
 from shoal.urls.scope import Scope
+from tests.loops import event_loop_policy
 from tests.unit.fakes import CONFIG, SITE, Web, memory_frontier
+
+__all__ = ["event_loop_policy"]
 
 TIMEOUT = FetchError("no answer", kind="timeout", retryable=True)
 NOT_FOUND = FetchError("the server answered 404", kind="http 404", retryable=False, status=404)

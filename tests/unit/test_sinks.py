@@ -33,6 +33,7 @@ from shoal.sinks.files import StreamSink
 from shoal.sinks.parquet import ParquetSink
 from shoal.sinks.recent import Recent
 from shoal.sinks.sqlite import SQLiteSink
+from tests import forking
 
 KINDS = ["out.jsonl", "out.csv", "out.parquet", "out.db"]
 
@@ -307,17 +308,17 @@ def test_killed_again_and_again(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-c", _WRITER, str(path), str(saved), str(total)]
     kills = 0
     for moment in (0.003, 0.02, 0.05, 0.08, 0.11, 0.15, 60.0):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with forking.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            assert process.stdout.readline() == b"open\n", process.stderr.read().decode()
+            assert process.stdout.readline() == "open\n", process.stderr.read()
             try:
                 process.wait(moment)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 kills += 1
                 continue
-            assert process.returncode == 0, process.stderr.read().decode()
+            assert process.returncode == 0, process.stderr.read()
             break
     assert kills >= 3
     written = read(path)
@@ -447,7 +448,7 @@ asyncio.run(main(sys.argv[1]))
 @pytest.mark.parametrize("name", KINDS)
 def test_no_room_and_then_room(tmp_path: Path, name: str) -> None:
     limit = 1024 if name == "out.parquet" else 16384 if name == "out.db" else 5000
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-c", _LIMITED, str(tmp_path / name), str(limit)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
@@ -458,7 +459,7 @@ def test_no_room_and_then_room(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
 def test_no_room_and_given_up(tmp_path: Path, name: str) -> None:
     """What is left is whole."""
-    subprocess.run([sys.executable, "-c", _LIMITED, str(tmp_path / name), "5000", "stop"], check=True)
+    forking.run([sys.executable, "-c", _LIMITED, str(tmp_path / name), "5000", "stop"], check=True)
     assert numbers(tmp_path / name) == list(range(1, 11))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from shoal.frontier.sqlite import seen as sqlite_seen
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run
 from shoal.testing import FakeClock
+from tests import forking
 
 OPTIONS = FrontierOptions(max_attempts=3, concurrency_per_host=100)
 RUN = Run(run_id="r", spider="s", state="running", created_at=1.0, settings={"delay": 1.5, "tags": ["a"]})
@@ -62,7 +64,7 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a process that reports on its standard output."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return forking.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def read_lines(process: subprocess.Popen[str], count: int) -> str:
@@ -106,7 +108,7 @@ async def main(path, pages):
     frontier = await store.frontier("r", FrontierOptions(max_attempts=1000, concurrency_per_host=100))
     await frontier.push([page(0)])
     while leases := (await frontier.lease(7, 600)).leases:
-        print("leased", flush=True)
+        print("leased".ljust(500), flush=True)
         await frontier.complete([handled(lease, pages) for lease in leases])
     print("finished", flush=True)
     await store.close()
@@ -124,6 +126,8 @@ async def test_a_crawl_that_is_killed_many_times_does_each_page_once(
     chance = random.Random(most)
     for _ in range(8):
         process = spawn(code, path, PAGES)
+        assert process.stdout is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # so that it cannot run far ahead of a busy machine
         read_lines(process, chance.randrange(1, 50))
         kill(process)
         store = await SQLiteStore.open(path)

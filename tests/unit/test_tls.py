@@ -16,6 +16,9 @@ from shoal.config import HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch import tls
 from shoal.fetch.direct import DirectFetcher
+from tests.loops import event_loop_policy
+
+__all__ = ["event_loop_policy"]
 
 BODY = bytes(range(256)) * 8_000  # larger than every buffer on the way
 

@@ -1,0 +1,16 @@
+"""The event loops that users have: uvloop where it exists, otherwise that of asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+POLICIES = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoopPolicy}
+
+
+@pytest.fixture(scope="session", params=POLICIES)
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """A module that imports this fixture runs its tests on both loops."""
+    return POLICIES[request.param]()
