@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from importlib.metadata import requires
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,9 @@ def test_the_image_with_a_browser_adds_locked_packages_to_the_other_one() -> Non
     assert re.findall(r"^USER (\S+)$", BROWSER_DOCKERFILE, re.MULTILINE)[-1] == "10001:10001"
     assert f"-t {IMAGE}-browser ." in BROWSER_DOCKERFILE
     (names,) = re.findall(r"/\^\(([\w|-]+)\)==/", BROWSER_DOCKERFILE)
-    needed = {re.split(r"\W", each.replace("-", "_"))[0] for each in requires("playwright") or []}
-    assert set(names.split("|")) == {"playwright"} | needed
+    if f"\nplaywright=={version('playwright')} " in (ROOT / "requirements" / "test.txt").read_text():
+        needed = {re.split(r"\W", each.replace("-", "_"))[0] for each in requires("playwright") or []}
+        assert set(names.split("|")) == {"playwright"} | needed
     script = re.findall(r"awk '(.*?)' /tmp/locked.txt", BROWSER_DOCKERFILE)[0]
     done = subprocess.run(
         ["awk", script, ROOT / "requirements" / "test.txt"], capture_output=True, text=True, check=True
