@@ -26,7 +26,7 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 9
+VERSION = 10
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset(
     {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
