@@ -56,6 +56,7 @@ class SQLiteFile:
         self._lock: int | None = None
         self._stale = False
         self._closed = True
+        self._on_commit: list[Callable[[], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-sqlite")
 
     async def open(self) -> None:
@@ -200,6 +201,8 @@ class SQLiteFile:
             try:
                 result = step()
                 self.db.execute("COMMIT")
+                for callback in self._on_commit:
+                    callback()
             except BaseException as exc:
                 self._stale = not isinstance(exc, ShoalError) or isinstance(exc, StoreError)
                 with suppress(sqlite3.Error):
@@ -207,7 +210,13 @@ class SQLiteFile:
                 raise
         except sqlite3.Error as exc:
             raise self._explain(exc) from exc
+        finally:
+            self._on_commit.clear()
         return result
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after this step is committed. It is not called if the step is rolled back."""
+        self._on_commit.append(callback)
 
     def _begin(self, begin: str) -> None:
         self._roll_back()

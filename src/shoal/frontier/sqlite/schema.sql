@@ -99,12 +99,10 @@ CREATE TABLE stage (
 );
 
 CREATE TABLE item (
-    run INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY,                -- the run and the sequence number in its log: see items.py
     fingerprint BLOB NOT NULL,
     position INTEGER NOT NULL,
-    payload BLOB NOT NULL,
-    UNIQUE (run, seq)
+    payload BLOB NOT NULL
 );
 
 -- Unusual events of a request: failed attempts, lost leases, notes.
