@@ -72,6 +72,13 @@ class SharedHosts:
     def __init__(self, db: sqlite3.Connection) -> None:
         self.by_name: dict[str, Host] = {}
         self._db = db
+        self._file_has_others: bool | None = None
+        """Whether the file may have hosts that are not in ``by_name``. None: not known yet."""
+
+    def forget(self) -> None:
+        """Read all hosts from the file again when they are needed."""
+        self.by_name.clear()
+        self._file_has_others = None
 
     def load(self, name: str) -> Host:
         """The host with this name, with its politeness from the file."""
@@ -84,6 +91,10 @@ class SharedHosts:
         if name in self.by_name:
             return self.by_name[name]
         host = Host(name)
+        if self._file_has_others is None:
+            self._file_has_others = bool(self._db.execute("SELECT EXISTS (SELECT 1 FROM host)").fetchone()[0])
+        if not self._file_has_others:  # a new file
+            return host
         row = self._db.execute(f"SELECT {_COLUMNS} FROM host WHERE name = ?", (name,)).fetchone()
         if row is not None:
             for field, value in zip(_POLITENESS, row, strict=True):

@@ -101,7 +101,7 @@ class SQLiteStore(SQLiteDocuments):
     def _restore(self) -> None:
         """Read everything that is in memory from the file again."""
         frontiers = list(self._frontiers.values())
-        self._hosts.by_name.clear()
+        self._hosts.forget()
         for frontier in frontiers:
             frontier.load()
         for frontier in frontiers:
