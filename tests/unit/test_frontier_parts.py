@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -39,6 +41,7 @@ from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.step_thread import StepThread
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, Stats
 from shoal.testing import FakeClock
@@ -327,6 +330,34 @@ async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
     assert await log.read_items(1, 1) == items[1:2]
     await log.trim_items(2)
     assert await log.read_items(0, 9) == items[2:]
+
+
+async def test_steps_run_in_order_even_if_their_caller_is_cancelled() -> None:
+    thread, begun, may_end, done = StepThread("steps"), Event(), Event(), list[str]()
+
+    def first() -> int:
+        begun.set()
+        may_end.wait(10)
+        done.append("first")
+        return 1
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    running = asyncio.create_task(thread.run(first))
+    await asyncio.to_thread(begun.wait, 10)
+    cancelled = asyncio.create_task(thread.run(lambda: done.append("second")))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    may_end.set()
+    assert await running == 1
+    with pytest.raises(ZeroDivisionError):
+        await thread.run(fail)
+    assert cancelled.cancelled()
+    ended = Event()
+    thread.stop(ended.set)
+    assert await asyncio.to_thread(ended.wait, 10)
+    assert done == ["first", "second"]
 
 
 def test_states_have_fixed_numbers() -> None:
