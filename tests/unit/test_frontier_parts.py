@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from bisect import insort
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import pytest
 
-from shoal.errors import FencedError, QueueFullError, StoreRewoundError
+from shoal.errors import FencedError, QueueFullError, StoreError, StoreRewoundError
 from shoal.frontier.host_policy import effective_concurrency, effective_delay
+from shoal.frontier.memory.backlog import Backlog
+from shoal.frontier.memory.fingerprints import Fingerprints
 from shoal.frontier.memory.items import MemoryItemLog
-from shoal.frontier.memory.records import NO_PARENT, decode_request
+from shoal.frontier.memory.records import NO_PARENT, Head, Records, encode_request, make_record, pack_head, read_record
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.politeness import OpenRuns
@@ -33,7 +40,8 @@ from shoal.frontier.rules import (
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog
 from shoal.frontier.sqlite.roles import SQLiteRoles
-from shoal.frontier.sqlite.run_file import RunFile
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
+from shoal.frontier.sqlite.step_thread import StepThread
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, Stats
 from shoal.testing import FakeClock
@@ -138,10 +146,69 @@ def test_requests_leave_in_order_from_memory_and_disk(in_memory: int) -> None:
     urls = [f"http://a.example/{number}" for number in range(6)]
     requests = _requests(*urls, in_memory=in_memory)
     lane = requests.lane("a.example")
-    assert [decode_request(requests.take(lane, 1.0).payload).url for _ in urls] == urls
+    assert [requests.take(lane, 1.0).request.url for _ in urls] == urls
     assert requests.counts[LEASED] == 6
     assert lane.best is None
     requests.close()
+
+
+def test_requests_that_return_keep_their_place() -> None:
+    rng, numbers = random.Random(5), list(range(3000))
+    backlog = Backlog(0)
+    for number in numbers:
+        backlog.push(0.0, number)
+    taken: list[int] = []
+    while (found := backlog.best()) is not None:
+        rank, bucket = found
+        number = bucket.first()
+        assert number == numbers[0]
+        bucket.remove_first(number)
+        taken.append(numbers.pop(0))
+        if rng.random() < 0.4:
+            returned = taken.pop(rng.randrange(len(taken)))
+            backlog.put_back(rank, returned)
+            insort(numbers, returned)
+    assert sorted(taken) == list(range(3000))
+
+
+def test_fingerprints_have_numbers() -> None:
+    rng = random.Random(3)
+    # Some start with the same bytes, and some bytes look like entries at other places.
+    heads = [rng.randbytes(4) for _ in range(50)] + [bytes(4), bytes([0, 0, 0, 1])]
+    names = list(
+        {rng.choice(heads) + rng.randbytes(12) if rng.random() < 0.3 else rng.randbytes(16) for _ in range(5000)}
+    )
+    known, others = names[:4000], names[4000:]
+    fingerprints = Fingerprints()
+    assert fingerprints.find(known[0]) is None
+    assert [fingerprints.add(name) for name in known] == list(range(4000))
+    assert [fingerprints.find(name) for name in known] == list(range(4000))
+    assert [fingerprints[number] for number in range(4000)] == known
+    assert not any(fingerprints.find(name) is not None for name in others)
+
+
+def test_records_are_changed_in_place_and_found_by_text() -> None:
+    records = Records()
+    head = Head(READY, 0, 0, 0, 0, 1.5, NO_PARENT)
+    requests = [Request(f"http://a.example/{number}", meta={"n": number}) for number in range(3)]
+    stored = [make_record(pack_head(head), encode_request(request)) for request in requests]
+    records.append(stored[0])
+    records.append(None)
+    records.append(stored[2])
+    records.set_head(0, head._replace(state=DONE, items=7, token=2**63 - 1))
+    assert [records.is_on_disk(number) for number in range(3)] == [False, True, False]
+    assert list(records.states()) == [DONE, READY, READY]
+    records.put(1, stored[1])
+    assert [records.request(number) for number in range(3)] == requests
+    assert (records.head(0).token, records.head(0).items, records.head(1), records.head(2)) == (
+        2**63 - 1,
+        7,
+        head,
+        head,
+    )
+    assert list(records.search(b"example/1")) == [1]
+    assert list(records.search(b"example/3")) == []
+    assert read_record(stored[2]) == (head, requests[2])
 
 
 def test_workers_have_numbers_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,12 +303,61 @@ async def test_an_item_log_is_read_and_trimmed_in_a_file(run_file: RunFile) -> N
     assert await run_file.read(lambda: run_file.ledger().items) == 3
 
 
+async def test_the_last_items_of_a_file_are_also_in_memory(run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.frontier.sqlite.items._MAX_RECENT", 3 * 251)
+    log = SQLiteItemLog(run_file)
+
+    def append(ledger: Ledger, fails: bool) -> None:
+        log.append([(b"a", ledger.items, [b"%d" % (ledger.items % 10)])], ledger)
+        if fails:
+            raise ZeroDivisionError
+
+    for fails in (False, False, True, False, False, True):
+        with suppress(ZeroDivisionError):
+            await run_file.change(lambda ledger, _, fails=fails: append(ledger, fails))
+    in_file = [(1, b"0"), (2, b"1"), (3, b"2"), (4, b"3")]
+    for after in range(5):
+        assert [(item.seq, item.payload) for item in await log.read_items(after, 9)] == in_file[after:]
+    await run_file.file.close()
+    assert [item.seq for item in await log.read_items(1, 2)] == [2, 3]
+    with pytest.raises(StoreError, match="closed"):
+        await log.read_items(0, 1)
+
+
 async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
     items = await log.read_items(0, 9)
     assert [(item.seq, item.index, item.payload) for item in items] == [(1, 0, b"1"), (2, 1, b"2"), (3, 2, b"3")]
     assert await log.read_items(1, 1) == items[1:2]
     await log.trim_items(2)
     assert await log.read_items(0, 9) == items[2:]
+
+
+async def test_steps_run_in_order_even_if_their_caller_is_cancelled() -> None:
+    thread, begun, may_end, done = StepThread("steps"), Event(), Event(), list[str]()
+
+    def first() -> int:
+        begun.set()
+        may_end.wait(10)
+        done.append("first")
+        return 1
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    running = asyncio.create_task(thread.run(first))
+    await asyncio.to_thread(begun.wait, 10)
+    cancelled = asyncio.create_task(thread.run(lambda: done.append("second")))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    may_end.set()
+    assert await running == 1
+    with pytest.raises(ZeroDivisionError):
+        await thread.run(fail)
+    assert cancelled.cancelled()
+    ended = Event()
+    thread.stop(ended.set)
+    assert await asyncio.to_thread(ended.wait, 10)
+    assert done == ["first", "second"]
 
 
 def test_states_have_fixed_numbers() -> None:

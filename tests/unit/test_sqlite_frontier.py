@@ -17,10 +17,12 @@ import pytest
 
 from shoal.errors import FrontierError, QueueFullError, RequestError, RunError, StoreBusyError, StoreError
 from shoal.frontier import open_store
+from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
+from shoal.frontier.sqlite import lanes as sqlite_lanes
 from shoal.frontier.sqlite import seen as sqlite_seen
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run, Store
 from shoal.testing import FakeClock
 from tests import forking
 
@@ -567,6 +569,44 @@ async def test_urls_are_known_whether_indexed_or_not(path: Path, monkeypatch: py
     assert None not in [await frontier.find(page) for page in pages[::50]]
     await looking.close()
     await store.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_requests_leave_in_the_order_of_a_frontier_in_memory(
+    path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a lane has more ready requests than keys in memory."""
+    monkeypatch.setattr(sqlite_lanes, "_MAX_AHEAD", 3)
+    monkeypatch.setattr(sqlite_lanes, "_MIN_AHEAD", 2)
+    rng, clock = random.Random(seed), FakeClock()
+    stores: list[Store] = [MemoryStore(clock=clock), await SQLiteStore.open(path, clock=clock)]
+    for store in stores:
+        await store.create_run(RUN)
+    for step in range(150):
+        frontiers = [await store.frontier("r", OPTIONS) for store in stores]
+        pages = [
+            page(100 * step + number, rng.choice(("a.com", "b.com")), priority=rng.choice((0, 0, 0, 1, -2.5)))
+            for number in range(rng.randrange(6))
+        ]
+        limit, outcomes = rng.randrange(7), rng.choices(("done", "released", "failed"), (5, 3, 1), k=7)
+        leased = []
+        for frontier in frontiers:
+            await frontier.push(pages)
+            leases = await lease_all(frontier, limit)
+            leased.append([(lease.request, lease.attempt) for lease in leases])
+            ended = list(zip(leases, outcomes, strict=False))
+            await frontier.complete([Completion(lease=lease) for lease, outcome in ended if outcome == "done"])
+            await frontier.release([lease for lease, outcome in ended if outcome == "released"])
+            failures = [lease for lease, outcome in ended if outcome == "failed"]
+            await frontier.fail([Failure(lease=lease, kind="k", reason="r", retry_in=2.0) for lease in failures])
+        assert leased[0] == leased[1]
+        clock.advance(rng.random())
+        if rng.random() < 0.1:
+            await stores[1].close()
+            stores[1] = await SQLiteStore.open(path, clock=clock)
+    await check_balance(await stores[1].frontier("r", OPTIONS))
+    for store in stores:
+        await store.close()
 
 
 async def test_text_that_is_not_utf8_is_stored_with_replacements(frontier: Frontier) -> None:

@@ -8,6 +8,7 @@ is pure: it gets the time as an argument, and knows only the key of the best req
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import Generic, Protocol, TypeVar
@@ -89,6 +90,13 @@ class Host:
 _NO_DEFAULTS = Host(DEFAULT_HOST)
 
 
+@lru_cache(maxsize=256)  # nearly all hosts of a run have the same policy
+def _in_force(delays: Delays, limits: Limits) -> tuple[float, int]:
+    """The delay and the concurrency in force."""
+    delay, _ = effective_delay(*delays)
+    return delay, effective_concurrency(delay, *limits)
+
+
 class Lane(Generic[Queue]):
     """One run's requests for one host."""
 
@@ -135,9 +143,7 @@ class LaneTable(Generic[Queue]):
 
     def refresh(self, lane: Lane[Queue]) -> None:
         """Copy the delay and concurrency in force to the lane."""
-        delays, limits = self._policy(lane.host)
-        lane.delay, _ = effective_delay(*delays)
-        lane.limit = effective_concurrency(lane.delay, *limits)
+        lane.delay, lane.limit = _in_force(*self._policy(lane.host))
 
     def _policy(self, host: Host) -> tuple[Delays, Limits]:
         """What the rules of politeness depend on."""

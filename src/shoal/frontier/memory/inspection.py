@@ -7,7 +7,7 @@ from heapq import nsmallest
 
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.queue import MemoryQueue
-from shoal.frontier.memory.records import head_of, request_of
+from shoal.frontier.memory.records import NO_PARENT
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
@@ -50,8 +50,8 @@ class MemoryInspection:
 
     async def audit(self) -> Stats:
         counts = [0] * len(STATE_NAMES)
-        for record in self._requests.records.values():
-            counts[READY if record is None else record[0]] += 1
+        for state in self._requests.records.states():
+            counts[state] += 1
         return self._stats(counts, self._stages.count())
 
     def _stats(self, counts: Sequence[int], incoming: int) -> Stats:
@@ -71,8 +71,8 @@ class MemoryInspection:
 
     async def find(self, request: Request, *, exact: bool = False) -> History | None:
         fingerprint = request.fingerprint()
-        number: int | None = int.from_bytes(fingerprint, "big")
-        if number not in self._requests.records:
+        number = self._requests.fingerprints.find(fingerprint)
+        if number is None:
             if (staged := self._stages.find(fingerprint)) is not None:
                 return staged
             number = None if exact else self._requests.search(request.url)
@@ -80,18 +80,17 @@ class MemoryInspection:
 
     def _history(self, number: int) -> History:
         requests = self._requests
-        record = requests.read(number)
-        head, request = head_of(record), request_of(record)
-        parent = int.from_bytes(head.parent, "big")
-        url = request_of(requests.read(parent)).url if parent in requests.records else None
+        head, request = requests.read(number)
+        fingerprint = requests.fingerprints[number]
+        url = None if head.parent == NO_PARENT else requests.read(head.parent)[1].url
         worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
         kind, reason = requests.deaths.get(number, ("", ""))
         return History(
             url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
-            attempts=head.attempts - self._queue.is_unbegun(number),
+            attempts=head.attempts - self._queue.is_unbegun(fingerprint),
             status=head.status, items=head.items, parent=url,
             reason=reason,
-            fingerprint=number.to_bytes(16, "big"),
+            fingerprint=fingerprint,
             kind=kind,
             events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
             worker=worker,
@@ -115,7 +114,7 @@ class MemoryInspection:
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         deaths = self._requests.deaths
         if only is not None:
-            numbers = dict.fromkeys(int.from_bytes(each, "big") for each in only)
+            numbers = dict.fromkeys(self._requests.fingerprints.find(each) for each in only)
             deaths = {number: deaths[number] for number in numbers if number in deaths}
         chosen = {number: kind for number, (kind, _) in deaths.items() if is_retried(kind, kinds)}
         refused = [number for number, kind in chosen.items() if kind == FULL_KIND]
@@ -129,15 +128,13 @@ class MemoryInspection:
 
     def _order(self, number: int) -> tuple[float, int]:
         """The place of a request in the order in which requests are leased."""
-        record = self._requests.read(number)
-        return -request_of(record).priority, head_of(record).sequence
+        return -self._requests.records.request(number).priority, number
 
     def _revive(self, numbers: Sequence[int], detail: str) -> None:
         now, requests = self._clock(), self._requests
         for number in numbers:
             del requests.deaths[number]
-            record = requests.read(number)
-            head, request = head_of(record), request_of(record)
+            head, request = requests.read(number)
             requests.add_event(number, now, RETRIED_EVENT, detail)
-            requests.update(number, head._replace(state=READY, attempts=0, at=now), record)
-            requests.requeue(requests.lane_of(request), -request.priority, head.sequence, number, now)
+            requests.update(number, head, head._replace(state=READY, attempts=0, at=now))
+            requests.requeue(requests.lane_of(request), -request.priority, number, now)

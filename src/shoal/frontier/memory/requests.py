@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop
 from itertools import islice
 from typing import NamedTuple
 
 from shoal.frontier import rules
-from shoal.frontier.memory.backlog import Backlog, Spill
+from shoal.frontier.memory.backlog import Backlog, Spill, SpilledRow
+from shoal.frontier.memory.fingerprints import Fingerprints
 from shoal.frontier.memory.records import (
-    HEADER,
+    MAX_ATTEMPTS,
     Head,
+    Records,
     encode_request,
     make_record,
-    payload_of,
-    request_of,
-    sequence_of,
+    pack_head,
+    read_record,
 )
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
 from shoal.frontier.rules import (
@@ -48,19 +48,19 @@ class Taken(NamedTuple):
     number: int
     rank: float
     attempts: int
-    payload: bytes
+    request: Request
 
 
 class Requests:
-    """All requests of a run. A request is known by its fingerprint as a number.
+    """All requests of a run. Each has a number: 0, 1, 2 ... in the order in which they were added.
 
     Past ``in_memory`` ready requests, new ones go to disk. No method gives way to another task.
     """
 
     def __init__(self, options: FrontierOptions, hosts: dict[str, Host]) -> None:
         self.lanes: LaneTable[Backlog] = LaneTable(hosts, options)
-        self.records: dict[int, bytes | None] = {}
-        """None while the record is on disk."""
+        self.fingerprints = Fingerprints()
+        self.records = Records()
         self.counts = [0] * len(STATE_NAMES)
         """How many requests are in each state."""
         self.pushed = self.duplicates = 0
@@ -70,7 +70,6 @@ class Requests:
         self._worker_numbers = {"": 0}
         """The numbers of workers and slots of clusters in records, by name."""
         self._worker_names = [""]
-        self._sequence = 0
         self._spill: Spill | None = None
         self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
         self._spilled = 0
@@ -84,12 +83,14 @@ class Requests:
         """The requests that the run does not have yet, encoded. RequestError if one cannot be; nothing is changed."""
         new: NewRequests = {}
         for fingerprint, request in named:
-            if fingerprint not in new and int.from_bytes(fingerprint, "big") not in self.records:
+            if fingerprint not in new and self.fingerprints.find(fingerprint) is None:
                 new[fingerprint] = request, rules.encode_request(request, encode_request)
         return new
 
     def select_children(self, ended: Completion | Failure) -> NewRequests:
         """The children of a page that the run does not have yet."""
+        if not ended.children:
+            return {}
         parent = ended.lease.fingerprint
         return self.select_new((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
 
@@ -98,16 +99,20 @@ class Requests:
         self._room = room_for_links(self._link_limit, self.counts[READY] + self.counts[WAITING])
         return self._room
 
-    def add_children(self, ended: Completion | Failure, new: NewRequests, duplicates: int, now: float) -> Pushed:
+    def add_children(
+        self, ended: Completion | Failure, parent: int, new: NewRequests, duplicates: int, now: float
+    ) -> Pushed:
         """Add the selected children of a page, which left out ``duplicates`` links itself."""
-        # An earlier page of the same batch may have added the same link.
-        new = {name: each for name, each in new.items() if int.from_bytes(name, "big") not in self.records}
-        is_limited = not is_redirect(ended)
-        refused = self.add_links(new, ended.lease.fingerprint, len(ended.children), now, is_limited=is_limited)
+        refused = 0
+        if ended.children:
+            # An earlier page of the same batch may have added the same link.
+            new = {name: each for name, each in new.items() if self.fingerprints.find(name) is None}
+            is_limited = not is_redirect(ended)
+            refused = self.add_links(new, parent, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
         return Pushed(len(new) - refused, len(ended.children) - len(new) + duplicates, refused)
 
-    def add_links(self, new: NewRequests, parent: bytes, offered: int, now: float, *, is_limited: bool = True) -> int:
+    def add_links(self, new: NewRequests, parent: int, offered: int, now: float, *, is_limited: bool = True) -> int:
         """Add selected links in a step that `measure_room` began. Returns how many were refused."""
         room = self._room
         if room is None:
@@ -120,35 +125,36 @@ class Requests:
             self._refuse(dict(islice(new.items(), room, None)), parent, now)
         return len(new) - len(entering)
 
-    def _refuse(self, new: NewRequests, parent: bytes, now: float) -> None:
+    def _refuse(self, new: NewRequests, parent: int, now: float) -> None:
         """Record links that do not fit into the queue as dead."""
+        head = pack_head(Head(DEAD, 0, 0, 0, 0, now, parent))
         for fingerprint, (_, payload) in new.items():
-            self._sequence += 1
-            number = int.from_bytes(fingerprint, "big")
-            self.records[number] = make_record(Head(DEAD, 0, 0, 0, 0, now, self._sequence, parent), payload)
-            self.deaths[number] = self._refusal
+            self.deaths[self.fingerprints.add(fingerprint)] = self._refusal
+            self.records.append(make_record(head, payload))
         self.counts[DEAD] += len(new)
         self.pushed += len(new)
 
-    def add(self, new: NewRequests, parent: bytes, offered: int, now: float) -> None:
+    def add(self, new: NewRequests, parent: int, offered: int, now: float) -> None:
         """Make selected requests ready. The rest of the ``offered`` ones count as duplicates."""
-        spilled: dict[int, tuple[int, float, int, bytes, bytes]] = {}
+        spilled: dict[int, SpilledRow] = {}
+        counts, head = self.counts, pack_head(Head(READY, 0, 0, 0, 0, now, parent))
         for fingerprint, (request, payload) in new.items():
-            self._sequence += 1
-            number, rank = int.from_bytes(fingerprint, "big"), -request.priority
-            record = make_record(Head(READY, 0, 0, 0, 0, now, self._sequence, parent), payload)
+            number, rank = self.fingerprints.add(fingerprint), 0.0 - request.priority
+            record = make_record(head, payload)
             lane = self.lane(host_of(request.url))
-            self.records[number] = record
-            if lane.queue.has_tail(rank) or self.counts[READY] - self._spilled >= self._spill_above:
-                spilled[number] = (lane.queue.number, rank, self._sequence, fingerprint, record)
+            has_tail = self._spilled and lane.queue.has_tail(rank)
+            if has_tail or counts[READY] - self._spilled >= self._spill_above:
+                self.records.append(None)
+                spilled[number] = (lane.queue.number, rank, number, record)
                 lane.queue.count_spilled(rank, 1)
                 self._spilled += 1
             else:
+                self.records.append(record)
                 lane.queue.push(rank, number)
-            self.counts[READY] += 1
+            counts[READY] += 1
             lane.ready += 1
-            if lane.best is None or (rank, self._sequence) < lane.best:
-                lane.best = (rank, self._sequence)
+            if lane.best is None or rank < lane.best[0]:  # its number is higher than all others
+                lane.best = (rank, number)
                 self.lanes.place(lane, now)
         if spilled:
             self._write_spill(spilled)
@@ -163,33 +169,26 @@ class Requests:
 
     def take(self, lane: Lane[Backlog], now: float, worker: int = 0) -> Taken:
         """Take the best request of a lane and count it as leased by a worker. The caller places the lane."""
-        found = lane.queue.best()
-        assert found is not None
-        rank, bucket = found
-        if bucket.returned and (not bucket.fresh or bucket.returned[0][0] < self._sequence_of(bucket.fresh[0])):
-            number = heappop(bucket.returned)[1]
-        elif bucket.fresh:
-            number = bucket.fresh.popleft()
-        else:
+        assert lane.best is not None
+        rank, number = lane.best
+        if self.records.is_on_disk(number):
             self._load_spilled(lane, rank)
-            number = bucket.fresh.popleft()
-        record = self.records[number]
-        assert record is not None
-        _, attempts, status, items, _, _, sequence, parent, _ = HEADER.unpack_from(record)
-        payload = payload_of(record)
-        attempts += 1
-        header = HEADER.pack(LEASED, min(65535, attempts), status, items, worker, now, sequence, parent, 0)
-        self.records[number] = header + payload
+        lane.queue[rank].remove_first(number)
+        head = self.records.head(number)
+        attempts = head.attempts + 1
+        self.records.set_head(
+            number, Head(LEASED, min(MAX_ATTEMPTS, attempts), head.status, head.items, worker, now, head.parent)
+        )
         self.counts[READY] -= 1
         self.counts[LEASED] += 1
         lane.host.in_flight += 1
         lane.ready -= 1
-        lane.best = self._best(lane)
-        return Taken(number, rank, attempts, payload)
+        lane.best = self._best(lane) if lane.ready else None
+        return Taken(number, rank, attempts, self.records.request(number))
 
-    def requeue(self, lane: Lane[Backlog], rank: float, sequence: int, number: int, now: float) -> None:
+    def requeue(self, lane: Lane[Backlog], rank: float, number: int, now: float) -> None:
         """Return a request to its old place in the queue."""
-        lane.queue.put_back(rank, sequence, number)
+        lane.queue.put_back(rank, number)
         lane.ready += 1
         lane.best = self._best(lane)
         self.lanes.place(lane, now)
@@ -203,20 +202,19 @@ class Requests:
         if found is None:
             return None
         rank, bucket = found
-        if not bucket.fresh and bucket.spilled:
+        if bucket.ends_on_disk():
             self._load_spilled(lane, rank)
-        if not bucket.returned:
-            return rank, self._sequence_of(bucket.fresh[0])
-        returned = bucket.returned[0][0]
-        return rank, min(returned, self._sequence_of(bucket.fresh[0])) if bucket.fresh else returned
+        number = bucket.first()
+        assert number is not None
+        return rank, number
 
     # -- records
 
-    def update(self, number: int, head: Head, record: bytes) -> None:
+    def update(self, number: int, old: Head, head: Head) -> None:
         """Replace the header of a record, and count its new state."""
-        self.counts[record[0]] -= 1
+        self.counts[old.state] -= 1
         self.counts[head.state] += 1
-        self.records[number] = make_record(head, payload_of(record))
+        self.records.set_head(number, head)
 
     def add_event(self, number: int, at: float, what: str, detail: str, worker: int = 0) -> None:
         self.events.setdefault(number, []).append(rules.read_event(at, what, detail, self.worker_name(worker)))
@@ -231,49 +229,39 @@ class Requests:
     def worker_name(self, number: int) -> str:
         return self._worker_names[number]
 
-    def read(self, number: int) -> bytes:
+    def read(self, number: int) -> tuple[Head, Request]:
         """The record of a request, from disk if it is there."""
-        record = self.records[number]
-        if record is None:
-            assert self._spill is not None
-            record = self._spill.find(number.to_bytes(16, "big"))
+        if not self.records.is_on_disk(number):
+            return self.records.head(number), self.records.request(number)
+        assert self._spill is not None
+        record = self._spill.find(number)
         assert record is not None
-        return record
+        return read_record(record)
 
     def search(self, url: str) -> int | None:
         """Find a request by its URL that has another name: it was not filtered, or is not a GET. Reads all records."""
-        needle = url.encode()
-        for number, record in self.records.items():
-            if record is not None and needle in record and request_of(record).url == url:
-                return number
-        return None
-
-    def _sequence_of(self, number: int) -> int:
-        record = self.records[number]
-        assert record is not None
-        return sequence_of(record)
+        found = self.records.search(url.encode())
+        return next((number for number in found if self.records.request(number).url == url), None)
 
     # -- the disk
 
-    def _write_spill(self, spilled: dict[int, tuple[int, float, int, bytes, bytes]]) -> None:
+    def _write_spill(self, spilled: dict[int, SpilledRow]) -> None:
         """Move requests to disk. If the disk is full they stay in memory, before those that are on disk already."""
         self._spill = self._spill or Spill()
-        is_written = self._spill.add(list(spilled.values()))
-        backlogs = {} if is_written else {lane.queue.number: lane.queue for lane in self.lanes.by_name.values()}
-        for number, (lane, rank, *_) in spilled.items():
-            if is_written:
-                self.records[number] = None
-            else:
-                backlogs[lane].count_spilled(rank, -1)
-                backlogs[lane].push(rank, number)
-                self._spilled -= 1
+        if self._spill.add(list(spilled.values())):
+            return
+        backlogs = {lane.queue.number: lane.queue for lane in self.lanes.by_name.values()}
+        for number, (lane, rank, _, record) in spilled.items():
+            self.records.put(number, record)
+            backlogs[lane].count_spilled(rank, -1)
+            backlogs[lane].push(rank, number)
+            self._spilled -= 1
 
     def _load_spilled(self, lane: Lane[Backlog], rank: float) -> None:
         assert self._spill is not None
         rows = self._spill.take(lane.queue.number, rank, _LOAD_COUNT)
-        for fingerprint, record in rows:
-            number = int.from_bytes(fingerprint, "big")
-            self.records[number] = record
+        for number, record in rows:
+            self.records.put(number, record)
             lane.queue.push(rank, number)
         lane.queue.count_spilled(rank, -len(rows))
         self._spilled -= len(rows)

@@ -6,29 +6,29 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shoal.frontier.memory.records import decode_request, request_of
+from shoal.frontier.memory.records import decode_request
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.staging import Moved, Portion, first_of_each, incoming_history
 from shoal.ports import History
 
 
 class MemoryStages:
-    """The staged links of a run, by the fingerprints of their pages, in order. See `shoal.frontier.staging`."""
+    """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.staging`."""
 
     def __init__(self, requests: Requests, clock: Callable[[], float]) -> None:
         self.incoming = 0
         """How many links are staged."""
         self._requests = requests
         self._clock = clock
-        self._portions: dict[bytes, deque[Portion]] = {}
+        self._portions: dict[int, deque[Portion]] = {}
         self._movers = 0
 
-    def add(self, parent: bytes, portions: Sequence[Portion]) -> None:
+    def add(self, parent: int, portions: Sequence[Portion]) -> None:
         """Stage the links of a page."""
         self._portions.setdefault(parent, deque()).extend(portions)
         self.incoming += sum(map(len, portions))
 
-    async def move(self, parent: bytes) -> Moved:
+    async def move(self, parent: int) -> Moved:
         """Move all links of a page into the queue. Other tasks take their turn in between; if the caller is cancelled,
         `help` continues."""
         moved = Moved(0, 0)
@@ -46,7 +46,7 @@ class MemoryStages:
         if self.incoming and not self._movers:
             self._move_portion(next(iter(self._portions)))
 
-    def _move_portion(self, parent: bytes) -> Moved:
+    def _move_portion(self, parent: int) -> Moved:
         portions, requests = self._portions[parent], self._requests
         portion = portions.popleft()
         if not portions:
@@ -54,7 +54,7 @@ class MemoryStages:
         new = {
             fingerprint: (decode_request(payload), payload)
             for fingerprint, payload in first_of_each(portion).items()
-            if int.from_bytes(fingerprint, "big") not in requests.records
+            if requests.fingerprints.find(fingerprint) is None
         }
         requests.measure_room()
         refused = requests.add_links(new, parent, len(portion), self._clock())
@@ -66,8 +66,7 @@ class MemoryStages:
         for parent, portions in self._portions.items():
             for name, payload in (link for portion in portions for link in portion):
                 if name == fingerprint:
-                    record = self._requests.read(int.from_bytes(parent, "big"))
-                    return incoming_history(decode_request(payload), request_of(record).url)
+                    return incoming_history(decode_request(payload), self._requests.records.request(parent).url)
         return None
 
     def count(self) -> int:

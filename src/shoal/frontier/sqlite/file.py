@@ -7,12 +7,10 @@ old. The pages after it are fetched again.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
@@ -20,13 +18,14 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
+from shoal.frontier.sqlite.step_thread import StepThread
 
 T = TypeVar("T")
 StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 9
+VERSION = 10
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset(
     {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
@@ -56,16 +55,17 @@ class SQLiteFile:
         self._lock: int | None = None
         self._stale = False
         self._closed = True
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-sqlite")
+        self._on_commit: list[Callable[[], None]] = []
+        self._thread = StepThread("shoal-sqlite")
 
     async def open(self) -> None:
         """Open the file, or create it. StoreBusyError while another process works on it, StoreError if it cannot be
         used."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+            await self._thread.run(self._open)
         except BaseException:
-            self._thread.submit(self._close)  # if the caller was cancelled, the file is opened all the same
-            self._thread.shutdown(wait=False)
+            # If the caller was cancelled, the file is opened all the same.
+            self._thread.stop(self._close)
             raise
 
     def _open(self) -> None:
@@ -190,7 +190,7 @@ class SQLiteFile:
     async def _run(self, job: Callable[[], T]) -> T:
         if self._closed:
             raise StoreError(f"{self.path} is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        return await self._thread.run(job)
 
     def _transact(self, begin: str, step: Callable[[], T]) -> T:
         if self._closed:
@@ -200,6 +200,8 @@ class SQLiteFile:
             try:
                 result = step()
                 self.db.execute("COMMIT")
+                for callback in self._on_commit:
+                    callback()
             except BaseException as exc:
                 self._stale = not isinstance(exc, ShoalError) or isinstance(exc, StoreError)
                 with suppress(sqlite3.Error):
@@ -207,7 +209,13 @@ class SQLiteFile:
                 raise
         except sqlite3.Error as exc:
             raise self._explain(exc) from exc
+        finally:
+            self._on_commit.clear()
         return result
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after this step is committed. It is not called if the step is rolled back."""
+        self._on_commit.append(callback)
 
     def _begin(self, begin: str) -> None:
         self._roll_back()
@@ -247,7 +255,7 @@ class SQLiteFile:
         """Finish the steps that were passed before, write the log into the file, and release the lock."""
         if not self._closed:
             await self._run(self._close)
-            self._thread.shutdown(wait=False)
+            self._thread.stop()
 
     def _close(self) -> None:
         if self._closed:

@@ -48,7 +48,7 @@ class SQLiteHosts:
     def _refresh(self) -> None:
         """Another process writes to a file that is opened readonly."""
         if self._file.file.readonly:
-            self._hosts.by_name.clear()
+            self._hosts.forget()
             self._reload()
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:

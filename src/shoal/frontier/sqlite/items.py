@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.ports import LoggedItem
+
+_SEQUENCE_BITS = 40
+"""Of an id. With one number as their key, items are in one tree, and not also in an index."""
+_MAX_RECENT = 4_000_000
+"""Bytes of the last items that are kept in memory."""
+_OVERHEAD = 250
+"""Bytes that an item takes besides its payload."""
+
+
+def item_ids(run: int) -> tuple[int, int]:
+    """The first and the last id that an item of this run may have. Its id is the first one plus its sequence number."""
+    return run << _SEQUENCE_BITS, (run + 1 << _SEQUENCE_BITS) - 1
 
 
 class SQLiteItemLog:
@@ -13,22 +27,38 @@ class SQLiteItemLog:
 
     Only one process has the file, so nobody can rewind it. It ignores the proofs that a server checks (``last``,
     ``cursors``).
+
+    The last items are also in memory, for the drainers of this process, which read each item soon after its page.
     """
 
     def __init__(self, run: RunFile) -> None:
         self._file = run
         self._db = run.db
-        self._run = run.number
+        self._first, self._last = item_ids(run.number)
+        self._recent: deque[LoggedItem] = deque()
+        """The last committed items. The thread of the file changes it."""
+        self._recent_bytes = 0
 
     async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        sql = "SELECT seq, fingerprint, position, payload FROM item WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
+        recent = list(self._recent)
+        if recent and recent[0].seq <= after + 1 <= recent[-1].seq:
+            skip = after + 1 - recent[0].seq
+            return recent[skip : skip + limit]
+        sql = (
+            "SELECT id - ?1, fingerprint, position, payload FROM item"
+            " WHERE id > ?1 + ?2 AND id <= ?3 ORDER BY id LIMIT ?4"
+        )
         return await self._file.read(
-            lambda: [LoggedItem(*row) for row in self._db.execute(sql, (self._run, after, limit))]
+            lambda: [LoggedItem(*row) for row in self._db.execute(sql, (self._first, after, self._last, limit))]
         )
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        sql = "DELETE FROM item WHERE run = ? AND seq <= ?"
-        await self._file.file.write(lambda: self._db.execute(sql, (self._run, through)))
+        def step() -> None:
+            last = min(self._first + through, self._last)
+            self._db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", (self._first, last))
+            self._file.file.on_commit(partial(self._forget, through))
+
+        await self._file.file.write(step)
 
     def append(self, pages: Iterable[tuple[bytes, int, Sequence[bytes]]], ledger: Ledger) -> None:
         """Log the items of pages: the fingerprint of each, how many items it has already, and the new ones.
@@ -36,9 +66,26 @@ class SQLiteItemLog:
         A dead request that is retried may have items. New ones get the numbers behind them, so no key is used twice.
         Call it within a transaction.
         """
-        rows = []
+        new = []
         for fingerprint, before, items in pages:
             for position, payload in enumerate(items, before):
                 ledger.items += 1
-                rows.append((self._run, ledger.items, fingerprint, position, payload))
-        self._db.executemany("INSERT INTO item VALUES (?, ?, ?, ?, ?)", rows)
+                new.append(LoggedItem(ledger.items, fingerprint, position, payload))
+        if new:
+            first = self._first
+            rows = [(first + item.seq, item.fingerprint, item.index, item.payload) for item in new]
+            self._db.executemany("INSERT INTO item VALUES (?, ?, ?, ?)", rows)
+            self._file.file.on_commit(partial(self._keep, new))
+
+    def _keep(self, new: Sequence[LoggedItem]) -> None:
+        self._recent.extend(new)
+        self._recent_bytes += sum(_OVERHEAD + len(item.payload) for item in new)
+        while self._recent_bytes > _MAX_RECENT:
+            self._drop_first()
+
+    def _forget(self, through: int) -> None:
+        while self._recent and self._recent[0].seq <= through:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        self._recent_bytes -= _OVERHEAD + len(self._recent.popleft().payload)

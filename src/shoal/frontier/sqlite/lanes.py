@@ -1,14 +1,16 @@
 """The lanes of a run in a SQLite file: the ready requests of each host, and which host is due.
 
-Memory holds the hosts and, for each lane, the number of its ready requests and the best one: about 1 KB a host. The
-requests themselves are read when they are leased.
+Memory holds the hosts and, for each lane, the number of its ready requests and the keys of the best ones: about 1 KB a
+host. The requests themselves are read when they are leased.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from math import inf
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -33,6 +35,10 @@ from shoal.urls.normalize import host_of
 
 _POLITENESS = ("delay", "concurrency", "crawl_delay", "learned_delay", "blocked_until", "block_reason", "ended_at")
 _COLUMNS = ", ".join(_POLITENESS)
+_MAX_AHEAD = 64
+"""Keys that a lane keeps in memory, or reads at once. Lanes share `_ALL_AHEAD` if there are many."""
+_MIN_AHEAD = 4
+_ALL_AHEAD = 1 << 16
 
 
 class NewRequest(NamedTuple):
@@ -44,12 +50,35 @@ class NewRequest(NamedTuple):
     payload: bytes
 
 
+class StoredQueue:
+    """The ready requests of one lane. ``number`` identifies the lane in the file.
+
+    ``ahead`` has the keys of the best ones, best first. A ready request that is not there is worse than all that are.
+    """
+
+    __slots__ = ("ahead", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ahead: list[Key] = []
+
+
+StoredLane: TypeAlias = Lane[StoredQueue]
+
+
 class SharedHosts:
     """The hosts of a file that runs have used in this process."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.by_name: dict[str, Host] = {}
         self._db = db
+        self._file_has_others: bool | None = None
+        """Whether the file may have hosts that are not in ``by_name``. None: not known yet."""
+
+    def forget(self) -> None:
+        """Read all hosts from the file again when they are needed."""
+        self.by_name.clear()
+        self._file_has_others = None
 
     def load(self, name: str) -> Host:
         """The host with this name, with its politeness from the file."""
@@ -62,6 +91,10 @@ class SharedHosts:
         if name in self.by_name:
             return self.by_name[name]
         host = Host(name)
+        if self._file_has_others is None:
+            self._file_has_others = bool(self._db.execute("SELECT EXISTS (SELECT 1 FROM host)").fetchone()[0])
+        if not self._file_has_others:  # a new file
+            return host
         row = self._db.execute(f"SELECT {_COLUMNS} FROM host WHERE name = ?", (name,)).fetchone()
         if row is not None:
             for field, value in zip(_POLITENESS, row, strict=True):
@@ -74,20 +107,25 @@ class SharedHosts:
             [(host.name, *(getattr(host, field) for field in _POLITENESS)) for host in hosts],
         )
 
+    def save_ends(self, hosts: Iterable[Host]) -> None:
+        """Save only when the last fetch from each host ended. Each page needs this."""
+        self._db.executemany(
+            "INSERT INTO host (name, ended_at) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET ended_at = excluded.ended_at",
+            [(host.name, host.ended_at) for host in hosts],
+        )
+
 
 class StoredLanes:
-    """The lanes of one run and their ready requests. ``lane.queue`` is the number of the lane in the file.
-
-    Call all methods within a transaction.
-    """
+    """The lanes of one run and their ready requests. Call all methods within a transaction."""
 
     def __init__(self, run: RunFile, hosts: SharedHosts, options: FrontierOptions) -> None:
         self._db = run.db
         self._run = run.number
         self._hosts = hosts
         self._options = options
-        self._lanes: LaneTable[int] = LaneTable(hosts.by_name, options)
-        self._by_number: dict[int, Lane[int]] = {}
+        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, options)
+        self._by_number: dict[int, StoredLane] = {}
         self._link_limit: int | None = None
         """`FrontierOptions.link_limit` of the last worker, for commands that do not know its options."""
 
@@ -108,16 +146,17 @@ class StoredLanes:
             lane = self._add_lane(number, name)
             if number in ready:
                 lane.ready = ready[number]
-                (lane.best,) = self._best(lane, 1)
+                lane.queue.ahead = self._read_ahead(lane, None, 1)
+                lane.best = lane.queue.ahead[0]
 
     def place(self, now: float) -> None:
         for lane in self._by_number.values():
             self._lanes.place(lane, now)
 
-    def __getitem__(self, number: int) -> Lane[int]:
+    def __getitem__(self, number: int) -> StoredLane:
         return self._by_number[number]
 
-    def lane(self, name: str) -> Lane[int]:
+    def lane(self, name: str) -> StoredLane:
         """The lane of a host. It is added if the run has none."""
         lane = self._lanes.by_name.get(name)
         if lane is None:
@@ -126,14 +165,22 @@ class StoredLanes:
             lane = self._add_lane(number, name)
         return lane
 
-    def _add_lane(self, number: int, name: str) -> Lane[int]:
+    def _add_lane(self, number: int, name: str) -> StoredLane:
         self._hosts.load(name)
-        lane = self._by_number[number] = self._lanes.add(name, number)
+        lane = self._by_number[number] = self._lanes.add(name, StoredQueue(number))
         return lane
 
-    def _best(self, lane: Lane[int], limit: int) -> list[Key]:
-        sql = f"SELECT rank, id FROM request WHERE lane = ? AND state = {READY} ORDER BY rank, id LIMIT ?"
-        return self._db.execute(sql, (lane.queue, limit)).fetchall()
+    def _read_ahead(self, lane: StoredLane, after: Key | None, limit: int) -> list[Key]:
+        """The keys of the best ready requests of a lane that are worse than ``after``."""
+        sql = (
+            f"SELECT rank, id FROM request WHERE lane = ? AND state = {READY} AND (rank, id) > (?, ?)"
+            " ORDER BY rank, id LIMIT ?"
+        )
+        rank, number = (-inf, 0) if after is None else after
+        return self._db.execute(sql, (lane.queue.number, rank, number, limit)).fetchall()
+
+    def _ahead_limit(self) -> int:
+        return max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
 
     def save_limit(self) -> None:
         """Save how many queued requests leave no room for links."""
@@ -154,16 +201,13 @@ class StoredLanes:
             rank = 0.0 - request.priority
             host = host_of(request.url)
             lane = by_name.get(host) or self.lane(host)
-            row = (number, run, lane.queue, rank, now, parent, fingerprint, payload)
+            row = (number, run, lane.queue.number, rank, now, parent, fingerprint, payload)
             numbers[fingerprint] = number
             if refused and fingerprint in refused:
                 dead.append((*row, DEAD, FULL_KIND, FULL_REASON % self._options.link_limit))
                 continue
             rows.append(row)
-            if lane.best is None or rank < lane.best[0]:  # its number is higher than all others
-                self.add_ready(lane, (rank, number), now)
-            else:
-                lane.ready += 1
+            self.add_ready(lane, (rank, number), now)
         self._db.executemany(
             "INSERT INTO request (id, run, lane, rank, at, parent, fingerprint, payload)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -177,26 +221,30 @@ class StoredLanes:
             )
         return numbers
 
-    def add_ready(self, lane: Lane[int], key: Key, now: float) -> None:
+    def add_ready(self, lane: StoredLane, key: Key, now: float) -> None:
         """Count a request as ready. The caller changes its row."""
+        ahead = lane.queue.ahead
+        if len(ahead) == lane.ready or key < ahead[-1]:
+            insort(ahead, key)
+            if len(ahead) > _MAX_AHEAD:
+                ahead.pop()
         lane.ready += 1
         if lane.best is None or key < lane.best:
             lane.best = key
             self._lanes.place(lane, now)
 
-    def choose(self, limit: int, now: float) -> list[tuple[Lane[int], Key]]:
+    def choose(self, limit: int, now: float) -> list[tuple[StoredLane, Key]]:
         """Take the best requests of hosts that are due, in order. The caller changes their rows."""
-        chosen: list[tuple[Lane[int], Key]] = []
-        ahead: dict[int, list[Key]] = {}
+        chosen: list[tuple[StoredLane, Key]] = []
         self._lanes.reopen(now)
         while len(chosen) < limit and (lane := self._lanes.take_best(now)) is not None:
-            keys = ahead.get(lane.queue)
-            if keys is None:
-                count = min(limit - len(chosen), lane.limit - lane.host.in_flight)
-                keys = ahead[lane.queue] = self._best(lane, count + 1)[::-1]
-            chosen.append((lane, keys.pop()))
-            lane.best = keys[-1] if keys else None
+            key = lane.queue.ahead.pop(0)
+            chosen.append((lane, key))
             lane.ready -= 1
+            if lane.ready and not lane.queue.ahead:
+                # In the file, the requests that were chosen are still ready.
+                lane.queue.ahead = self._read_ahead(lane, key, self._ahead_limit())
+            lane.best = lane.queue.ahead[0] if lane.ready else None
             lane.host.in_flight += 1
             self._lanes.place(lane, now)
         return chosen

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from shoal.frontier.politeness import Host, Key, Lane
+from shoal.frontier.politeness import Host, Key
 from shoal.frontier.rules import (
     DEAD,
     DONE,
@@ -22,7 +22,7 @@ from shoal.frontier.rules import (
     token_base,
 )
 from shoal.frontier.sqlite.history import Histories
-from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
+from shoal.frontier.sqlite.lanes import SharedHosts, StoredLane, StoredLanes
 from shoal.frontier.sqlite.roles import slot_columns
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
@@ -32,7 +32,7 @@ from shoal.ports import Holder, Lease
 _decode = msgspec.msgpack.Decoder(Request).decode
 
 
-class HeldLease(msgspec.Struct, frozen=True):
+class HeldLease(msgspec.Struct, frozen=True, gc=False):
     """A lease that is out."""
 
     number: int
@@ -40,7 +40,7 @@ class HeldLease(msgspec.Struct, frozen=True):
     token: int
     attempts: int
     items: int
-    lane: Lane[int]
+    lane: StoredLane
     rank: float
     holder: Holder | None
     begun: bool
@@ -125,7 +125,7 @@ class Leases:
         ]  # fmt: skip
 
     def grant(
-        self, chosen: Sequence[tuple[Lane[int], Key]], call: LeaseCall, ledger: Ledger, now: float
+        self, chosen: Sequence[tuple[StoredLane, Key]], call: LeaseCall, ledger: Ledger, now: float
     ) -> list[Lease]:
         """Lease the chosen requests. StoreError if the file is damaged."""
         sql = (
@@ -212,7 +212,7 @@ class Leases:
             host.end_lease(now, contacted=was_contacted)
             if was_contacted:
                 contacted[host.name] = host
-        self._hosts.save(contacted.values())
+        self._hosts.save_ends(contacted.values())
         ledger.leased -= len(ended)
 
     def release(self, unused: Sequence[HeldLease], ledger: Ledger, now: float, *, contacted: bool) -> None:

@@ -263,7 +263,7 @@ class SQLiteQueue:
             if held is None:
                 results.append(Pushed(0, 0) if page.lease.token in repeated else None)
                 continue
-            new_ones, beyond = found[held.number], refused[held.number]
+            new_ones, beyond = found.get(held.number, 0), refused.get(held.number, 0)
             known = len(page.children) - new_ones + page.duplicates
             results.append(Pushed(new_ones - beyond, known, beyond))
             ledger.duplicates += known

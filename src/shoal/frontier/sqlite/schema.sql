@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 9;
+PRAGMA user_version = 10;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -33,8 +33,8 @@ CREATE TABLE host (
     concurrency INTEGER,
     crawl_delay REAL,
     learned_delay REAL,
-    blocked_until REAL NOT NULL,
-    block_reason TEXT NOT NULL,
+    blocked_until REAL NOT NULL DEFAULT 0,
+    block_reason TEXT NOT NULL DEFAULT '',
     ended_at REAL NOT NULL
 ) WITHOUT ROWID;
 
@@ -99,12 +99,10 @@ CREATE TABLE stage (
 );
 
 CREATE TABLE item (
-    run INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY,                -- the run and the sequence number in its log: see items.py
     fingerprint BLOB NOT NULL,
     position INTEGER NOT NULL,
-    payload BLOB NOT NULL,
-    UNIQUE (run, seq)
+    payload BLOB NOT NULL
 );
 
 -- Unusual events of a request: failed attempts, lost leases, notes.

@@ -27,13 +27,15 @@ class Seen:
         self._db = db
         self._run = run
         self._newest: list[dict[bytes, int]] = []
+        self._through: list[int] = []
+        """Up to which request each slice is in the index. 0: none of it is."""
         self._size = 0
         self._next = 0
 
     def load(self) -> None:
         """Read the newest fingerprints: those that the index does not have yet."""
         self._newest = [{} for _ in range(_SLICES)]
-        through = [0] * _SLICES
+        self._through = through = [0] * _SLICES
         for slice_, request in self._db.execute("SELECT slice, through FROM seen_slice WHERE run = ?", (self._run,)):
             through[slice_] = request
         rows = self._db.execute(
@@ -52,11 +54,12 @@ class Seen:
         """The fingerprints of these that the run has."""
         known = set()
         rest = []
-        newest = self._newest
+        newest, through = self._newest, self._through
         for fingerprint in fingerprints:
-            if fingerprint in newest[fingerprint[0] >> _SHIFT]:
+            slice_ = fingerprint[0] >> _SHIFT
+            if fingerprint in newest[slice_]:
                 known.add(fingerprint)
-            else:
+            elif through[slice_]:
                 rest.append(fingerprint)
         for start in range(0, len(rest), _QUERY_SIZE):
             chunk = rest[start : start + _QUERY_SIZE]
@@ -91,4 +94,5 @@ class Seen:
         self._db.executemany("INSERT INTO seen VALUES (?, ?, ?)", rows)
         self._db.execute("INSERT OR REPLACE INTO seen_slice VALUES (?, ?, ?)", (run, slice_, through))
         self._newest[slice_] = {}
+        self._through[slice_] = through
         self._size -= len(rows)

@@ -22,6 +22,7 @@ from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_ex
 from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
+from shoal.frontier.sqlite.items import item_ids
 from shoal.frontier.sqlite.lanes import SharedHosts
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
@@ -31,7 +32,7 @@ _RUNS = (
     f"{_RUN} WHERE {_BELONGS} AND (?3 IS NULL OR state IN (SELECT value FROM json_each(?3)))"
     " ORDER BY number DESC LIMIT ?4"
 )
-_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "item", "role", "fence")
+_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "role", "fence")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
     *(f"DELETE FROM {table} WHERE run = ?" for table in _TABLES_OF_A_RUN),
@@ -100,7 +101,7 @@ class SQLiteStore(SQLiteDocuments):
     def _restore(self) -> None:
         """Read everything that is in memory from the file again."""
         frontiers = list(self._frontiers.values())
-        self._hosts.by_name.clear()
+        self._hosts.forget()
         for frontier in frontiers:
             frontier.load()
         for frontier in frontiers:
@@ -145,6 +146,7 @@ class SQLiteStore(SQLiteDocuments):
                 raise no_run(run_id)
             for statement in _DELETE_RUN:
                 self._file.db.execute(statement, row)
+            self._file.db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", item_ids(*row))
             self.discard(run_id)
             self._frontiers.pop(run_id, None)
             self._restore()
