@@ -54,7 +54,7 @@ _IMPORTED_LATER = {
         *("celery.app.control", "celery.app.events", "celery.app.log", "celery.app.task", "celery.apps.worker"),
         *("celery.backends.redis", "celery.concurrency.prefork", "celery.fixups.django", "celery.loaders.app"),
         *("celery.worker", "celery.worker.components", "celery.worker.consumer", "celery.worker.autoscale"),
-        *("kombu.transport.redis", "shoal.tasks.worker", "shoal.tasks.broker", "shoal.tasks.messages"),
+        *("kombu.transport.redis", "shoal.tasks.page_worker", "shoal.tasks.broker", "shoal.tasks.messages"),
     ),
 }
 """What the commands of a module need, and no others. The module ``shoal.tasks.app`` reads the environment, so it must

@@ -14,3 +14,9 @@ POLICIES = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoo
 def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
     """A module that imports this fixture runs its tests on both loops."""
     return POLICIES[request.param]()
+
+
+@pytest.fixture(scope="session")
+def only_uvloop() -> asyncio.AbstractEventLoopPolicy:
+    """For modules whose tests take long. Import it as `event_loop_policy`."""
+    return uvloop.EventLoopPolicy()

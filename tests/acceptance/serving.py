@@ -91,7 +91,8 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as out:
-            start = forking.Popen if command[0] == sys.executable else subprocess.Popen
+            can_fork = command[0] == sys.executable and "PYTHONPATH" not in environ
+            start = forking.Popen if can_fork else subprocess.Popen
             self.process: subprocess.Popen[Any] = start(
                 command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **environ}, start_new_session=True
             )

@@ -15,7 +15,7 @@ import pytest
 
 from shoal import Request, Response
 from tests.acceptance.crawls import Pages, crawl_beside
-from tests.loops import event_loop_policy
+from tests.loops import only_uvloop as event_loop_policy
 from tests.patience import allowance
 from tests.servers import HUGE, PLAIN, MisbehavingServer, ProxyServer
 

@@ -81,7 +81,7 @@ def test_its_own_tests_pass(python: Path) -> None:
 
 def test_the_doctor_lists_it(python: Path) -> None:
     said = run(python, "-c", DOCTOR)
-    assert "Finding(passed=True, what='plugin: output mongodb:// (shoal-mongodb 0.1.0)'" in said
+    assert "CheckResult(passed=True, what='plugin: output mongodb:// (shoal-mongodb 0.1.0)'" in said
 
 
 async def shoal(python: Path, folder: Path, *arguments: str) -> asyncio.subprocess.Process:

@@ -137,7 +137,8 @@ def test_heartbeats_need_no_connection_of_their_own(kind: str, tmp_path: Path) -
         worker = fleet.worker(settings={"worker.session": 1.0})
         wait_until(lambda: worker.pid in held(fleet))
         time.sleep(1.0)
-        assert 1 <= connections(worker.pid, urlsplit(fleet.frontier).port or 0) <= 2
+        most = 2 if kind == "postgresql" else 4  # calls to Redis that overlap on a busy machine have one each
+        assert 1 <= connections(worker.pid, urlsplit(fleet.frontier).port or 0) <= most
         fleet.wait()
 
 

@@ -47,7 +47,7 @@ async def test_the_sqlite_store(tmp_path: Path) -> None:
 def test_the_spill_of_a_queue_in_memory() -> None:
     before = opened()
     spill = Spill()
-    assert spill.add([(1, 0.0, number, os.urandom(16), os.urandom(4000)) for number in range(5000)])
+    assert spill.add([(1, 0.0, number, os.urandom(4000)) for number in range(5000)])
     found = {name: mode for name, mode in opened().items() if name not in before and "etilqs" in name}
     assert found
     assert set(found.values()) == {"0o600"}

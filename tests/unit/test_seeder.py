@@ -14,6 +14,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters
 from shoal.errors import RequestError, StoreError, StoreRewoundError
+from shoal.frontier.memory.fingerprints import Fingerprints
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.http import Request
 from shoal.urls.scope import Scope
@@ -34,8 +35,11 @@ def set_back(frontier: MemoryFrontier, cursor: bytes) -> None:
     """As if the store had lost all that was pushed behind this cursor."""
     role = frontier._queue._roles._roles["seed"]
     role.cursor, role.finished = cursor, False
-    for number in range(int(cursor or b"0"), len(frontier._requests.records)):
-        frontier._requests.records.pop(int.from_bytes(Request(f"http://a.example/{number}").fingerprint(), "big"), None)
+    requests, left = frontier._requests, Fingerprints()
+    for number in range(int(cursor)):
+        left.add(requests.fingerprints[number])
+    requests.fingerprints = left
+    del requests.records._ends[int(cursor) :]
 
 
 async def test_a_seeder_resumes_behind_the_cursor() -> None:

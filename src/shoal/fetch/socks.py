@@ -64,9 +64,12 @@ class SocksSessions:
 
     async def _close_oldest(self) -> None:
         unused = [proxy for proxy in self._sessions if not self._in_use[proxy]]
+        closing = []
         for proxy in unused[: len(self._sessions) - _MAX_SESSIONS]:
             del self._in_use[proxy]
-            await self._sessions.pop(proxy).close()
+            closing.append(self._sessions.pop(proxy))
+        for session in closing:  # other requests may change the sessions meanwhile
+            await session.close()
 
     async def close(self) -> None:
         while self._sessions:
