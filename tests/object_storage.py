@@ -10,6 +10,7 @@ import os
 import urllib.request
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,10 +63,14 @@ class ObjectServer(DatabaseServer):
         return name
 
     def objects(self, bucket: str) -> dict[str, bytes]:
-        """The content of each object by its path, in the order of the paths."""
+        """The content of each object by its path, in the order of the paths. A crawl may remove one meanwhile: a part
+        that it will write again."""
         store = self.store(bucket)
-        paths = sorted(found["path"] for batch in obstore.list(store) for found in batch)
-        return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
+        found: dict[str, bytes] = {}
+        for path in sorted(each["path"] for batch in obstore.list(store) for each in batch):
+            with suppress(FileNotFoundError):
+                found[path] = bytes(obstore.get(store, path).bytes())
+        return found
 
 
 class S3Server(ObjectServer):
