@@ -131,6 +131,12 @@ class BrowserProcess:
         except TimeoutError:
             await self.kill()
             raise BrowserError(f"Chromium did not start within {_LAUNCH_TIMEOUT:g} s") from None
+        except Exception as exc:
+            await self.kill()
+            if isinstance(exc, BrowserError):
+                raise
+            # If the driver is killed, Playwright raises an error without a class of its own.
+            raise BrowserError(f"the browser or its driver ended while it started: {exc}") from exc
         except BaseException:
             await self.kill()
             raise

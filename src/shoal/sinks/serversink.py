@@ -25,7 +25,7 @@ C = TypeVar("C", bound=Columns)
 
 REWRITE_FACTOR = 20
 """How many times longer a change of a column's type may take than anything else: the server rewrites the table."""
-_MAX_ATTEMPTS = 10
+_MAX_ATTEMPTS = 20
 """How often a write is tried while other processes change or lock its tables."""
 _MAX_PAUSE = 0.05
 
