@@ -22,7 +22,7 @@ from shoal.browser.rendering import Rendering
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import without_verification
+from shoal.fetch.page_fetcher import without_verification
 from shoal.http import Render, Request, Response
 from shoal.http.rendered import RenderedResponse
 from shoal.middleware import Postponed

@@ -21,8 +21,10 @@ from shoal.suggestions import did_you_mean
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
+    from shoal.fetch.direct import DirectFetcher
     from shoal.fetch.guard import AddressGuard
-    from shoal.fetch.http import PageFetcher
+    from shoal.fetch.http import HttpFetcher
+    from shoal.fetch.page_fetcher import PageFetcher
     from shoal.fetch.routing import Renderer, RoutingFetcher
     from shoal.identities.layer import Identities
     from shoal.middleware.robots import Robots
@@ -61,16 +63,23 @@ class Onion(NamedTuple):
 
 def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
     """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
-    from shoal.fetch.direct import DirectFetcher
-    from shoal.fetch.http import HttpFetcher
     from shoal.identities.roster import all_proxies
 
     proxies = all_proxies(config.proxies) if config.proxies else ()
-    kind = HttpFetcher if config.http.client == "aiohttp" else DirectFetcher
-    return kind(
+    return _http_client(config.http.client)(
         _http_settings(config), config.user_agent, guard, proxies, max_file_bytes=config.files.max_bytes,
         knows_addresses=config.warc.folder is not None,
     )  # fmt: skip
+
+
+def _http_client(name: str) -> type[HttpFetcher | DirectFetcher]:
+    if name == "aiohttp":
+        from shoal.fetch.http import HttpFetcher
+
+        return HttpFetcher
+    from shoal.fetch.direct import DirectFetcher
+
+    return DirectFetcher
 
 
 def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:

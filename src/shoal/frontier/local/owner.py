@@ -24,7 +24,6 @@ from shoal.frontier.local import wire
 from shoal.frontier.local.places import name_of_file, reserved
 from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, name_process
 from shoal.frontier.local.server import FrontierServer
-from shoal.frontier.sqlite.file import announce_socket
 from shoal.ports import FrontierOptions, Holder, Store
 
 log = logging.getLogger("shoal.frontier")
@@ -71,6 +70,8 @@ async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str
         await server.start(path)
         try:
             if file is not None:
+                from shoal.frontier.sqlite.file import announce_socket  # a crawl in memory needs no SQLite
+
                 announce_socket(file, str(path))
             yield server
         finally:

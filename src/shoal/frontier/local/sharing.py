@@ -10,7 +10,6 @@ from functools import partial
 from shoal.errors import StoreAwayError, StoreBusyError
 from shoal.frontier.local.owner import start_owner
 from shoal.frontier.local.store import SocketStore
-from shoal.frontier.sqlite.file import announced_socket
 from shoal.ports import Store
 
 _PATIENCE = 10.0
@@ -58,6 +57,8 @@ async def _start(file: str, *, join: bool) -> str:
 
 def _socket_of(file: str) -> str | None:
     """The socket of the process that works on a file. None if nobody listens there."""
+    from shoal.frontier.sqlite.file import announced_socket  # takes a while to import
+
     path = announced_socket(file)
     if path is None:
         return None
