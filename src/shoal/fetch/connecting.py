@@ -19,7 +19,7 @@ _MAX_CACHED_NAMES = 1024
 
 
 class RefusedAddressError(OSError):
-    """All have the same text: aiohttp combines different errors into a new one of another class."""
+    """The guard refuses an address. The text is always the same: aiohttp replaces errors with different texts."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(errno.EACCES, "the address is refused")
@@ -28,8 +28,8 @@ class RefusedAddressError(OSError):
 
 
 class GuardedResolver(aiohttp.ThreadedResolver):
-    """Drops refused addresses if a name has others. aiohttp reports only the last of several failures, and a site that
-    is briefly down must not look refused. The socket factory does the refusing."""
+    """Drops refused addresses if a name has others: aiohttp reports only the last of several failures, and a site that
+    is briefly down must not look refused. If all addresses are refused, the socket factory refuses them."""
 
     def __init__(self, guard: AddressGuard) -> None:
         super().__init__()
