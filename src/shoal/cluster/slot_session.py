@@ -61,7 +61,7 @@ class SlotWorker:
             while not work.done() and self._session.is_good:
                 await asyncio.wait({work}, timeout=self._session.left)
             if not work.done():
-                log.warning("the session of slot %d is about to expire without a heartbeat: its worker stops", self.index)
+                log.warning("slot %d: the session is about to expire without a heartbeat; its worker stops", self.index)
                 self.abort()
             await work
         finally:
