@@ -35,8 +35,8 @@ OWN_CLIENTS = ("auto", "aiohttp")
 """The value of ``http.client`` for Shoal's own client."""
 
 
-class WayOut(Protocol):
-    """Something that may be missing for a while, such as a Tor daemon. The engine leases nothing meanwhile."""
+class Route(Protocol):
+    """A route to the network that may be down for a while, such as Tor. The engine leases nothing meanwhile."""
 
     @property
     def ready(self) -> bool: ...
@@ -56,8 +56,8 @@ class Onion(NamedTuple):
     """Drops what the layers cached from the store."""
     fetch_robots: Fetch | None = None
     """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
-    way_out: WayOut | None = None
-    """What requests need to leave this process. None: nothing."""
+    route: Route | None = None
+    """The route that all requests take. None: it is always ready."""
     identities: Identities | None = None
 
 
@@ -113,9 +113,10 @@ def make_fetcher(
     scope: str = "",
     hosts: Hosts | None = None,
 ) -> RoutingFetcher:
-    """``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
+    """Make the fetcher of a run.
 
-    ``render``: for requests that do not say it themselves. ``scope`` and ``hosts``: see `RoutingFetcher`.
+    ``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
+    ``render``: for requests without a choice of their own. ``scope`` and ``hosts``: see `RoutingFetcher`.
     """
     from shoal.fetch.guard import AddressGuard
     from shoal.fetch.routing import RoutingFetcher
@@ -158,7 +159,7 @@ async def open_fetcher(
 
 
 def _http_settings(config: Config) -> HttpSettings:
-    """With more time to connect if that goes through Tor."""
+    """The HTTP settings, with more time to connect through Tor."""
     if not config.tor.enabled:
         return config.http
     return structs.replace(config.http, connect_timeout=max(config.http.connect_timeout, config.tor.connect_timeout))
@@ -200,7 +201,7 @@ def make_onion(
     _ask_before_navigating(fetcher, robots, hosts)
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
-    onion = Onion(fetch, way_out=tor, identities=identities)
+    onion = Onion(fetch, route=tor, identities=identities)
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
     if robots is None:
@@ -236,7 +237,7 @@ def _make_identities(spider: Spider, config: Config, hosts: Hosts) -> Identities
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
-    """A process that lost its slot sends nothing, not even a request that was waiting for a robots.txt file."""
+    """Refuse to fetch after this process lost its slot, even if the request was waiting for a robots.txt file."""
 
     async def guarded(request: Request) -> Response:
         if not may_work():

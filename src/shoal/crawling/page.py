@@ -85,7 +85,7 @@ class PageHandler:
         *,
         captures: bool = False,
     ) -> None:
-        """``captures``: its settlements have the exchanges of their pages."""
+        """``captures``: add the exchange of its page to each settlement."""
         self.counters = counters
         self._captures = captures
         self._fetch = fetch
@@ -111,7 +111,7 @@ class PageHandler:
             return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
 
     async def _capture(self, lease: Lease) -> Settlement:
-        """The settlement with the exchange of its page. A page from the cache has none."""
+        """Handle a lease, and add the exchange of its page. A page from the cache has none."""
         exchanges: list[Exchange] = []
         captured.set(exchanges)  # for this task, which handles one page
         settlement = await self._handle(lease)

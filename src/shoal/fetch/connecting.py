@@ -20,7 +20,7 @@ _MAX_CACHED_NAMES = 1024
 
 
 class RefusedAddressError(OSError):
-    """All have the same text: aiohttp combines different errors into a new one of another class."""
+    """The guard refuses an address. The text is always the same: aiohttp replaces errors with different texts."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(errno.EACCES, "the address is refused")

@@ -32,7 +32,7 @@ from shoal.urls.normalize import host_of, origin_of
 _BUFFER = 1 << 16  # bytes that are received at once
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, and if it is an empty one
+_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, even if it is empty
 _FRAMING = ("content-length", "transfer-encoding")  # headers that say where a body ends
 _URL = re.compile(r"[!-~]+")
 _UNSAFE = re.compile(r"[\r\n\0]")
@@ -155,7 +155,7 @@ class DirectFetcher:
                 login = f"{user}:{URL(url, encoded=True).password or ''}"
                 headers["authorization"] = ("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
             headers.update((name.lower(), (name, value)) for name, value in request.headers.items())
-            for name in _FRAMING:  # those of a browser, for example, have the length of another body
+            for name in _FRAMING:  # the caller's may describe another body, for example one of a browser
                 headers.pop(name, None)
             if request.body or request.method in _WITH_LENGTH:
                 headers["content-length"] = ("Content-Length", str(len(request.body)))

@@ -58,7 +58,7 @@ class HttpFetcher:
         self._knows_addresses = knows_addresses and config.proxy is None
         self._session: aiohttp.ClientSession | None = None
         self._to_proxies: aiohttp.ClientSession | None = None
-        """For HTTP proxies if there is a guard, which does not apply to the addresses of proxies."""
+        """The session for HTTP proxies if there is a guard: the guard does not apply to the addresses of proxies."""
         self._socks = SocksSessions(self._open_session)
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
@@ -221,7 +221,7 @@ class GuardedResolver(aiohttp.ThreadedResolver):
 
 
 class _AnswerWithAddress(aiohttp.ClientResponse):
-    """A response that remembers who sent it: a short one releases its connection before anybody can ask."""
+    """A response that remembers its server's address: a short one releases its connection before it can be asked."""
 
     address = ""
 

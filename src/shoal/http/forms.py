@@ -170,7 +170,7 @@ def _elsewhere(response: Response, element: Element, id: str) -> list[Element]:
 
 
 def _outside(response: Response, element: Element) -> list[Pair]:
-    """Return what the controls elsewhere send: a form that holds a copy of them says it."""
+    """Return what the controls elsewhere send. A form with copies of them encodes their values."""
     id = element.attr("id")
     found = _elsewhere(response, element, id) if id else []
     if not found:

@@ -19,7 +19,7 @@ import msgspec
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
-from shoal.crawling.onion import WayOut, make_onion, open_fetcher
+from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
@@ -63,7 +63,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
-        self._tor: WayOut | None = None
+        self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
         self.queries = QueryUsage()
         self._deadline: float | None = None

@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serve the HTTP API and the dashboard.
 
-    Open its address in a browser to see and steer crawls. Clients send batches of URLs and get their content; they
+    Open its address in a browser to watch and control crawls. Clients send batches of URLs and get their content; they
     start and control runs, and see hosts and clusters. /docs describes the API. The server listens on this machine
     only. To listen on another address, set a token (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless
     --allow lists them.
@@ -67,10 +67,10 @@ def ui(
     or the frontier of shoal.toml. It does not crawl itself: `shoal serve` also runs batches, schedules and
     notifications.
     """
-    from shoal.cli.run_store import stored
+    from shoal.cli.run_store import running_frontier
 
     config = resolve(None, given({"serve.host": host, "serve.port": port, "frontier": frontier}), setting).config
-    _serve(replace(config, frontier=stored(config.frontier)), visits=True)
+    _serve(replace(config, frontier=running_frontier(config.frontier)), visits=True)
 
 
 def _serve(config: Config, *, visits: bool) -> None:
