@@ -73,7 +73,7 @@ class Cookies:
 
     def _cookies_for(self, url: str) -> dict[str, str]:
         """Values by name, those with the longest path first, up to the maximum length of a header."""
-        host, path = _place(url)
+        host, path = _host_and_path(url)
         now = self._clock()
         found: list[tuple[int, str, str]] = []
         domain = host
@@ -146,7 +146,7 @@ def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
     if not mark or not name or len(name) + len(value) > _MAX_LENGTH or _UNSAFE.search(name + value):
         return None
     attributes = {key.strip().lower(): text.strip() for key, _, text in (part.partition("=") for part in rest)}
-    host, request_path = _place(url)
+    host, request_path = _host_and_path(url)
     domain = attributes.get("domain", "").lower().removeprefix(".")
     if domain and domain != host and not _is_subdomain(host, domain):
         return None
@@ -167,7 +167,7 @@ def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
 
 
 def _expires(attributes: dict[str, str], now: float) -> float | None:
-    """When the cookie expires; None: with the process."""
+    """When the cookie expires; None: when the process ends."""
     age = attributes.get("max-age", "")
     if re.fullmatch(r"-?\d+", age, re.ASCII):
         return now + int(age[:12])
@@ -178,7 +178,7 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _place(url: str) -> tuple[str, str]:
+def _host_and_path(url: str) -> tuple[str, str]:
     """Host without port, and path, of a normalized URL."""
     path = url[url.index("/", 8) :].partition("?")[0]
     return _PORT.sub("", host_of(url)), path

@@ -69,9 +69,9 @@ class ScrapyAdapter(Spider):
         self.current_response: ContextVar[Response | None] = ContextVar("current_response", default=None)
         self._outputs = OutputConverter(self.conversion, crawler, self.offsite, settings)
         self._spider_middlewares = SpiderMiddlewares(self)
-        self.extensions = load_components(_own(settings, "EXTENSIONS"), "EXTENSIONS", crawler)
+        self.extensions = load_components(_project_components(settings, "EXTENSIONS"), "EXTENSIONS", crawler)
         self.middlewares = [make_layer(self)]
-        pipelines = load_components(_own(settings, "ITEM_PIPELINES"), "ITEM_PIPELINES", crawler)
+        pipelines = load_components(_project_components(settings, "ITEM_PIPELINES"), "ITEM_PIPELINES", crawler)
         self._outputs.media = MediaPipelines(pipelines)
         self._items = ItemPipelines(self, pipelines)
         self.pipelines = [self._items]
@@ -338,7 +338,7 @@ def _share_log() -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _own(settings: Settings, name: str) -> dict[object, float | None]:
+def _project_components(settings: Settings, name: str) -> dict[object, float | None]:
     """The components of the project. Scrapy's own are left out: Shoal has them built in, or does not need them."""
     found = settings.getdictorlist(name)
     named = found if isinstance(found, dict) else {each: 500 + index for index, each in enumerate(found)}

@@ -97,7 +97,7 @@ class Conversion:
         if request._flags:
             extras["flags"] = list(request._flags)
         if request._meta:
-            fields |= _fetching(request._meta)
+            fields |= _fetch_options(request._meta)
         downgraded = referer.startswith("https:") and request.url.startswith("http:")
         if referer and not downgraded and not (request._headers and "Referer" in request._headers):
             fields["headers"] = {**fields.get("headers", {}), "Referer": referer}
@@ -210,7 +210,7 @@ class Conversion:
         return stored.replace(
             url=request.url, method=request.method, body=request.body, cookies=cookies,
             headers=text_headers(request) if request._headers else {},
-            **{"proxy": None, "timeout": None, **_fetching(request.meta)},
+            **{"proxy": None, "timeout": None, **_fetch_options(request.meta)},
         )  # fmt: skip
 
     def raw_meta(self, request: http.Request) -> Given:
@@ -294,7 +294,7 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _fetching(meta: Values) -> Values:
+def _fetch_options(meta: Values) -> Values:
     """The keys of ``meta`` that say how the page is fetched, as fields of a request."""
     proxy, timeout = meta.get("proxy"), meta.get("download_timeout")
     found: Values = {}

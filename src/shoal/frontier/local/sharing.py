@@ -35,9 +35,9 @@ async def share_file(file: str) -> Store:
     return await SocketStore.connect(partial(_start, file, join=True))
 
 
-async def start_alone(file: str) -> str:
-    """Start a process that owns a file, and return its socket. StoreBusyError if another process works on the file, and
-    goes on to."""
+async def start_new_owner(file: str) -> str:
+    """Start a process that owns a file, and return its socket. Wait a few seconds for another process that works on the
+    file to end; StoreBusyError if it does not."""
     return await _start(file, join=False)
 
 

@@ -82,7 +82,7 @@ BEGIN
 END
 $$;
 
--- Delete some requests of a run, behind this fingerprint. Returns the last fingerprint of this step; null if there are no
+-- Delete some requests of a run, after this fingerprint. Returns the last fingerprint of this step; null if there are no
 -- more requests. If the client dies, deleting the run again continues.
 CREATE FUNCTION delete_requests(_run integer, _offset double precision, _after bytea, _limit integer)
 RETURNS bytea LANGUAGE plpgsql AS $$
@@ -118,7 +118,7 @@ BEGIN
 END
 $$;
 
--- Delete some items of a run, behind this one. Returns the last one; null if there are no more.
+-- Delete some items of a run, after this one. Returns the last one; null if there are no more.
 CREATE FUNCTION delete_items(_run integer, _after bigint, _limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     _last bigint;

@@ -23,7 +23,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO heard (run, at, since) VALUES (_run, _now, _now) ON CONFLICT DO NOTHING;
         _heard.since := _now;
-    ELSIF _now - _heard.at > _session * {HEARD_GAP} / 4 THEN  -- nobody waits for the row
+    ELSIF _now - _heard.at > _session * {HEARD_GAP} / 4 THEN  -- one call updates the row, the others skip it
         PERFORM 1 FROM heard h WHERE h.run = _run FOR NO KEY UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE heard h SET at = greatest(h.at, _now),
