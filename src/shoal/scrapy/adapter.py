@@ -32,7 +32,7 @@ from shoal.scrapy.settings import Settings
 from shoal.scrapy.shared_types import Function
 from shoal.scrapy.spider import Spider as ScrapySpider
 from shoal.scrapy.spider_middlewares import SpiderMiddlewares
-from shoal.scrapy.translation import DONE_HERE, Translated, filters_nothing, translate, unused_settings
+from shoal.scrapy.translation import USED_BY_ADAPTER, Translated, filters_nothing, translate, unused_settings
 from shoal.spider import RunControl, Spider
 
 log = logging.getLogger("shoal.scrapy")
@@ -86,7 +86,7 @@ class ScrapyAdapter(Spider):
         """List the settings of the project, one per line: those that the adapter uses, and those that only the spider
         reads."""
         settings = cls.scrapy_settings
-        used = [name for name in settings if settings.source(name) and name in DONE_HERE]
+        used = [name for name in settings if settings.source(name) and name in USED_BY_ADAPTER]
         lines = [f"{name:<28} {str(settings[name])[:44]:<44} used; {settings.source(name)}" for name in used]
         return lines + [
             f"{name:<28} {str(settings[name])[:44]:<44} kept for self.settings; {source}"

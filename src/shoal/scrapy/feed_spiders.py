@@ -23,14 +23,14 @@ _XML = turbohtml.Html(xml=True)
 
 
 class _FeedSpider(Spider):
-    """What both kinds of feeds have in common."""
+    """The base class of both feed spiders."""
 
     def adapt_response(self, response: Response) -> Response:
         """Change the response before it is read."""
         return response
 
     def process_results(self, response: Response, results: Iterable[Any]) -> Iterable[Any]:
-        """Change what was returned for one node or row."""
+        """Change the results of one node or row."""
         return results
 
     def _processed(self, response: Response, result: object) -> Iterable[object]:

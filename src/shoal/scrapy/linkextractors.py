@@ -59,7 +59,7 @@ class Link:
 
     @classmethod
     def of(cls, element: Element, url: str) -> Link:
-        """Make the link of an element, whose text and ``rel`` are read when they are needed."""
+        """Make the link of an element. Its text and ``rel`` are read on first use."""
         made = cls.__new__(cls)
         made.url = url
         made.fragment = ""
@@ -167,7 +167,7 @@ class LinkExtractor:
         return found
 
     def matches(self, url: str) -> bool:
-        """Whether the domains and patterns allow a URL. Regions, extensions and texts do not count."""
+        """Whether the domains and patterns allow a URL. Regions, extensions and texts are not checked."""
         return self._matches_domains(url) and self._matches_patterns(url)
 
     def _regions(self, response: TextResponse) -> Iterator[Document | Element]:
@@ -228,9 +228,9 @@ class LinkExtractor:
         return _join(base, href.strip(_SPACE) if self.strip else href, encoding)
 
     def _processed(self, base: str, page: str, href: str, encoding: str) -> str | None:
-        """Return the absolute URL of what ``process_value`` returns for a link.
+        """Return the absolute URL of a link after ``process_value``.
 
-        It receives every link, even one that is not the URL of a page: ``javascript:open('/p')``.
+        ``process_value`` receives every link, even one that is not the URL of a page: ``javascript:open('/p')``.
         """
         try:
             value = self.process_value and self.process_value(urljoin(base, href.strip(_SPACE) if self.strip else href))
@@ -253,7 +253,7 @@ class LinkExtractor:
 
 
 LxmlLinkExtractor = LinkExtractor
-"""Its name in Scrapy's module ``linkextractors.lxmlhtml``."""
+"""The name of LinkExtractor in Scrapy's module ``linkextractors.lxmlhtml``."""
 
 
 class _Source:

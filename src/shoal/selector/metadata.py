@@ -1,4 +1,4 @@
-"""Feeds and structured data of a page, with limits: elements inside elements, and references, repeat their text."""
+"""Feeds and structured data of a page. Their size is limited: nested elements and references repeat text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_TEXT = (8 << 20, 4)  # characters, or this multiple of the page's size if t
 
 
 def read_feed(document: Document, size: int) -> turbohtml.Feed | None:
-    """Return an RSS, Atom or RDF document as a feed; None if it is none. TooComplexError if its entries are huge."""
+    """Return an RSS, Atom or RDF document as a feed, or else None. TooComplexError if its entries are huge."""
     _check_texts(document.select("item, entry"), size)
     return document.feed()
 

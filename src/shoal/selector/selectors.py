@@ -1,4 +1,4 @@
-"""``Selector`` and ``SelectorList``: what users query, with the names and behaviour of parsel."""
+"""``Selector`` and ``SelectorList``, with the names and behaviour of parsel."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MAX_MARKS = 20
 
 
 class MarkupHandler(Protocol):
-    """What receives the parts of a file. Names are without their namespace, in lower case."""
+    """Receives the parts of a file. Names are without their namespace, in lower case."""
 
     def start(self, name: str, attributes: str) -> None:
         """A start tag. ``read_attributes`` reads its attributes."""

@@ -14,19 +14,19 @@ from shoal.config import TorSettings
 from shoal.errors import TorError
 from shoal.tor.circuits import Circuit, Circuits
 from shoal.tor.control import Control, ControlError
-from shoal.tor.process import Folder, TorProcess, find_program, signal_name, start_process, version_of
+from shoal.tor.process import Folder, TorProcess, describe_exit, find_program, start_process, version_of
 
 log = logging.getLogger("shoal.tor")
 
 _POLL_STARTING = 0.1
 _PROBE_EVERY = 2.0
 _RESTART_AFTER = (0.5, 30.0)
-"""Seconds before another daemon is started, first and at most."""
+"""Seconds before a restart: the first pause, and the longest."""
 _STEADY = 60.0
-"""Seconds after which the end of a daemon has nothing to do with the one before."""
+"""A daemon that ran for this many seconds resets the pause before a restart."""
 _HOLD = (1.0, 30.0)
-"""Seconds that pages wait when the daemon has no connection, first and at most. Then some try again: the daemon
-does not connect unless somebody needs it."""
+"""Seconds that pages wait while the daemon has no connection: the first pause, and the longest. Then some pages try
+again, because the daemon reconnects only on demand."""
 
 OnProgress = Callable[[int, str], None]
 
@@ -76,12 +76,12 @@ class TorDaemon:
         self._supervising = asyncio.create_task(self._supervise(process))
 
     async def keep(self) -> None:
-        """Run for as long as the daemon does. TorError if it can never get ready."""
+        """Run until the daemon is closed. TorError if it can never get ready."""
         assert self._supervising is not None
         await asyncio.shield(self._supervising)
 
     async def wait_ready(self) -> None:
-        """TorError if the daemon can never get ready."""
+        """Wait until pages can be sent. TorError if the daemon can never get ready."""
         assert self._supervising is not None
         while not self.ready:
             changed = asyncio.create_task(self._changed.wait())
@@ -102,7 +102,7 @@ class TorDaemon:
         return f"socks5://{circuit.user}:{circuit.password}@{host}:{port}"
 
     def renew(self, isolation: str) -> None:
-        """Another circuit for the next pages of an isolation key."""
+        """Use another circuit for the next pages of an isolation key."""
         self.circuits.renew(isolation)
 
     async def explains_failure(self, epoch: int) -> bool:
@@ -160,7 +160,7 @@ class TorDaemon:
                 deadline = time.monotonic() + self._settings.bootstrap_timeout
 
     async def _start_again(self) -> TorProcess:
-        """Another daemon. The first one could start, so what fails now (a full disk) may work later."""
+        """Start another daemon, with retries: the first one could start, so a failure (a full disk) may pass."""
         assert self._folder is not None
         pause = _RESTART_AFTER[0]
         while True:
@@ -180,7 +180,7 @@ class TorDaemon:
             await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 await process.end_of_output()
-                return signal_name(ending.result())
+                return describe_exit(ending.result())
             return following.result()
         finally:
             ending.cancel()

@@ -38,7 +38,7 @@ class ExistingTor:
         self._probing = asyncio.create_task(self._probe_for_ever())
 
     async def keep(self) -> None:
-        """Run for as long as the probes do. TorError if the daemon never answers, or is not Tor."""
+        """Run until it is closed. TorError if the daemon never answers, or is not Tor."""
         assert self._probing is not None
         await asyncio.shield(self._probing)
 
@@ -48,7 +48,7 @@ class ExistingTor:
         return f"socks5://{circuit.user}:{circuit.password}@{host}:{self._port}"
 
     def renew(self, isolation: str) -> None:
-        """Another circuit for the next pages of an isolation key."""
+        """Use another circuit for the next pages of an isolation key."""
         self.circuits.renew(isolation)
 
     async def explains_failure(self, epoch: int) -> bool:
@@ -105,5 +105,5 @@ class ExistingTor:
         except OSError as exc:
             return exc.strerror or str(exc)
         if reply[1] != 0 or reply[4:8] != socket.inet_aton(_LITERAL):
-            raise TorError(f"the proxy at {self._url} (tor.url) is not Tor: it would show where the pages come from")
+            raise TorError(f"the proxy at {self._url} (tor.url) is not Tor: it would reveal this machine's address")
         return ""

@@ -59,7 +59,7 @@ class TorLayer:
         return self.tor.ready
 
     async def keep(self) -> None:
-        """Run for as long as the daemon does. TorError if it can never be used."""
+        """Run until the daemon is closed. TorError if it can never be used."""
         await self.tor.keep()
 
     def isolation_of(self, url: str) -> str:
@@ -67,7 +67,7 @@ class TorLayer:
         return f"{self._run_id} {host_of(url)}"
 
     def renew(self, url: str) -> None:
-        """Another circuit for the next requests to the host of a URL."""
+        """Use another circuit for the next requests to the host of a URL."""
         self.tor.renew(self.isolation_of(url))
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
@@ -84,7 +84,7 @@ class TorLayer:
             raise
         response.request = request  # a spider that repeats it must not get the address of the daemon
         if response.status in self._renew_statuses and self.tor.circuits.blocked(isolation, circuit):
-            log.info("%s answered %d: it gets another circuit", host_of(request.url), response.status)
+            log.info("%s answered %d: using another circuit", host_of(request.url), response.status)
         return response
 
     def _check(self, request: Request) -> None:

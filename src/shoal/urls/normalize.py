@@ -16,12 +16,12 @@ from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 from yarl import URL
 
 from shoal.errors import RequestError
-from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host, foreign_host
+from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host, non_ascii_host
 
 log = logging.getLogger("shoal.urls")
 
 # Already in normal form: lower-case host, no user, no fragment, nothing to quote or unquote. A "/." may start a dot
-# segment, so it is looked at again. A default port and a host that ends like an unusual IP address are not normal.
+# segment, so it is checked again. A default port and a host that ends like an unusual IP address are not normal.
 _CHARACTERS = r"\w\-~!$&'()*+,;=@./"
 _QUOTED = r"%(?:2[0235B]|3[CE]|5[B-E]|60|7[BCDF]|[89A-F][0-9A-F])"
 _QUERY = rf"(?:\?(?!\Z)[{_CHARACTERS}:?]*(?:{_QUOTED}[{_CHARACTERS}:?]*)*)?"
@@ -260,7 +260,7 @@ def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], b
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
-            if not href.isascii() and (host := foreign_host(href)) and host not in foreign:
+            if not href.isascii() and (host := non_ascii_host(href)) and host not in foreign:
                 if len(foreign) >= MAX_PER_PAGE:
                     complete = False
                     continue

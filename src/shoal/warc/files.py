@@ -1,4 +1,4 @@
-"""One WARC file while it is written, and what a dead process left of one.
+"""Writes one WARC file, and recovers the file of a dead process.
 
 A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not done.
 """

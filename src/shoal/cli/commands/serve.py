@@ -44,7 +44,7 @@ def serve(
     --allow lists them.
     """
     options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
-    _serve(resolve(None, options, setting).config, visits=False)
+    _serve(resolve(None, options, setting).config, ui_only=False)
 
 
 @app.add(
@@ -73,14 +73,14 @@ def ui(
     _serve(replace(config, frontier=running_frontier(config.frontier)), visits=True)
 
 
-def _serve(config: Config, *, visits: bool) -> None:
+def _serve(config: Config, *, ui_only: bool) -> None:
     from shoal.cli import progress
 
     try:
         from shoal.server import process
     except ModuleNotFoundError as exc:
-        name = "ui" if visits else "serve"
+        name = "ui" if ui_only else "serve"
         raise ConfigError(f"`shoal {name}` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
     config.refuse_tor("the API")
     progress.set_up_logging(progress.console(), config.log_level)
-    process.serve(config, visits=visits)
+    process.serve(config, ui_only=ui_only)
