@@ -206,8 +206,8 @@ class HttpFetcher:
 
 
 class GuardedResolver(aiohttp.ThreadedResolver):
-    """Drops refused addresses if a name has others. aiohttp reports only the last of several failures, and a site that
-    is briefly down must not look refused. The socket factory does the refusing."""
+    """Drops refused addresses if a name has others: aiohttp reports only the last of several failures, and a site that
+    is briefly down must not look refused. If all addresses are refused, the socket factory refuses them."""
 
     def __init__(self, guard: AddressGuard) -> None:
         super().__init__()

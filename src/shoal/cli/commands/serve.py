@@ -70,7 +70,7 @@ def ui(
     from shoal.cli.run_store import running_frontier
 
     config = resolve(None, given({"serve.host": host, "serve.port": port, "frontier": frontier}), setting).config
-    _serve(replace(config, frontier=running_frontier(config.frontier)), visits=True)
+    _serve(replace(config, frontier=running_frontier(config.frontier)), ui_only=True)
 
 
 def _serve(config: Config, *, ui_only: bool) -> None:
