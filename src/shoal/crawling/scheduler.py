@@ -391,6 +391,8 @@ class KnownLinks:
     def unknown(self, base: str, hrefs: Sequence[str]) -> list[str]:
         """Return the hrefs that are not in the cache, without duplicates."""
         known = self._by_place.get(origin_of(base), _NONE)
+        if known.issuperset(hrefs):  # as on most pages of a site
+            return []
         here = self._by_place.get(folder_of(base), _NONE)
         if here:
             return list(dict.fromkeys([href for href in hrefs if href not in known and href not in here]))
