@@ -160,20 +160,24 @@ class Proxied:
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
         if reply in _SOCKS_REPLIES:
-            self._fail(host, f"the host did not answer the proxy: {_SOCKS_REPLIES[reply]}", retryable=True)
+            reason = f"the host did not answer the proxy: {_SOCKS_REPLIES[reply]}"
+            self._fail(host, reason, retryable=True, socks_reply=reply)
         if reply:
-            self._fail(host, f"the proxy refused: reply {reply}", retryable=reply != _SOCKS_NOT_ALLOWED)
+            retryable = reply != _SOCKS_NOT_ALLOWED
+            self._fail(host, f"the proxy refused: reply {reply}", retryable=retryable, socks_reply=reply)
         size = {1: 4, 4: 16}.get(kind)
         if size is None:
             size = (await pipe.read_exactly(1))[0]
         await pipe.read_exactly(size + 2)
 
-    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False) -> NoReturn:
+    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False, socks_reply: int = 0) -> NoReturn:
         """``own``: the proxy itself failed, whatever the host is."""
         message = f"no connection to {host} through the proxy: {reason}"
         if own:
             raise ProxyError(message, retryable=retryable)
-        raise FetchError(message, kind="proxy", retryable=retryable, contacted=False)
+        error = FetchError(message, kind="proxy", retryable=retryable, contacted=False)
+        error.socks_reply = socks_reply
+        raise error
 
 
 def refusal(host: str, reason: str) -> FetchError:

@@ -14,6 +14,7 @@ from shoal.config import TorSettings
 from shoal.errors import TorError
 from shoal.tor.circuits import Circuit, Circuits
 from shoal.tor.control import Control, ControlError
+from shoal.tor.hold import Hold
 from shoal.tor.process import Folder, TorProcess, describe_exit, find_program, start_process, version_of
 
 log = logging.getLogger("shoal.tor")
@@ -24,9 +25,7 @@ _RESTART_AFTER = (0.5, 30.0)
 """Seconds before a restart: the first pause, and the longest."""
 _STEADY = 60.0
 """A daemon that ran for this many seconds resets the pause before a restart."""
-_HOLD = (1.0, 30.0)
-"""Seconds that pages wait while the daemon has no connection: the first pause, and the longest. Then some pages try
-again, because the daemon reconnects only on demand."""
+_CHECK_READY = 1.0
 
 OnProgress = Callable[[int, str], None]
 
@@ -49,8 +48,7 @@ class TorDaemon:
         self._folder: Folder | None = None
         self._supervising: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._held_until = 0.0
-        self._hold = _HOLD[0]
+        self._hold = Hold()
         self._on_progress: OnProgress = lambda percent, summary: None
 
     # -- for others
@@ -58,7 +56,7 @@ class TorDaemon:
     @property
     def ready(self) -> bool:
         """Whether pages can be sent now."""
-        return self._address is not None and time.monotonic() >= self._held_until
+        return self._address is not None and not self._hold.active
 
     @property
     def pid(self) -> int | None:
@@ -85,7 +83,7 @@ class TorDaemon:
         assert self._supervising is not None
         while not self.ready:
             changed = asyncio.create_task(self._changed.wait())
-            await asyncio.wait({changed, self._supervising}, return_when=asyncio.FIRST_COMPLETED, timeout=_HOLD[0])
+            await asyncio.wait({changed, self._supervising}, return_when=asyncio.FIRST_COMPLETED, timeout=_CHECK_READY)
             changed.cancel()
             if self._supervising.done():
                 await self._supervising
@@ -105,7 +103,10 @@ class TorDaemon:
         """Use another circuit for the next pages of an isolation key."""
         self.circuits.renew(isolation)
 
-    async def explains_failure(self, epoch: int) -> bool:
+    def arrived(self, epoch: int) -> None:
+        """Nothing to remember: the daemon itself says whether it is connected."""
+
+    async def explains_failure(self, epoch: int, sent: float | None = None) -> bool:
         """Whether a page failed because of the daemon that ``epoch`` names: it is gone, hangs, or is cut off
         from its network. In the last case, pages wait for a moment."""
         control = self._control
@@ -113,14 +114,12 @@ class TorDaemon:
             return True
         try:
             if await control.is_connected():
-                self._hold = _HOLD[0]
+                self._hold.reset()
                 return False
         except ControlError:
             return True
-        if time.monotonic() >= self._held_until:
-            log.warning("Tor has lost the connection to its network: pages wait %g s", self._hold)
-            self._held_until = time.monotonic() + self._hold
-            self._hold = min(_HOLD[1], 2 * self._hold)
+        if seconds := self._hold.begin():
+            log.warning("Tor has lost the connection to its network: pages wait %g s", seconds)
         return True
 
     async def close(self) -> None:
@@ -201,7 +200,7 @@ class TorDaemon:
                 self._control = control
                 self._address = "127.0.0.1", await control.socks_port()
                 self.epoch += 1
-                self._hold, self._held_until = _HOLD[0], 0.0
+                self._hold.reset()
                 self._changed.set()
                 while True:
                     await asyncio.sleep(_PROBE_EVERY)

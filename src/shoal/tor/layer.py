@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import AsyncExitStack
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ from shoal.tor.circuits import Circuit, Circuits
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.tor")
+
+_EXIT_REPLIES = (4, 5)
+"""Reply codes of RFC 1928 that Tor gets from an exit: the host was not found, or refused the connection."""
 
 
 class Tor(Protocol):
@@ -34,7 +38,14 @@ class Tor(Protocol):
 
     def renew(self, isolation: str) -> None: ...
 
-    async def explains_failure(self, epoch: int) -> bool: ...
+    def arrived(self, epoch: int) -> None:
+        """Something came through the network of the daemon of this epoch."""
+        ...
+
+    async def explains_failure(self, epoch: int, sent: float | None = None) -> bool:
+        """Whether a page failed because of the daemon of this epoch. ``sent``: when the page was sent, if a daemon
+        that is not connected to its network fails like this."""
+        ...
 
     async def keep(self) -> None: ...
 
@@ -74,14 +85,17 @@ class TorLayer:
         self._check(request)
         if not self.tor.ready:
             raise Postponed("Tor is not ready", contacted=False)
-        isolation, epoch = self.isolation_of(request.url), self.tor.epoch
+        isolation, epoch, sent = self.isolation_of(request.url), self.tor.epoch, time.monotonic()
         circuit = self.tor.circuits.take(isolation)
         try:
             response = await fetch(request.replace(proxy=self.tor.url_of(circuit)))
         except FetchError as error:
-            if await self.tor.explains_failure(epoch):
+            if error.socks_reply in _EXIT_REPLIES:
+                self.tor.arrived(epoch)
+            if await self.tor.explains_failure(epoch, sent if _may_be_cut_off(error) else None):
                 raise Postponed(f"Tor failed: {error}", contacted=error.contacted) from error
             raise
+        self.tor.arrived(epoch)
         response.request = request  # a spider that repeats it must not get the address of the daemon
         if response.status in self._renew_statuses and self.tor.circuits.blocked(isolation, circuit):
             log.info("%s answered %d: using another circuit", host_of(request.url), response.status)
@@ -102,6 +116,11 @@ class TorLayer:
                     f"{host} is {reason}, which may not be contacted (serve.allow)",
                     kind="address", retryable=False, contacted=False,
                 )  # fmt: skip
+
+
+def _may_be_cut_off(error: FetchError) -> bool:
+    """Whether a daemon fails like this that has no circuit: it keeps a page waiting, or says that it cannot connect."""
+    return error.retryable and error.kind in ("proxy", "timeout") and error.socks_reply not in _EXIT_REPLIES
 
 
 async def open_tor(config: Config, run_id: str, guard: AddressGuard | None, stack: AsyncExitStack) -> TorLayer:
