@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal import scrapy
+from shoal import http, scrapy
+from shoal.scrapy.conversion import Conversion
 from shoal.scrapy.http import Request
 from tests.scrapy.crawling import SITE, Answer, Page, crawl, refused
 
@@ -97,6 +98,25 @@ async def test_retries(meta: dict[str, Any], settings: dict[str, Any], attempts:
 
 async def test_dont_retry_counts_for_errors_of_the_network_too() -> None:
     assert len((await crawl(keyed(dont_retry=True), {"/page": refused()})).web.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("meta", "proxy", "used"),
+    [
+        ({"proxy": "http://evil.test:1"}, None, None),
+        ({"proxy": "evil.test:1"}, "http://proxy.test:1", "http://proxy.test:1"),
+        ({"proxy": "proxy.test:1"}, "http://proxy.test:1", "http://proxy.test:1"),
+        ({"proxy": ""}, None, None),
+    ],
+)
+def test_a_proxy_in_the_meta_of_a_stored_request_is_that_of_the_request(
+    meta: dict[str, Any], proxy: str | None, used: str | None
+) -> None:
+    """Who can write to the queue could send the pages of a worker through any server otherwise: the worker checks the
+    proxy of the request before its middlewares run."""
+    conversion = Conversion(Keyed())
+    stored = http.Request(SITE + "/page", meta=meta, proxy=proxy)
+    assert conversion.changed(stored, conversion.incoming(stored)).proxy == used
 
 
 async def test_proxy_and_timeout_reach_the_fetcher() -> None:
