@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
@@ -305,12 +306,19 @@ def headers_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, s
     The same host and port gets all of them. Another host, or the same host without TLS after a request with TLS, gets
     only harmless headers and those that describe the body, and no cookies.
     """
-    downgraded = request.url.startswith("https:") and not url.startswith("https:")
-    if host_of(url) == host_of(request.url) and not downgraded:
+    if is_same_site(request.url, url):
         return request.headers, request.cookies
-    return {
-        name: value for name, value in request.headers.items() if name.lower() in _HARMLESS_HEADERS | _BODY_HEADERS
-    }, {}
+    return harmless_headers(request.headers), {}
+
+
+def is_same_site(before: str, after: str) -> bool:
+    """Whether secrets for one URL may be sent to another: it has the same host and port, and TLS if the first has."""
+    return host_of(before) == host_of(after) and (not before.startswith("https:") or after.startswith("https:"))
+
+
+def harmless_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that hold no secret: they describe the client or the body."""
+    return {name: value for name, value in headers.items() if name.lower() in _HARMLESS_HEADERS | _BODY_HEADERS}
 
 
 def redirected_request(request: Request, url: str, status: int) -> Request:
