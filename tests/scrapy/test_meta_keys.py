@@ -193,6 +193,13 @@ async def test_depth_and_its_limit() -> None:
     assert [each["depth"] for each in done.items] == [0, 1, 2]
 
 
+async def test_refreshes_to_new_pages_have_an_end() -> None:
+    refresh = '<html><head><meta http-equiv="refresh" content="0; url=/page?{}"></head></html>'
+    pages = {"/page": refresh.format(0)} | {f"/page?{number}": refresh.format(number + 1) for number in range(100)}
+    done = await crawl(keyed(), pages, settings={"REDIRECT_MAX_TIMES": 5}, config={"http.max_redirects": 5})
+    assert len(done.web.requests) == 6
+
+
 async def test_a_meta_refresh_is_a_redirect() -> None:
     refresh = '<html><head><meta http-equiv="refresh" content="0; url=/target"></head></html>'
     pages = {"/page": refresh, "/target": "here"}
