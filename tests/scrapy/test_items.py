@@ -247,4 +247,4 @@ async def test_a_login_before_the_start_urls() -> None:
 )
 def test_nodes_of_a_feed_that_would_be_huge_are_refused(text: str) -> None:
     with pytest.raises(TooComplexError):
-        list(nodes_named(Selector(text, type="xml"), "entry"))
+        list(nodes_named(Selector(text=text, type="xml"), "entry"))
