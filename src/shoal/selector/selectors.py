@@ -29,7 +29,7 @@ from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
 _NOT_SET = cast("Root", object())
 _FEW = 16  # results whose content needs no limit
-_MAX_CONTENT = 64 << 20  # characters
+_MAX_CONTENT = 48 << 20  # characters
 
 
 class _Searchable(ABC):
