@@ -115,5 +115,5 @@ def test_long_links_of_many_pages_are_not_remembered_without_limit() -> None:
 def test_many_attributes_take_linear_time() -> None:
     body = f"<a {' '.join(f'{number:x}' for number in range(200_000))} href=/x>"
     began = time.process_time()
-    assert "http://example.com/x" in urls(LinkExtractor(attrs=["href", "data-href"]), page(body))
+    assert "http://example.com/x" in urls(LinkExtractor(attrs="*"), page(body))
     assert time.process_time() - began < 2

@@ -34,6 +34,7 @@ log = logging.getLogger("shoal.http")
 _ALL_LINKS = "a[href]"
 _MAX_CHARACTERS = 48 << 20  # of all links that one query finds
 _MAX_NAMES = 10 * MAX_PER_PAGE  # internationalized host names in links that a callback joins one by one
+_MAX_SLOW = 50_000  # such links that need quoting
 _MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
@@ -227,7 +228,7 @@ class Response:
     def joiner(self) -> LinkJoiner:
         """Joins single links of this page, with limits for all of them together."""
         if self._joiner is None:
-            self._joiner = LinkJoiner(self.base_url, _MAX_NAMES)
+            self._joiner = LinkJoiner(self.base_url, max_foreign=_MAX_NAMES, max_slow=_MAX_SLOW)
         return self._joiner
 
     def links(self, within: str = _ALL_LINKS) -> list[str]:

@@ -280,21 +280,22 @@ class LinkJoiner:
     """Joins the links of one page, with limits for all of them together: names to encode, links that take the slow
     path, and characters. A page may have a base of 60,000 characters and 100,000 short links."""
 
-    __slots__ = ("_foreign", "_max_foreign", "_slow", "page", "room")
+    __slots__ = ("_foreign", "_max_foreign", "_max_slow", "_slow", "page", "room")
 
-    def __init__(self, base: str, max_foreign: int = MAX_PER_PAGE) -> None:
-        """``base`` is in normal form. ``max_foreign``: how many internationalized host names are encoded."""
+    def __init__(self, base: str, *, max_foreign: int = MAX_PER_PAGE, max_slow: int = _MAX_SLOW) -> None:
+        """``base`` is in normal form. ``max_foreign``: how many internationalized host names are encoded. ``max_slow``:
+        how many links may take the slow path."""
         self.page = _Base(base)
         self.room = _MAX_CHARACTERS
         """The characters that are left."""
-        self._max_foreign = max_foreign
+        self._max_foreign, self._max_slow = max_foreign, max_slow
         self._foreign: set[str] = set()
         self._slow = 0
 
     @property
     def is_exhausted(self) -> bool:
         """Whether links were refused because there were too many."""
-        return self._slow > _MAX_SLOW or self.room < 0
+        return self._slow > self._max_slow or self.room < 0
 
     def join(self, href: str) -> str:
         """Return the normal form of a link. RequestError if it is not an http(s) URL. TooComplexError if the links of
@@ -302,6 +303,8 @@ class LinkJoiner:
         try:
             if "/." not in href and _NORMAL_PATH.fullmatch(href):
                 return self.page.origin + href
+            if not href or href[0] == "#":
+                return self.page.url
         except TypeError:
             raise RequestError(f"invalid URL: {href!r:.200} is not text") from None
         return self.join_other(href)
@@ -319,8 +322,8 @@ class LinkJoiner:
         self.room -= 4 * (len(page.url) + len(href))  # up to 0.2 microseconds a character
         if self.is_exhausted:
             raise TooComplexError(
-                f"the page is too complex: more than {_MAX_SLOW} of its links need quoting, or its links have more "
-                f"than {_MAX_CHARACTERS} characters"
+                f"the page is too complex: more than {self._max_slow} of its links need quoting, or its links have "
+                f"more than {_MAX_CHARACTERS} characters"
             )
         return _normalize(_join(page.url, _clean(href)))
 
