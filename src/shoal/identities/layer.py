@@ -54,7 +54,7 @@ class Identities:
         self._facts = facts
         self._hosts = hosts
         self._is_blocked = is_blocked
-        self._jars = {name: Cookies(keep=cookies) for name in self._roster}
+        self._jars = {name: Cookies(keep=cookies, jars=self._roster.__len__) for name in self._roster}
         self._own_cookies = Cookies(keep=cookies)
         self._memory = ShortMemory()
         self._removed: dict[str, str] = {}

@@ -26,7 +26,7 @@ _MAX_HEADER_LENGTH = 8190  # servers refuse longer ones
 _MAX_PER_DOMAIN = 50
 _MAX_BYTES_PER_DOMAIN = 64 * 1024
 _MAX_DOMAINS = 10_000
-_MAX_BYTES = 32 * 1024 * 1024  # of all cookies
+_MAX_BYTES = 32 * 1024 * 1024  # of all cookies in all jars, but at least one domain fits into each jar
 
 _UNSAFE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 _PORT = re.compile(r":\d+$")
@@ -48,9 +48,13 @@ class Cookies:
     """Sends the cookies that a host set. A request's own cookies override them, and are the only ones with
     ``keep=False``."""
 
-    def __init__(self, *, keep: bool = True, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, *, keep: bool = True, clock: Callable[[], float] = time.time, jars: Callable[[], int] = lambda: 1
+    ) -> None:
+        """``jars``: how many jars share the limit."""
         self._keep = keep
         self._clock = clock
+        self._jars = jars
         self._domains: dict[str, dict[tuple[str, str], Cookie]] = {}
         """By domain, in order of use; then by name and path, in order of setting."""
         self._sizes: dict[str, int] = {}
@@ -112,7 +116,8 @@ class Cookies:
             self._drop(domain, next(iter(bucket)))
         if not bucket:
             self._forget(domain)
-        while len(self._domains) > _MAX_DOMAINS or self._size > _MAX_BYTES:
+        limit = max(_MAX_BYTES_PER_DOMAIN, _MAX_BYTES // max(1, self._jars()))
+        while len(self._domains) > _MAX_DOMAINS or self._size > limit:
             self._forget(next(iter(self._domains)))
 
     def _drop(self, domain: str, key: tuple[str, str]) -> None:

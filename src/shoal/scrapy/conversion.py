@@ -181,6 +181,8 @@ class Conversion:
             meta = {} if parts.meta is None else parts.meta
         else:
             meta = {key: decode(value) for key, value in request.meta.items() if key != _EXTRAS}
+            if "proxy" in meta and _fetch_options(meta).get("proxy") != request.proxy:
+                meta["proxy"] = request.proxy  # another program wrote the request: a worker checks only this one
             cb_kwargs = decode(request.cb_kwargs) if request.cb_kwargs else None
             callback = None if request.callback is None else self.method(request.callback)
             named = (request.errback or ERRBACK)[len(ERRBACK) :]

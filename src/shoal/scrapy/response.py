@@ -237,6 +237,8 @@ class TextResponse(Response):
     def urljoin(self, url: str) -> str:
         if self._base is None:
             self._base = self.page.base_url
+        if self._base.startswith("http"):  # not a data: or file: URL
+            self.page.joiner.charge(url)
         return join(self._base, url)
 
     def follow(

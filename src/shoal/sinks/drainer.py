@@ -377,20 +377,26 @@ def is_retryable(error: SinkError | OSError) -> bool:
 async def export(
     frontier: ItemLog, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
 ) -> int:
-    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items."""
+    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items.
+
+    StoreRewoundError if the store was rewound meanwhile: then the log is another one, and the output is incomplete."""
     await sink.open(b"")
-    count = position = 0
+    count, last = 0, None
     try:
-        while items := await frontier.read_items(position, batch):
+        while items := await frontier.read_items(last.seq if last else 0, batch, last=last):
             await sink.write(items)
-            position = items[-1].seq
+            last = items[-1]
             count += len(items)
             if on_progress is not None:
                 on_progress(count)
         await sink.flush()
-    except BaseException:
+    except BaseException as exc:
         with suppress(SinkError, OSError):
             await sink.close(finished=False)
+        if isinstance(exc, StoreRewoundError):
+            raise StoreRewoundError(
+                "the store went back in time during the export, so the output is incomplete; export again"
+            ) from exc
         raise
     await sink.close(finished=True)
     return count
