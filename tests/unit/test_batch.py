@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
@@ -35,12 +36,20 @@ from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.urls import UrlList
 from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.crawling.page import redirected_request
-from shoal.errors import ConfigError, FetchError, RunError, SelectorError, SpiderError, TooComplexError
+from shoal.errors import (
+    ConfigError,
+    FetchError,
+    RunError,
+    SelectorError,
+    SpiderError,
+    StoreRewoundError,
+    TooComplexError,
+)
 from shoal.fetch.signed_post import sign
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
-from shoal.ports import Completion, FrontierOptions, Leased, Run
+from shoal.ports import Completion, FrontierOptions, Leased, LoggedItem, Run
 from shoal.server.auth import AuthMiddleware, check_binding
 from shoal.server.bodies import read_body
 from shoal.server.schemas.batches import BatchRequest
@@ -449,6 +458,35 @@ async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
     }  # fmt: skip
     found = await SessionResults(session).read_all(LARGE)
     assert [result["status"] for result in found.results] == ["failed", "success", "success", "failed", "pending"]
+
+
+class RewoundLog:
+    """An item log that can lose its last items, as a store does that is restored from a backup."""
+
+    def __init__(self, items: list[LoggedItem]) -> None:
+        self.items = items
+
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+        if last is not None and last not in self.items:
+            raise StoreRewoundError("the store went back in time")
+        return [item for item in self.items if item.seq > after][:limit]
+
+
+async def test_a_stream_of_results_has_each_once_when_the_store_goes_back() -> None:
+    session = await session_of(MemoryStore(), "bad", *(f"{URL}{number}" for number in (1, 2, 3, 4)))
+    await work(session, 4)
+    first, second, third, fourth = await session.frontier.read_items(0, 9)
+    log = RewoundLog([first, second, third])
+    results = SessionResults(session)
+    results._frontier = log  # type: ignore[assignment]
+    read: list[tuple[int, str]] = []
+    async for portion in results.follow():
+        read += [(number, str(result["url"])) for number, result in portion]
+        if len(read) == 4 and not portion:  # it lost two pages, which are done in another order
+            log.items = [first, structs.replace(fourth, seq=2), structs.replace(third, seq=3, token=7)]
+            log.items.append(structs.replace(second, seq=4, token=8))
+            await session.finish()
+    assert read == [(1, "bad"), (2, f"{URL}1"), (3, f"{URL}2"), (4, f"{URL}3"), (3, f"{URL}4")]
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=20), st.integers(1, 6000), st.integers(1, 7))

@@ -13,6 +13,7 @@ from msgspec import Struct
 from shoal.batch.redaction import redacted
 from shoal.batch.session import POLL_EVERY, Session
 from shoal.batch.spider import failed_result
+from shoal.errors import StoreRewoundError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
 
@@ -60,6 +61,9 @@ class SessionResults:
         self._session = session
         self._frontier = session.frontier
         self._urls = session.urls
+        self._follows = False
+        self._last: LoggedItem | None = None
+        """The item that ``follow`` read last. With it the store notices that it went back in time since."""
 
     async def read(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
         """One page of numbered results after number ``after``: up to ``limit``, and as many as fit into ``max_bytes``.
@@ -92,13 +96,25 @@ class SessionResults:
 
     async def follow(self, after: int = 0) -> AsyncIterator[list[tuple[int, Result]]]:
         """Numbered results after number ``after`` as they are fetched, until the session is over or the server shuts
-        down. In small portions, as the reader may be slow. Portions are empty while there is nothing new."""
-        pause = POLL_EVERY[0]
+        down. In small portions, as the reader may be slow. Portions are empty while there is nothing new.
+
+        If the store goes back in time, the results that this call did not return yet follow under their new numbers.
+        StoreRewoundError if it does not know them because ``after`` is not 0."""
+        self._follows = True
+        pause, start, returned = POLL_EVERY[0], after, set[object]()
         while True:
             is_over, before = await self._session.is_over(), after
-            async for portion in self._portions(after):
-                after = portion[-1][0]
-                yield [(number, self._decode(entry)) for number, entry in portion]
+            try:
+                async for portion in self._portions(after):
+                    after = portion[-1][0]
+                    new = [(number, entry) for number, entry in portion if _identity(number, entry) not in returned]
+                    returned.update(_identity(number, entry) for number, entry in new)
+                    yield [(number, self._decode(entry)) for number, entry in new]
+            except StoreRewoundError:
+                if start:
+                    raise
+                after, self._last = 0, None
+                continue
             if after != before:
                 pause = POLL_EVERY[0]
                 continue
@@ -151,10 +167,13 @@ class SessionResults:
         """The item log after number ``after``. The size of the last items decides how many are read next."""
         max_count, max_bytes = _READ_BATCH
         count = 1
-        while items := await self._frontier.read_items(after, count):
+        if self._last is not None and self._last.seq != after:
+            self._last = None
+        while items := await self._frontier.read_items(after, count, last=self._last):
             yield items
             await asyncio.sleep(0)  # a memory store never suspends: let other tasks run
             after = items[-1].seq
+            self._last = items[-1] if self._follows else None
             largest = max(len(item.payload) for item in items)
             count = max(1, min(max_count, 4 * count, max_bytes // max(1, largest)))
 
@@ -220,6 +239,11 @@ class SessionResults:
 
     def _unfetched(self, position: int, failure: Result) -> Result:
         return {"url": self._urls.urls[position], **_UNFETCHED, **failure}
+
+
+def _identity(number: int, entry: LoggedItem | Result) -> object:
+    """Identifies a result, also after the store went back in time."""
+    return (entry.fingerprint, entry.index) if isinstance(entry, LoggedItem) else number
 
 
 _UNFETCHED = {"final_url": None, "depth": 0, "worker_id": None, "fetched_at": None}
