@@ -83,6 +83,7 @@ def read(mode: str, response: Response) -> None:
         list(PageSpider().parse(response))
     elif mode == "text":
         assert response.text is not None
+        response.main_text()
     elif mode == "xml":
         Selector(response.body.decode("latin-1"), type="xml")
     else:

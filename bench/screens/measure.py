@@ -22,6 +22,13 @@ from stores.servers import cpu_seconds
 TIMES = 15
 OPEN = (1, 50)
 """How many overviews are open."""
+ROUNDS = 3
+_SETTLED = 0.01
+"""A store that uses less of a core has finished its own work."""
+_SETTLED_SECONDS = 75.0
+"""For so long: PostgreSQL checks once a minute whether there is something to clean up."""
+_SETTLE_TIMEOUT = 1200.0
+_STEP = 5.0
 
 
 class Serving(NamedTuple):
@@ -95,15 +102,42 @@ def _timed(address: str) -> tuple[float, int]:
     return time.perf_counter() - began, size
 
 
-async def cost_of_open(where: Serving, pages: int, seconds: float, idle: tuple[float, float]) -> dict[str, Any]:
-    """The share of a core that open overviews cost, beyond what both processes cost without them."""
-    lookers = [asyncio.create_task(_look(where.address)) for _ in range(pages)]
-    await asyncio.sleep(2)
-    store, server = await shares(where, seconds)
-    for each in lookers:
-        each.cancel()
-    await asyncio.gather(*lookers, return_exceptions=True)
-    return {"pages": pages, "store": max(0.0, store - idle[0]), "server": max(0.0, server - idle[1])}
+async def settle(store: int) -> float:
+    """Wait until the store has finished the work that the new data cause, such as cleaning up and writing pages: it
+    would be counted as work for the dashboard. Returns the seconds that it took."""
+    began = since = time.monotonic()
+    while time.monotonic() - since < _SETTLED_SECONDS:
+        before = cpu_seconds(store)
+        await asyncio.sleep(_STEP)
+        if cpu_seconds(store) - before > _SETTLED * _STEP:
+            since = time.monotonic()
+        if since - began > _SETTLE_TIMEOUT:
+            raise SystemExit("the store does not come to rest")
+    return since - began
+
+
+async def costs_of_open(where: Serving, seconds: float) -> list[dict[str, Any]]:
+    """The share of a core that open overviews cost, beyond what both processes cost without them, which changes: it is
+    measured before and after. Medians of several rounds, and the rounds."""
+    rounds: dict[int, list[tuple[float, ...]]] = {pages: [] for pages in OPEN}
+    idle = await shares(where, seconds)
+    for _ in range(ROUNDS):
+        for pages, found in rounds.items():
+            lookers = [asyncio.create_task(_look(where.address)) for _ in range(pages)]
+            await asyncio.sleep(2)
+            opened = await shares(where, seconds)
+            for each in lookers:
+                each.cancel()
+            await asyncio.gather(*lookers, return_exceptions=True)
+            before, idle = idle, await shares(where, seconds)
+            found.append(tuple(now - (then + later) / 2 for now, then, later in zip(opened, before, idle, strict=True)))
+    return [
+        {
+            "pages": pages, "store": max(0.0, statistics.median(store for store, _ in found)),
+            "server": max(0.0, statistics.median(server for _, server in found)), "rounds": found,
+        }
+        for pages, found in rounds.items()
+    ]  # fmt: skip
 
 
 async def _look(address: str) -> None:

@@ -55,6 +55,14 @@ def missed(results: dict[str, Any]) -> list[str]:
     return found
 
 
+def _rounds(results: dict[str, Any]) -> str:
+    """How the cost of open pages was measured; older figures have one round after a time without pages."""
+    counts = {len(each.get("rounds", [0])) for figure in results["figures"] for each in figure["open"]}
+    if counts == {1}:
+        return ""
+    return f", medians of {max(counts)} rounds, without what both use before and after each round, when no page is open"
+
+
 def section(results: dict[str, Any]) -> str:
     size, beyond = results["size"], missed(results)
     load = results["machine"]["load_before"]
@@ -66,7 +74,7 @@ def section(results: dict[str, Any]) -> str:
         the median; the size is that of its body. CPU times are those of one answer, without what the store and the
         server need anyway.""",
         table.markdown(screens(results), left=(0,)),
-        "What open pages cost, in percent of a core:",
+        f"What open pages cost, in percent of a core{_rounds(results)}:",
         table.markdown(open_pages(results), left=(0,)),
         f"""The goals are {1000 * SECONDS:.0f} ms and {SIZE / 1000:.0f} kB for each screen, and
         {100 * SHARES[1]:g} % of a core of the store for one open overview, {100 * SHARES[50]:g} % for 50.

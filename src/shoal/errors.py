@@ -91,10 +91,11 @@ class FetchError(ShoalError):
     ``kind`` is a short label for statistics (``timeout``, ``dns``, ``http 404`` ...). ``retryable`` says whether a
     retry can help. ``retry_after`` is the delay that the server asked for. ``contacted`` is False if nothing was sent
     to the host, so its delay does not apply. ``status`` is the HTTP status, or 0. ``response`` is the page, if the
-    server sent one with an error status.
+    server sent one with an error status. ``socks_reply`` is the reply code of a SOCKS proxy that did not connect, or 0.
     """
 
     response: object = None
+    socks_reply: int = 0
 
     def __init__(
         self,

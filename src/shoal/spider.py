@@ -20,10 +20,10 @@ from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
 
 _MAX_COUNTERS = 1000
-"""User counters. Names beyond it are counted together: a page may decide them."""
+"""The limit of user counters. Further names share one counter, because names may come from pages."""
 OTHER = "(other)"
 SCRAPY = "scrapy:"
-"""Begins the reference of a Scrapy spider."""
+"""The prefix of references to Scrapy spiders."""
 T = TypeVar("T")
 _NOT_OF_THE_USER = (str(Path(__file__).parent) + "/", str(Path(logging.__file__).parent.parent) + "/")
 
@@ -79,19 +79,19 @@ class RunControl(Protocol):
         ...
 
 
-_NAMES_ELSEWHERE = {
+_FOREIGN_NAMES = {
     "custom_settings": "name it `settings`, with Shoal's keys: `shoal config` lists them",
     "start_requests": "name it `start`",
     "make_requests_from_url": "write `start`, and yield requests there",
     "from_crawler": "write `__init__`; arguments of the spider are keyword arguments",
     "handle_httpstatus_list": "name it `handle_statuses`",
 }
-"""Attributes that spiders of other frameworks define, and what to write here."""
+"""Attributes that spiders of other frameworks define, and what to write instead."""
 
 
-class _Elsewhere:
-    """An attribute that spiders of other frameworks have. Reading it is an AttributeError that says what to use here; a
-    spider may set its own."""
+class _ForeignAttribute:
+    """An attribute that spiders of other frameworks have. Reading it raises an AttributeError that says what to use
+    instead. A spider may set its own."""
 
     def __init__(self, instead: str) -> None:
         self._instead = instead
@@ -138,13 +138,13 @@ class Spider:
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        found = [f"`{name}`; {instead}" for name, instead in _NAMES_ELSEWHERE.items() if name in vars(cls)]
+        found = [f"`{name}`; {instead}" for name, instead in _FOREIGN_NAMES.items() if name in vars(cls)]
         if found:
             raise SpiderError(f"{cls.__name__}: Shoal does not use {'. It does not use '.join(found)}")
 
     if not TYPE_CHECKING:  # a type checker reports these itself
-        logger = _Elsewhere("use `self.log`")
-        crawler = _Elsewhere("use `self.stats` for counters, and arguments of the spider for settings")
+        logger = _ForeignAttribute("use `self.log`")
+        crawler = _ForeignAttribute("use `self.stats` for counters, and arguments of the spider for settings")
 
     def __init__(self, **arguments: object) -> None:
         """``arguments`` (``-a key=value`` on the command line) become attributes."""
@@ -172,8 +172,8 @@ class Spider:
         raise SpiderError(f"{type(self).__name__} has no parse() method; write one, or give every request a callback")
 
     def blocked(self, response: Response) -> bool:
-        """Whether the host blocks the identity that fetched this page (setting ``proxies``). It then rests, and the
-        page is fetched with another one. Default: 403 and 429, unless the spider handles them."""
+        """Whether the host blocks the identity that fetched this page (setting ``proxies``). The identity then
+        rests, and the page is fetched with another one. Default: 403 and 429, unless the spider handles them."""
         return response.status in (403, 429) and response.status not in self.handle_statuses
 
     def joined(self, run: RunControl) -> None:
@@ -203,7 +203,7 @@ class Spider:
         return SpiderStats()
 
     def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
-        """The outputs of the spider, and those that were given elsewhere."""
+        """Return the outputs of the spider, and then the ``given`` ones."""
         return (*(spec for spec in self.outputs if spec not in given), *given)
 
     def callback(self, name: str | None) -> Callable[..., object]:
@@ -275,8 +275,8 @@ def spiders_in(path: Path) -> list[type[Spider]]:
 
 
 def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type[T]]:
-    """Import a file, and return the subclasses of ``base`` that it defines. ``as_main``: the file finds that it is
-    run as a program."""
+    """Import a file, and return the subclasses of ``base`` that it defines. ``as_main``: import it as
+    ``__main__``."""
     if not path.is_file():
         raise SpiderError(f"spider file {path} does not exist; `shoal new NAME` creates one")
     module_name = f"shoal_spider_{path.stem}"
@@ -314,7 +314,7 @@ def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type
 
 
 def line_in(exc: BaseException) -> tuple[str, int] | None:
-    """The last line in the error's traceback that is in a file outside of Python's libraries and of Shoal."""
+    """The last line of the error's traceback that is neither in Python's libraries nor in Shoal."""
     found, trace = None, exc.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename

@@ -29,7 +29,8 @@ from shoal.config import HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher, PageFetcher
+from shoal.fetch.http import HttpFetcher
+from shoal.fetch.page_fetcher import PageFetcher
 from shoal.http import Request
 from tests.servers import answer, read_head
 

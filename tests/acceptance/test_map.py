@@ -69,7 +69,7 @@ async def test_the_links_of_a_site_without_sitemaps() -> None:
     async with MappedSite(bodies) as site:
         lines, said = await shoal_map(site.url.removeprefix("http://"))
         assert sorted(lines) == sorted(site.url + path for path in ("/", "/a", "/private/x", "/b?x=1", "/c"))
-        assert said == "5 URLs from the links of 4 pages (no sitemap has any)\n"
+        assert said == "5 URLs from the links of 4 pages (no sitemap lists URLs)\n"
         assert "/private/x" not in site.visits()
         lines, said = await shoal_map(site.url, "--max-pages", "2")
         assert "--max-pages is reached" in said

@@ -304,4 +304,4 @@ def test_a_worker_without_a_run_must_stay(folder: Path) -> None:
         timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "which run? Pass --run-id ID, or --keep-alive" in done.stderr
+    assert "no run given: pass --run-id ID, or --keep-alive" in done.stderr

@@ -348,7 +348,7 @@ def test_an_existing_daemon(tmp_path: Path, network: TorNetwork, site: TorSite) 
             daemon.kill()
             crawl.kill()
     assert crawl.returncode == 0, said
-    assert stored(tmp_path) == sorted(url for _, urls in lists for url in urls)
+    assert stored(tmp_path) == sorted(url for _, urls in lists for url in urls), said
     addresses = {visit.address for visit in site.visits()}
     assert addresses <= network.exits
     assert len(addresses) > 1

@@ -16,7 +16,19 @@ from shoal.frontier.postgres import PostgresStore, columns
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
+from shoal.ports import (
+    Completion,
+    Failure,
+    Frontier,
+    FrontierOptions,
+    Heartbeat,
+    Holder,
+    HostUpdate,
+    Lease,
+    Pushed,
+    Run,
+    Stats,
+)
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
 from tests.contracts.postgres_steps import WIDE, ask, lease_one, opened
@@ -183,6 +195,25 @@ async def test_the_busiest_hosts_come_first(url: str) -> None:
         assert [state.ready + state.in_flight for state in states] == [*range(30, 0, -1), 0]
         assert sum(state.in_flight for state in states) == len(leases)
         assert [state.host for state in await frontier.host_states(2)] == ["h29.example", "h28.example"]
+
+
+async def test_workers_are_listed_without_a_lookup_for_each_worker_and_each_lease(url: str) -> None:
+    """A dashboard lists them again and again."""
+    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    async with opened(url) as frontier:
+        frontier.hold(Holder("w0", 1))
+        await frontier.push(links(400))
+        await frontier.beat(Heartbeat(worker="w0", epoch=1, session=60))
+        assert len((await frontier.lease(1, 600)).leases) == 1
+        call = f'"{functions}".workers({frontier._run}, 0)'
+        one = await _planned(url, call)
+        assert len((await frontier.lease(399, 600)).leases) == 399
+        for number in range(1, 150):
+            await frontier.beat(Heartbeat(worker=f"w{number}", epoch=1, session=60))
+        assert await _planned(url, call) < one + 100
+        found = await frontier.workers()
+        assert len(found) == 150
+        assert {each.worker: each.leases for each in found if each.leases} == {"w0": 400}
 
 
 async def test_thousands_of_runs_on_one_host(url: str) -> None:

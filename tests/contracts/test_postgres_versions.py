@@ -137,3 +137,15 @@ async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypa
         await PostgresStore.open(url)
     await new.close()
     await old.close()
+
+
+async def test_tables_of_an_unreleased_version_are_refused(url: str) -> None:
+    """They have the number of a known migration, but other columns."""
+    await (await PostgresStore.open(url)).close()
+    table = f"{PostgresAddress.parse(url).schema}.migration"
+    await ask(url, f"UPDATE {table} SET digest = 'another' WHERE component = $1 AND number = 1", COMPONENT.name)
+    with pytest.raises(StoreError, match=r"made by an unreleased Shoal .* use another \?schema=name"):
+        await PostgresStore.open(url)
+    await ask(url, f"ALTER TABLE {table} DROP COLUMN digest")  # before there were digests
+    with pytest.raises(StoreError, match="unreleased"):
+        await PostgresStore.open(url)

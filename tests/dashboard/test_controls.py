@@ -122,7 +122,7 @@ def test_delay_and_reset(stage: Stage, host: str, open_page: OpenPage) -> None:
     assert (state.delay, state.why) == (1.5, "set for this host")
     shown.see("set for this host")
     shown.page.get_by_label("Delay in seconds").fill("0")
-    shown.page.get_by_label("Requests at once").fill("3")
+    shown.page.get_by_label("Parallel requests").fill("3")
     shown.click("Change")
     until(lambda: host_of(stage, host).concurrency == 3, what="the concurrency")
     assert host_of(stage, host).delay == 0
@@ -151,7 +151,7 @@ def test_block_and_unblock(stage: Stage, host: str, open_page: OpenPage) -> None
 def test_default_of_all_hosts(stage: Stage, open_page: OpenPage) -> None:
     shown = open_page("/ui/hosts")
     shown.page.get_by_text("Defaults of all hosts").click()
-    shown.page.get_by_label("Requests at once").fill("5")
+    shown.page.get_by_label("Parallel requests").fill("5")
     shown.click("Change")
     shown.toast("Changed for all hosts")
     assert host_of(stage, "unknown.example").concurrency == 5

@@ -75,7 +75,7 @@ def test_a_schedule_is_added_changed_run_and_removed(stage: Stage, open_page: Op
 
 def test_a_schedule_of_the_file_cannot_be_changed_here(stage: Stage, open_page: OpenPage) -> None:
     shown = open_page("/ui/schedules/yearly")
-    shown.see("It is defined in shoal.toml")
+    shown.see("This schedule is defined in shoal.toml")
     assert not shown.page.locator("#edit").count()
     assert not shown.page.get_by_role("button", name="Remove").count()
     status, answer = stage.api.ask("PUT", "/api/schedules/yearly", {"spider": "shop", "every": "1h"})

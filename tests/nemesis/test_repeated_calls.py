@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import pytest
 
-from shoal.errors import RunError, StoreAwayError, StoreRewoundError
+from shoal.errors import FencedError, RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier import open_store
 from shoal.http import Request
-from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Store
+from shoal.ports import (
+    Claim,
+    Completion,
+    Failure,
+    Frontier,
+    FrontierOptions,
+    Heartbeat,
+    HostUpdate,
+    Lease,
+    LoggedItem,
+    Pushed,
+    Run,
+    Store,
+)
+from shoal.sinks.drainer import export
 from tests.databases import PostgresServer, RedisServer, shared
 from tests.nemesis.proxy import How, LossyProxy, lossy
 from tests.nemesis.servers import AofRedis, BackupPostgres
@@ -237,6 +253,81 @@ async def test_runs(bench: Bench) -> None:
     with pytest.raises(StoreAwayError):
         await bench.store.transition("other", "running")
     assert await bench.store.run_state("other") == "running"
+
+
+async def test_documents(bench: Bench) -> None:
+    run = Run(run_id="scheduled", spider="nemesis", state="queued", created_at=0.0)
+    first, second, last = (secrets.token_bytes(16) for _ in range(3))
+    puts: list[tuple[bytes | None, bytes, bytes, Run | None]] = [
+        (b"1", b"", first, run),
+        (b"2", first, second, None),
+        (None, second, last, None),
+    ]
+    for value, replaces, version, created in puts:
+        put = partial(bench.store.put_document, "a", value, replaces=replaces, version=version, run=created)
+        assert await bench.twice(put, "document", "put_document")
+        found = await bench.store.get_document("a")
+        assert (found and (found.value, found.version)) == (value and (value, version))
+    assert await bench.store.get_run("scheduled") == run
+
+
+async def test_heartbeats(bench: Bench) -> None:
+    beat = Heartbeat(worker="w", epoch=1, session=1.0)
+    assert await bench.twice(lambda: bench.lossy.beat(beat), "beat") is None
+    assert [each.worker for each in await bench.direct.workers()] == ["w"]
+    silent = Heartbeat(worker="silent", epoch=1, session=1.0)
+    await bench.direct.beat(silent)
+    while await bench.direct.beat(beat) != 0:  # silence counts only while heartbeats of others arrive
+        await asyncio.sleep(0.02)
+    await bench.twice(lambda: bench.lossy.fence_silent(), "fence", "fence_silent")
+    assert [each.worker for each in await bench.direct.workers()] == ["w"]
+    with pytest.raises(FencedError):
+        await bench.direct.beat(silent)
+    await bench.twice(lambda: bench.lossy.leave("w", 1), "leave")
+    assert not await bench.direct.workers()
+
+
+class RewindingSink:
+    """An output that is slow: the store goes back in time during its first write."""
+
+    def __init__(self, rewind: Callable[[], Awaitable[None]]) -> None:
+        self._rewind: Callable[[], Awaitable[None]] | None = rewind
+        self.ended: list[bool] = []
+
+    async def open(self, state: bytes) -> None: ...
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        if self._rewind is not None:
+            rewind, self._rewind = self._rewind, None
+            await rewind()
+
+    async def flush(self) -> bytes:
+        return b""
+
+    async def close(self, *, finished: bool) -> None:
+        self.ended.append(finished)
+
+
+async def test_export(kind: str) -> None:
+    """An export that is running when the store goes back does not mix the items of two logs."""
+    server = AofRedis() if kind == "redis" else BackupPostgres()
+    try:
+        async with opened(kind, server.url, server.port) as bench:
+            first, second = await bench.leases(2)
+            server.mark()
+            await bench.lossy.complete([Completion(lease=first, items=[b"first"])])
+
+            async def rewind() -> None:
+                server.back_to_mark()
+                await persistently(lambda: bench.direct.complete([Completion(lease=second, items=[b"2", b"3"])]))
+                await persistently(lambda: bench.lossy.recall("connected again"))
+
+            sink = RewindingSink(rewind)
+            with pytest.raises(StoreRewoundError, match="export again"):
+                await export(bench.lossy, sink)
+            assert sink.ended == [False]
+    finally:
+        server.close()
 
 
 async def test_recover(kind: str) -> None:

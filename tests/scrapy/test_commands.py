@@ -53,7 +53,7 @@ def test_run_with_settings_and_arguments(folder: Path) -> None:
     ("words", "message"),
     [
         (["run", "own.py"], "Is it a Scrapy spider? Run it with --scrapy: docs/scrapy.md"),
-        (["run", "own.py", "own"], "A second word names a spider of a Scrapy project: add --scrapy"),
+        (["run", "own.py", "own"], "to name a spider of a Scrapy project, add --scrapy"),
         (["run", "own.py", "-s", "A=1"], "-s sets a setting of Scrapy: add --scrapy"),
         (["run", "--scrapy", "own.py", "-s", "A"], "write it as key=value"),
         (["run", "--scrapy", ".", "own"], "is not a Scrapy project: it has no scrapy.cfg"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import TooComplexError
 from shoal.item import decode_item, encode_item
 from shoal.scrapy.adapter import start_of
 from shoal.scrapy.feed_spiders import csv_rows, nodes_named
@@ -235,3 +236,15 @@ async def test_a_login_before_the_start_urls() -> None:
     assert sorted((await crawl(Own, pages)).web.paths) == ["/a", "/b", "/login"]
     assert (await crawl(Own, pages | {"/login": "no"})).web.paths == ["/login"]
     assert sorted((await crawl(AtOnce, pages)).web.paths) == ["/a", "/b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<entry>" * 200 + "x" * 2_000_000 + "</entry>" * 200,
+        "<a " + " ".join(f"xmlns:n{number}='u'" for number in range(2000)) + "><entry/></a>",
+    ],
+)
+def test_nodes_of_a_feed_that_would_be_huge_are_refused(text: str) -> None:
+    with pytest.raises(TooComplexError):
+        list(nodes_named(Selector(text=text, type="xml"), "entry"))

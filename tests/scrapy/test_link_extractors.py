@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+from typing import Any
 
 import pytest
 
-from shoal.errors import SelectorError
+from shoal.errors import SelectorError, TooComplexError
 from shoal.scrapy.http import HtmlResponse
 from shoal.scrapy.linkextractors import IGNORED_EXTENSIONS, Link, LinkExtractor
 
@@ -89,3 +91,29 @@ def test_names_with_special_characters() -> None:
     text = '<svg><a xlink:href="/1">x</a></svg><my-link ng:href="/2">y</my-link><a @go="/3">z</a>'
     extractor = LinkExtractor(tags=("a", "my-link"), attrs=("xlink:href", "ng:href", "@go"))
     assert urls(extractor, page(text)) == [f"http://example.com/{number}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("options", [{}, {"process_value": str}, {"attrs": "*"}])
+def test_links_that_a_long_base_would_multiply_are_refused(options: dict[str, Any]) -> None:
+    links = "".join(f"<a href={number}>x</a>" for number in range(2000))
+    response = page(f"<base href='http://example.com/{'b' * 60_000}/'>{links}")
+    with pytest.raises(TooComplexError):
+        LinkExtractor(**options).extract_links(response)
+    response = page(f"<base href='http://example.com/{'b' * 60_000}/'>{links}")
+    with pytest.raises(TooComplexError):
+        [response.follow(each) for each in response.css("a")]
+
+
+def test_long_links_of_many_pages_are_not_remembered_without_limit() -> None:
+    extractor = LinkExtractor()
+    for number in range(100):
+        text = "".join(f"<a href={number}/{each}/{'x' * 60_000}>x</a>" for each in range(20))
+        assert len(urls(extractor, page(text))) == 20
+    assert sum(len(href) + len(url or "") for kept in extractor._decided.values() for href, url in kept.items()) < 64e6
+
+
+def test_many_attributes_take_linear_time() -> None:
+    body = f"<a {' '.join(f'{number:x}' for number in range(200_000))} href=/x>"
+    began = time.process_time()
+    assert "http://example.com/x" in urls(LinkExtractor(attrs="*"), page(body))
+    assert time.process_time() - began < 2

@@ -99,7 +99,7 @@ async def test_files_that_a_pipeline_adds_are_reported(tmp_path: Path, caplog: p
     done = await crawl(shop(title="T"), PAGES, settings={"ITEM_PIPELINES": pipelines, "IMAGES_STORE": str(tmp_path)})
     assert done.web.paths == ["/"]
     assert done.stats["items with files added too late"] == 1
-    assert "a pipeline has set image_urls, and these files are not fetched: set it in the callback" in caplog.text
+    assert "these files are not fetched: a pipeline set image_urls too late. Set it in the callback" in caplog.text
 
 
 async def test_a_pipeline_without_a_store_is_not_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal import scrapy
+from shoal import http, scrapy
+from shoal.scrapy.conversion import Conversion
 from shoal.scrapy.http import Request
 from tests.scrapy.crawling import SITE, Answer, Page, crawl, refused
 
@@ -99,6 +100,25 @@ async def test_dont_retry_counts_for_errors_of_the_network_too() -> None:
     assert len((await crawl(keyed(dont_retry=True), {"/page": refused()})).web.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("meta", "proxy", "used"),
+    [
+        ({"proxy": "http://evil.test:1"}, None, None),
+        ({"proxy": "evil.test:1"}, "http://proxy.test:1", "http://proxy.test:1"),
+        ({"proxy": "proxy.test:1"}, "http://proxy.test:1", "http://proxy.test:1"),
+        ({"proxy": ""}, None, None),
+    ],
+)
+def test_a_proxy_in_the_meta_of_a_stored_request_is_that_of_the_request(
+    meta: dict[str, Any], proxy: str | None, used: str | None
+) -> None:
+    """Who can write to the queue could send the pages of a worker through any server otherwise: the worker checks the
+    proxy of the request before its middlewares run."""
+    conversion = Conversion(Keyed())
+    stored = http.Request(SITE + "/page", meta=meta, proxy=proxy)
+    assert conversion.changed(stored, conversion.incoming(stored)).proxy == used
+
+
 async def test_proxy_and_timeout_reach_the_fetcher() -> None:
     done = await crawl(keyed(proxy="http://proxy.test:8080", download_timeout=7), {"/page": ""})
     assert (done.web.requests[0].proxy, done.web.requests[0].timeout) == ("http://proxy.test:8080", 7)
@@ -171,6 +191,13 @@ async def test_depth_and_its_limit() -> None:
     pages = {f"/{number}": "" for number in range(9)}
     done = await crawl(Deep, pages, settings={"DEPTH_LIMIT": 2})
     assert [each["depth"] for each in done.items] == [0, 1, 2]
+
+
+async def test_refreshes_to_new_pages_have_an_end() -> None:
+    refresh = '<html><head><meta http-equiv="refresh" content="0; url=/page?{}"></head></html>'
+    pages = {"/page": refresh.format(0)} | {f"/page?{number}": refresh.format(number + 1) for number in range(100)}
+    done = await crawl(keyed(), pages, settings={"REDIRECT_MAX_TIMES": 5}, config={"http.max_redirects": 5})
+    assert len(done.web.requests) == 6
 
 
 async def test_a_meta_refresh_is_a_redirect() -> None:

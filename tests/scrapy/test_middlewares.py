@@ -8,7 +8,7 @@ import pytest
 
 from shoal import scrapy
 from shoal.errors import SpiderError
-from shoal.scrapy.downloadermiddlewares import RetryMiddleware
+from shoal.scrapy.downloadermiddlewares import RedirectMiddleware, RetryMiddleware
 from shoal.scrapy.exceptions import IgnoreRequest
 from shoal.scrapy.http import HtmlResponse, Request, Response
 from shoal.scrapy.spider_middlewares import BaseSpiderMiddleware
@@ -126,6 +126,44 @@ async def test_changes_of_the_request_and_of_the_response() -> None:
     assert done.items == [{"text": "page changed", "meta": "seen", "url": "/page"}]
     gone = await crawl(Pages, {}, settings={"DOWNLOADER_MIDDLEWARES": {Changing: 543}})
     assert gone.items[0]["meta"] == "seen", "an errback sees the changes too"
+
+
+class OwnRedirects(RedirectMiddleware):
+    """A project counts its redirects."""
+
+    def process_response(self, request: Request, response: Response, spider: Any = None) -> Any:
+        result = super().process_response(request, response, spider)
+        calls.append(type(result).__name__)
+        return result
+
+
+class Secrets(Pages):
+    def start_requests(self) -> Any:
+        headers = {"X-Api-Key": "secret", "Authorization": "secret", "Accept-Language": "de"}
+        yield Request(f"{SITE}/first", self.parse, headers=headers, cookies={"login": "secret"})
+
+
+async def test_a_redirect_of_the_project_takes_no_secrets_to_another_host() -> None:
+    pages: dict[str, Page] = {
+        "/first": Answer("", 302, [("Location", "/second")]),
+        "/second": Answer("", 302, [("Location", "http://evil.test/page")]),
+        "http://evil.test/page": "page",
+    }
+    done = await crawl(Secrets, pages, settings={"DOWNLOADER_MIDDLEWARES": {OwnRedirects: 600}})
+    first, second, third = done.web.requests
+    assert "Request" in calls
+    assert "secret" in str(first)
+    assert "secret" in str(second)
+    assert third.url == "http://evil.test/page"
+    assert "secret" not in str((third.headers, third.cookies))
+    assert third.headers["Accept-Language"] == "de"
+
+
+async def test_redirects_of_the_project_have_an_end() -> None:
+    pages: dict[str, Page] = {f"/page?{n}": Answer("", 302, [("Location", f"/page?{n + 1}")]) for n in range(100)}
+    pages["/page"] = Answer("", 302, [("Location", "/page?0")])
+    done = await crawl(Pages, pages, settings={"DOWNLOADER_MIDDLEWARES": {OwnRedirects: 600}, "REDIRECT_MAX_TIMES": 5})
+    assert len(done.web.requests) == 6
 
 
 class Short:

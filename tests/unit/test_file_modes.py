@@ -18,6 +18,7 @@ from shoal.http import Request, Response
 from shoal.middleware.cache import Cache
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.worker_pools import LocalPool
+from shoal.warc.files import WarcFile
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +80,15 @@ async def test_the_logs_of_workers(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
     await pool.close()
     assert list(modes(tmp_path).values()) == ["0o600"]
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_warc_files(tmp_path: Path, drops: bool) -> None:
+    """Their requests have cookies and passwords."""
+    file = WarcFile(str(tmp_path / "a.warc.gz"), b"info", "run")
+    first, _ = file.append([b"first", b"second"], durable=True)
+    assert modes(tmp_path) == {"a.warc.gz.open": "0o600"}
+    if drops:  # then it is copied
+        file.dropped.append(first)
+    file.finish()
+    assert modes(tmp_path) == {"a.warc.gz": "0o600"}

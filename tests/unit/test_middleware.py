@@ -860,6 +860,16 @@ async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(header) <= 8190
 
 
+def test_several_jars_share_the_limit_in_bytes() -> None:
+    """Each proxy has a jar of its own, and a spider may have thousands."""
+    jars: list[Cookies] = []
+    jars += [Cookies(jars=jars.__len__) for _ in range(16)]
+    for jar in jars:
+        for number in range(1000):
+            jar.store(f"a={'x' * 4000}", f"http://{number}.example.com/")
+    assert 16 << 20 < sum(jar._size for jar in jars) <= 32 << 20
+
+
 async def test_the_jar_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cookies, "_MAX_BYTES", 200_000)
     jar = Jar()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,6 +75,19 @@ async def test_a_link_that_was_not_followed_is_not_known() -> None:
     """Another page may link to it without nofollow."""
     _, done = await handled(page(), NOFOLLOW)
     assert done.admitted.hrefs == [(SITE + "page", ["/a", "/e", "/both", "both"])]
+
+
+async def test_a_long_base_and_many_marked_links_are_not_multiplied() -> None:
+    """Links beyond the limits are not followed, whether they are marked or not."""
+    links = "".join(f"<a href={number} rel=nofollow>x</a>" for number in range(20_000))
+    body = f"<base href='{SITE}{'b' * 60_000}/'>{links}<a href=last>x</a><a href=/last>x</a>"
+    tracemalloc.start()
+    began = time.process_time()
+    _, done = await handled(page(body), NOFOLLOW)
+    assert time.process_time() - began < 4
+    assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    tracemalloc.stop()
+    assert paths(done) == ["last"]
 
 
 @pytest.mark.parametrize(

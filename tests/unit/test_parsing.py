@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,77 @@ def test_many_line_breaks_are_fine_unless_they_stand_between_empty_elements(cost
 def test_lines_that_would_be_indented_too_much_are_plain_text(costs: dict[str, Any], name: str) -> None:
     assert "indent too many lines" in costs[name]["ended"]["markdown"]
     assert costs[name]["ended"]["spider"] == "read"
+
+
+LONG_BASE = f"<base href='http://x/{'b' * 60_000}/'>"
+
+
+def _links(count: int, href: str = "{}") -> str:
+    return "".join(f"<a href={href.format(number)}>x</a>" for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        (LONG_BASE + _links(2000), lambda page: [page.follow(each) for each in page.css("a")]),
+        (LONG_BASE + _links(2000), lambda page: [page.urljoin(each) for each in page.css("a::attr(href)").getall()]),
+        (_links(1001, "//ü{}.x"), lambda page: [page.follow(each) for each in page.css("a")]),
+        (_links(50_001, "é{}"), lambda page: [page.follow(each) for each in page.css("a")]),
+        ("<div>" * 500 + "x" * 200_000, lambda page: page.css("div").getall()),
+        ("<div>" * 500 + "x" * 200_000, lambda page: page.css("div").re("y")),
+        ("<form id=f></form>" + "<button form=f><object>" * 200 + "x" * 90_000, lambda page: page.form()),
+        (f"<p {' '.join(f'a:{n:x}' for n in range(20_000))}>", lambda page: page.selector.remove_namespaces()),
+    ],
+)
+def test_a_page_that_a_callback_would_multiply_is_refused(body: str, read: Callable[[Response], object]) -> None:
+    page = Response("http://x/", body=body.encode(), headers={"Content-Type": "text/html; charset=utf-8"})
+    began = time.process_time()
+    with pytest.raises(TooComplexError, match="the page is too complex: "):
+        read(page)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LONG_BASE + "<div itemscope>" + "<a itemprop=x href=y></a>" * 500,
+        LONG_BASE + "<div vocab=http://v/ typeof=X resource=y></div>" * 500,
+        f"<div vocab='http://v/{'v' * 60_000}'>" + "<div typeof=X><i property=x>a</i></div>" * 500,
+        f"<div prefix='p: http://v/{'v' * 60_000}'>" + "<div typeof=p:X><i property=p:x>a</i></div>" * 500,
+        "<div id=a>" + "<i itemprop=x></i>" * 5000 + "</div>" + "<p itemscope itemref=a></p>" * 5000,
+        f"<meta id=a itemprop=x content={'u' * 100_000}>" + "<p itemscope itemref=a>" * 500,
+    ],
+)
+def test_structured_data_that_repeats_long_values_is_refused(body: str) -> None:
+    with pytest.raises(TooComplexError, match="its data has more than"):
+        Response("http://x/", body=body.encode()).structured_data  # noqa: B018
+
+
+def test_ordinary_links_and_structured_data_are_read() -> None:
+    body = (
+        "<html vocab=https://schema.org/><base href=/shop/><div id=more><i itemprop=brand>b</i></div>"
+        + "<p itemscope itemref=more><a itemprop=url href=x>y</a></p>" * 1000
+        + _links(5000)
+        + _links(50, "//ü{}.x")
+    )
+    page = Response("http://x/", body=body.encode())
+    assert len(page.structured_data.microdata) == 1000
+    assert page.follow(page.css("a")[-1]).url == "http://xn--49-wka.x/"
+    assert len({page.follow(each).url for each in page.css("a")}) == 5051
+    assert len(page.css("a").getall()) == 6050
+    assert [page.urljoin(each) for each in ["", "#top"] * 50_000] == ["http://x/shop/"] * 100_000
+
+
+def test_markdown_encodes_only_some_host_names() -> None:
+    """The other links stay as they are."""
+    text = Response("http://x/", body=_links(300, "//ü{}.x").encode()).to_markdown()
+    assert text.count("(http://xn--") == 100
+    assert text.count("(//ü") == 200
+
+
+def test_many_attributes_are_read_in_linear_time() -> None:
+    page = Response("http://x/", body=f"<p class='a  b' {' '.join(f'{n:x}' for n in range(200_000))}>".encode())
+    began = time.process_time()
+    attributes = page.css("p").attrib
+    assert time.process_time() - began < 2
+    assert (attributes["class"], len(attributes)) == ("a  b", 200_001)

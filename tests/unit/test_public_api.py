@@ -52,7 +52,7 @@ CONTROL_FLOW = {
     "shoal.middleware.Postponed",
     "shoal.middleware.Replaced",
     "shoal.scrapy.chain._Out",
-    "shoal.scrapy.recorded_runs.FileRun",
+    "shoal.scrapy.recorded_runs.CrawlStartReached",
     "shoal.server.bodies.BodyError",
     "shoal.server.errors.ProblemError",
     "shoal.tor.control.ControlError",

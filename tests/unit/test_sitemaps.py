@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import time
 import tracemalloc
 from contextlib import suppress
 from datetime import UTC, date, datetime
@@ -372,6 +373,23 @@ def test_an_entry_with_endless_alternates_and_fields() -> None:
     assert len(entry.alternates) <= 1000
     assert sum(len(each.url) for each in entry.alternates) <= 1 << 18
     assert len(entry.fields) <= 50
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        f"<link {'a' * 120_000}/>",
+        f"<link {('a' * 200 + ' ' * 100) * 400}/>",
+        f"<link {'a' * 200 + ' ' * 120_000}b/>",
+        "<link " + '"' * 100_001 + ('"">' * 20) + ">" * 20,
+        "<link " + "\"'" * 60_000 + ">" * 20,
+    ],
+)
+def test_a_tag_of_odd_attributes_takes_linear_time(tag: str) -> None:
+    body = ("<urlset><url><loc>/a</loc>" + tag * (2_000_000 // len(tag)) + "</url><url><loc>/b</loc></url>").encode()
+    began = time.process_time()
+    assert [entry.loc for entry in SitemapReader(body)][:1] == ["/a"]
+    assert time.process_time() - began < 1
 
 
 def test_fifty_thousand_urls() -> None:

@@ -42,7 +42,10 @@ class FakeTor:
     def renew(self, isolation: str) -> None:
         self.circuits.renew(isolation)
 
-    async def explains_failure(self, epoch: int) -> bool:
+    def arrived(self, epoch: int) -> None:
+        pass
+
+    async def explains_failure(self, epoch: int, sent: float | None = None) -> bool:
         return self.is_to_blame or epoch != self.epoch
 
     async def keep(self) -> None:

@@ -16,7 +16,7 @@ _PIECES = [
     "<item>", "<entry>", "<link rel='alternate' href='/%d'/>", '<link href="', "<lastmod>2026-05-01</lastmod>",
     "<lastmod>", "http://ex.com/%d", "<!--", "-->", "<![CDATA[", "]]>", "<!ENTITY a '&a;&a;'>", "<?xml?>", "&amp;",
     "&#x10ffff;", "&", ";", "<", ">", "'", '"', "=", "/", "x:y:", " ", "\n", "\r", "a" * 100, "é", "\0", "\ufeff",
-    "<a>", "<a", "</a>", "<a b='>>>>'>", "<%d>",
+    "<a>", "<a", "</a>", "<a b='>>>>'>", "<%d>", "<link ", "/>",
 ]  # fmt: skip
 
 

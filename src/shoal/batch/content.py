@@ -19,7 +19,7 @@ def content_type(response: Response) -> str:
 
 
 def title_of(response: Response) -> str | None:
-    """None if the page has no title or is not HTML."""
+    """The title of a page; None if it has none or is not HTML."""
     if not _is_html(response):
         return None
     titles = response.css("title")
@@ -44,11 +44,11 @@ def content_of(response: Response, options: BatchOptions, format: Format | None 
 
 
 def further_content(response: Response, options: BatchOptions) -> dict[str, object]:
-    """The page in the further forms that were requested."""
-    forms: list[Format] = [*options.also]
+    """The page in each additional format that was requested."""
+    formats: list[Format] = [*options.also]
     if options.fields and options.format != "fields":
-        forms.append("fields")
-    return {form: content_of(response, options, form) for form in forms}
+        formats.append("fields")
+    return {name: content_of(response, options, name) for name in formats}
 
 
 def browser_content(response: Response) -> dict[str, object]:

@@ -63,7 +63,7 @@ class RoundRobin:
         self._offers: dict[str, asyncio.Future[None]] = {}
         """Sessions that may ask now, until they do."""
         self._turn = asyncio.Lock()
-        """Held by a session that asks without an offer: two at a time would take what they leave to the queue."""
+        """Held by a session that asks without an offer. Two at a time would take hosts that the queue was offered."""
 
     async def lease(self, participant: Participant, ask: Callable[[], Awaitable[tuple[Leased, bool]]]) -> Leased:
         """Call ``ask`` when it is the participant's turn. It returns leases and whether the session wants more."""

@@ -11,7 +11,7 @@ from shoal.errors import RunError
 from shoal.ports import Run, Store
 
 MAX_LISTED = 200
-"""Newest sessions of a store that are searched."""
+"""How many of the newest sessions of a store are searched."""
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):

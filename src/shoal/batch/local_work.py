@@ -30,17 +30,17 @@ class _Notifier:
         await asyncio.Event().wait()
 
     async def start_over(self) -> None:
-        """It has no cursor."""
+        """Do nothing: there is no cursor."""
 
     async def finish(self, *, finished: bool) -> None:
-        """It has no output."""
+        """Do nothing: there is no output."""
 
 
 class LocalWork:
     """Works on sessions in this process. They share its connections; the store keeps their hosts polite."""
 
     def __init__(self, config: Config, fetcher: SharedFetcher, worker_id: str, places: int) -> None:
-        """``places``: pages in flight, of all sessions together."""
+        """``places``: maximum number of pages in flight, of all sessions together."""
         self._config = config
         self._fetcher = fetcher
         self._worker_id = worker_id

@@ -53,7 +53,7 @@ def _string_to_query(query: object) -> object:
 class BatchOptions(StrictModel):
     """How to fetch the pages of a batch, and what to extract from them."""
 
-    format: Annotated[Format, Field(description="The form of `content`.")] = "html"
+    format: Annotated[Format, Field(description="The format of `content`.")] = "html"
     fields: Annotated[
         dict[str, Annotated[FieldQuery, BeforeValidator(_string_to_query, json_schema_input_type=FieldQuery | str)]],
         Field(
@@ -72,14 +72,14 @@ class BatchOptions(StrictModel):
     robots: Annotated[bool, Field(description="Obey robots.txt.")] = True
     retries: Annotated[int, Field(ge=0, le=10, description="Attempts after the first one.")] = 2
     depth: Annotated[
-        int, Field(ge=0, le=10, description="How many links to follow from each URL, on the same host.")
+        int, Field(ge=0, le=10, description="Follow links up to this many steps from each URL, on the same host.")
     ] = 0
     max_pages: Annotated[
         int, Field(ge=1, le=100_000, description="With `depth`: maximum number of pages of the whole batch.")
     ] = 1000
     also: Annotated[
         list[AlsoFormat],
-        Field(max_length=4, description="Further forms of the same page. The result has them under `also`."),
+        Field(max_length=4, description="Additional formats of the page. The result has them under `also`."),
         at_most(4),
     ] = []
     render: RenderField = None

@@ -50,7 +50,7 @@ class Ownership:
         return session if session is not None and session.settings.distributed == self._distributed else None
 
     async def watch(self, session_id: str) -> None:
-        """Add a session to ``others``, unless it is not for this process."""
+        """Add a session to ``others``, unless this process cannot work on it."""
         session = await self.find(session_id)
         if session is None:
             self._ignored.add(session_id)
@@ -67,7 +67,7 @@ class Ownership:
         self._others.pop(session_id, None)
 
     async def claim(self, session: Session) -> Claim | None:
-        """None if another process owns it."""
+        """Claim a session. None if another process owns it."""
         return await session.frontier.claim(_ROLE, self.ttl)
 
     async def claim_other(self, session_id: str) -> Claim | None:
@@ -95,5 +95,5 @@ class Ownership:
         return session.id in self._lost
 
     def forget(self, session: Session) -> None:
-        """This process has stopped working on the session."""
+        """Forget that a session was lost: this process has stopped working on it."""
         self._lost.discard(session.id)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MAX_LENGTH = 200
 _MAX_STEPS = (20, 5)
-"""Steps of a path without `//`, and of one with it."""
+"""Maximum steps of a path without `//`, and of one with it."""
 _MAX_CONDITIONS = 4
 _MAX_PATHS = 5
 _MAX_PSEUDOS = 5
@@ -234,7 +234,7 @@ class _XPath(_Scanner):
                 raise _RefusedError
 
     def _test(self, word: str) -> None:
-        """``word``: the name at its beginning, if there is one."""
+        """Parse a condition. ``word``: the name that it begins with, or empty."""
         if word in ("contains", "starts-with"):
             self.need(self.read_sign("("))
             self._spaced_value()
@@ -333,7 +333,7 @@ class _Css(_Scanner):
         raise _RefusedError
 
     def _compound(self, *, pseudos: bool) -> None:
-        """May be empty: before ``::text``."""
+        """Parse a compound selector. It may be empty, as before ``::text``."""
         if not self.read_token(_WORD):
             self.read_sign("*")
         while True:

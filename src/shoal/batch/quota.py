@@ -71,7 +71,7 @@ class Quota:
         return response
 
     def _count_redirect(self, request: Request, location: str) -> None:
-        """The target of a redirect is stored as a request, with the URLs that led to it."""
+        """Count the target of a redirect: it is stored as a request, with the URLs that led to it."""
         if len(location) > _MAX_LOCATION_LENGTH:
             message = f"redirects to a URL of {len(location)} characters"
             raise FetchError(message, kind="redirects", retryable=False)

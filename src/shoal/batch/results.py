@@ -20,7 +20,7 @@ Result: TypeAlias = dict[str, object]
 
 _READ_BATCH = (16, 1 << 20)  # results, and expected bytes: one result may have many megabytes
 _FIRST_LOST = 10**12
-"""Results of URLs that are not in the item log have numbers from here, by position."""
+"""The numbers of results that are not in the item log start after this one, in the order of their URLs."""
 
 
 class _Outline(Struct):
@@ -62,7 +62,7 @@ class SessionResults:
         self._urls = session.urls
 
     async def read(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
-        """One page of numbered results behind number ``after``: up to ``limit``, and as many as fit into ``max_bytes``.
+        """One page of numbered results after number ``after``: up to ``limit``, and as many as fit into ``max_bytes``.
         A single result that does not fit is returned without its content."""
         page: list[tuple[int, Result]] = []
         bytes_left = max_bytes
@@ -78,7 +78,7 @@ class SessionResults:
         return page
 
     async def read_outlines(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
-        """One page of numbered results behind number ``after``, without their contents: up to ``limit``, and fewer if
+        """One page of numbered results after number ``after``, without their contents: up to ``limit``, and fewer if
         more than ``max_bytes`` had to be read for them."""
         page: list[tuple[int, Result]] = []
         size = 0
@@ -91,7 +91,7 @@ class SessionResults:
         return page
 
     async def follow(self, after: int = 0) -> AsyncIterator[list[tuple[int, Result]]]:
-        """Numbered results behind number ``after`` as they are fetched, until the session is over or the server shuts
+        """Numbered results after number ``after`` as they are fetched, until the session is over or the server shuts
         down. In small portions, as the reader may be slow. Portions are empty while there is nothing new."""
         pause = POLL_EVERY[0]
         while True:
@@ -131,7 +131,7 @@ class SessionResults:
     # -- reading
 
     async def _portions(self, after: int) -> AsyncIterator[Sequence[tuple[int, LoggedItem | Result]]]:
-        """All entries behind number ``after``, a few at a time and not decoded."""
+        """All entries after number ``after``, a few at a time and not decoded."""
         is_finished = await self._session.state() == "finished"  # read first: the log does not grow after that
         invalid = list(self._invalid.values())
         if after < len(invalid):
@@ -148,7 +148,7 @@ class SessionResults:
                 yield rest
 
     async def _read_log(self, after: int) -> AsyncIterator[list[LoggedItem]]:
-        """The item log behind number ``after``. The size of the last items decides how many are read next."""
+        """The item log after number ``after``. The size of the last items decides how many are read next."""
         max_count, max_bytes = _READ_BATCH
         count = 1
         while items := await self._frontier.read_items(after, count):

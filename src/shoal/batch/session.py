@@ -92,7 +92,7 @@ class Session:
 
     @classmethod
     async def find(cls, store: Store, session_id: str) -> Self | None:
-        """RunError if another version of Shoal created the session and this one cannot read it."""
+        """Find a session. RunError if another version of Shoal created it and this one cannot read it."""
         run = await store.get_run(session_id)
         return None if run is None or run.spider != BatchSpider.name else await cls._open(store, run)
 
@@ -117,8 +117,8 @@ class Session:
         )
 
     def fetcher(self, shared: SharedFetcher, config: Config) -> Fetcher:
-        """A fetcher of its own: no other session sees the cookies and the storage of its pages. ``config``: of the
-        session."""
+        """Make the fetcher of this session: no other session sees the cookies and the storage of its pages.
+        ``config`` is the session's."""
         render = self.options.render
         return shared.scoped(self.id, config, None if render is None else render.as_render(), self.frontier)
 
@@ -128,8 +128,8 @@ class Session:
     async def seed(self) -> bool:
         """Push the URLs, or the rest of them if an earlier attempt was interrupted.
 
-        False while another process holds the seed role, alive or dead. StoreRewoundError: the caller must recover and
-        drop its caches before it tries again.
+        False while another process holds the seed role, even if it has died. StoreRewoundError: the caller must
+        recover and drop its caches before it tries again.
         """
         claim = await self.frontier.claim("seed", _SEED_ROLE_TTL)
         if claim is None:
@@ -202,7 +202,7 @@ class Session:
         self.changed.set()
 
     async def is_over(self) -> bool:
-        """Also clears ``changed``, so that `wait_for_change` waits for changes from now on."""
+        """Whether the session is over. Clears ``changed``, so that `wait_for_change` waits for later changes."""
         self.changed.clear()
         return await self.state() in OVER
 

@@ -60,7 +60,7 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def of(cls, run: Run) -> SessionSettings:
-        """RunError for settings that this version of `shoal serve` does not write."""
+        """Read the settings of a run. RunError if another version of `shoal serve` wrote them and they are invalid."""
         try:
             settings = msgspec.convert(dict(run.settings), cls)
             _check(settings)
@@ -74,7 +74,7 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_settings(run: Run) -> tuple[SessionSettings, BatchOptions]:
-    """RunError for settings that this version of `shoal serve` does not write."""
+    """Read the settings and options of a run. RunError as in `SessionSettings.of`."""
     settings = SessionSettings.of(run)
     try:
         return settings, BatchOptions.model_validate(settings.options)

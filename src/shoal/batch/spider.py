@@ -97,7 +97,7 @@ class BatchSpider(Spider):
                     yield request
 
     def _count_link(self, request: Request) -> bool:
-        """False if the quota is used up."""
+        """Count a link against the quota, once. False if the quota is used up."""
         key = hash(request.url)
         if key not in self._counted:
             if not self._quota.use(request_size(request)):

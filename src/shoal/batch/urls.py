@@ -29,7 +29,7 @@ class UrlList:
     """The URLs that a caller sent, each with its normalized form or the reason why it is invalid."""
 
     def __init__(self, urls: Sequence[str], normalized: Sequence[str], invalid: Mapping[int, str]) -> None:
-        """``invalid``: reasons by position. ``normalized`` has any text at these positions."""
+        """``invalid``: reasons by position. ``normalized`` is ignored at these positions."""
         self.urls = urls
         self.normalized = normalized
         self.invalid = invalid
@@ -69,7 +69,7 @@ class UrlList:
 
 
 def _non_ascii_host(url: str) -> str:
-    """The host of a URL if it may need conversion to ASCII, else an empty string. It may report too many."""
+    """The host of a URL if it may need conversion to ASCII, else an empty string."""
     if url.isascii() and "%" not in url:
         return ""
     match = _HOST.match(url)

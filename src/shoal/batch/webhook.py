@@ -22,7 +22,7 @@ _ROLE_MARGIN = 5.0  # seconds that the role lasts beyond an attempt
 
 async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
     """Send the webhook of a session that is over, with retries. Only one process sends it, however many try. False
-    while another process holds the role, alive or dead: try again later."""
+    while another process holds the role, even if it has died: try again later."""
     webhook = session.settings.webhook
     if webhook is None:
         return True
@@ -41,7 +41,7 @@ async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
 
 
 async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: Claim) -> str:
-    """Why it could not be delivered, or an empty string. Each attempt renews the role."""
+    """Deliver the message. Returns why that failed, or an empty string. Each attempt renews the role."""
     message = {
         "event": "batch.done",
         "session_id": session.id,

@@ -1,1 +1,1 @@
-"""Chromium: its processes, its pages, and the way out of it."""
+"""Chromium: its processes, its pages, and the gateway for its traffic."""

@@ -1,7 +1,7 @@
-"""What a page of the browser requests, seen and controlled through DevTools.
+"""Watches and controls the requests of a browser page through DevTools.
 
-Playwright's own `route` would disable the browser's cache. So requests are watched by events, and only documents and
-blocked types are stopped and decided about.
+Playwright's own `route` would disable the browser's cache. So this module watches requests by events, and pauses only
+documents and blocked types to decide about them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_CAPTURED = 200
 _MAX_NAVIGATIONS = 10  # that actions may cause on one page
 _HTML = ("text/html", "application/xhtml+xml")
 _ENDLESS = frozenset({"EventSource", "WebSocket", "Media", "Ping"})
-"""Types of requests that may never end. Nobody waits for them."""
+"""Types of requests that may never end. They do not keep a page from being quiet."""
 _ONE_WINDOW = """(() => {
     const here = target => target && !["_self", "_top", "_parent"].includes(target.toLowerCase());
     window.open = url => { if (url) location.assign(url); return window; };
@@ -48,7 +48,7 @@ _ONE_WINDOW = """(() => {
     }, true);
     addEventListener("submit", event => { if (here(event.target.target)) event.target.target = "_self"; }, true);
 })()"""
-"""Shows in the page itself what it would show in a new window."""
+"""A script that makes links and forms open in the page itself instead of a new window."""
 _TYPES = {"image": "Image", "media": "Media", "font": "Font"}
 
 
@@ -92,7 +92,7 @@ class PageWatch:
         self.sent: dict[str, str] = {}
         """The headers of the request for the document, as far as DevTools knows them."""
         self.source: bytes | None = None
-        """The document as it arrived, without content codings; None if nobody asks for it, or it was not read."""
+        """The document as it arrived, without content codings; None if it is not wanted, or was not read."""
         self.requests = 0
         self.captured: list[Captured] = []
         self.acting = False
@@ -148,7 +148,7 @@ class PageWatch:
         keeps_source: bool = False,
         permit: Permit | None = None,
     ) -> None:
-        """Watch for the next page. Its first navigation is for this request. ``permit``: for those of actions."""
+        """Watch the next page, which is for this request. ``permit`` decides about navigations of actions."""
         self._reset(request)
         self.number += 1
         self._capture = capture
@@ -156,7 +156,7 @@ class PageWatch:
         self._permit = permit
 
     async def begin_actions(self) -> None:
-        """Actions of the user begin: the page may navigate within its host. What would open a window navigates, too."""
+        """Let the page navigate within its host, for actions of the user. Links to a new window open in the page."""
         self.acting = True
         script = {"source": _ONE_WINDOW}
         await self._session.send("Page.enable")
@@ -170,7 +170,7 @@ class PageWatch:
         await self._session.send("Page.disable")
 
     async def collect_garbage(self) -> None:
-        """Free what earlier pages left in the process of this page. It waits until the page responds."""
+        """Free the memory that earlier pages left in this page's process. It waits until the page responds."""
         await self._session.send("HeapProfiler.collectGarbage")
 
     async def layout(self) -> tuple[float, float, float, float]:
@@ -183,7 +183,7 @@ class PageWatch:
         self._fail(ConnectionError("the page crashed"))
 
     def exceed(self) -> None:
-        """The page loads more bytes than it may."""
+        """Fail the page: it loads more bytes than it may."""
         self._fail(too_large(self._settings))
 
     async def settle(self, quiet: float) -> None:
@@ -265,7 +265,7 @@ class PageWatch:
         self._do(self._decide(event))
 
     async def _decide(self, event: Event) -> None:
-        """Continue, change or end a request that DevTools stopped."""
+        """Continue, change or end a request that DevTools paused."""
         request = event["requestId"]
         kind = event.get("resourceType")
         if kind != "Document":
@@ -290,12 +290,12 @@ class PageWatch:
         if self.acting and same_host and self._navigations <= _MAX_NAVIGATIONS and await self._permitted(request, url):
             await self._session.send("Fetch.continueRequest", {"requestId": request})
             return
-        # The page goes elsewhere: the frontier decides when, and whether it may.
+        # The page navigates elsewhere: return that as a redirect, so that the frontier decides whether and when.
         await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         self._decided(LoadedDocument(status=302, headers=[("Location", url)], url=url))
 
     async def _permitted(self, request: str, url: str) -> bool:
-        """Whether actions may go to this URL of the host. It waits as long as the host wants."""
+        """Whether actions may navigate to this URL of the host. Waits for the delay of the host."""
         if self._permit is None:
             return True
         self._pending.add(request)  # the page is not quiet meanwhile
@@ -309,7 +309,7 @@ class PageWatch:
             self._end(request)
 
     def _changes(self, event: Event) -> Event:
-        """Method, headers and body of the request. Only the document gets them: what it loads gets no secrets."""
+        """Method, headers and body of the request. Only the document gets them: other requests get no secrets."""
         own = self.request
         names = {name.lower() for name in own.headers}
         headers = {name: value for name, value in event["request"]["headers"].items() if name.lower() not in names}
@@ -386,8 +386,8 @@ class PageWatch:
             await work
         except FetchError as exc:
             self._fail(exc)
-        except Exception as exc:  # the page or the browser ended meanwhile: whoever waits for it finds out
-            log.debug("a request of the page could not be decided: %s", exc)
+        except Exception as exc:  # the page or the browser ended meanwhile; its other calls fail too
+            log.debug("could not handle a request of the page: %s", exc)
 
 
 def too_large(settings: BrowserSettings) -> FetchError:
@@ -401,6 +401,6 @@ def _decode(answer: Event) -> bytes:
 
 
 def _ignore(future: asyncio.Future[T]) -> None:
-    """Nobody may be waiting for an exception."""
+    """Keep asyncio from logging an exception that nobody awaits."""
     if not future.cancelled():
         future.exception()

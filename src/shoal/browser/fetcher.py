@@ -22,7 +22,7 @@ from shoal.browser.rendering import Rendering
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import without_verification
+from shoal.fetch.page_fetcher import without_verification
 from shoal.http import Render, Request, Response
 from shoal.http.rendered import RenderedResponse
 from shoal.middleware import Postponed
@@ -40,18 +40,18 @@ class _Use(Struct, eq=False):
     url: str
     tab: Tab | None = None
     unseen_before: int = 0
-    """Bytes that pages of its context had received without DevTools."""
+    """What `Context.unseen` was when this page began."""
     reusable: bool = False
 
     @property
     def received(self) -> int:
-        """Bytes of the page. What cannot be assigned to one page of the context counts for each of them."""
+        """Bytes of the page. Bytes that cannot be assigned to one page of the context count for each of them."""
         assert self.tab is not None
         return self.tab.watch.received + max(0, self.tab.context.unseen - self.unseen_before)
 
 
 class _Session:
-    """A browser with its pages, and who uses it now."""
+    """A browser with its tabs, and the pages that are rendered in it now."""
 
     def __init__(self, process: BrowserProcess, pages: Pages) -> None:
         self.process = process
@@ -60,7 +60,7 @@ class _Session:
         self.retired = False
         """It gets no further pages, and ends when its last page has ended."""
         self.guilty: _Use | None = None
-        """The page because of which it was killed."""
+        """The page that made it necessary to kill the browser."""
         self.crashed_with: int | None = None
         """How many pages it had when it crashed."""
 
@@ -86,7 +86,7 @@ class BrowserFetcher:
         self._slots = asyncio.Semaphore(settings.max_pages)
         self._session: _Session | None = None
         self._launching = asyncio.Lock()
-        self._company = _Company()
+        self._render_lock = _RenderLock()
         self._suspects: dict[str, None] = {}
         """Pages that were in a browser when it crashed. Each is rendered alone next time."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -107,7 +107,7 @@ class BrowserFetcher:
         stack = AsyncExitStack()
         async with stack:
             await stack.enter_async_context(self._slots)
-            await stack.enter_async_context(self._company.join(alone=request.url in self._suspects))
+            await stack.enter_async_context(self._render_lock.join(alone=request.url in self._suspects))
             try:
                 session = await self._current()
             except BrowserError as exc:
@@ -123,7 +123,7 @@ class BrowserFetcher:
                 if not isinstance(exc, ConnectionError) or not session.process.is_connected:
                     self._kill(session, None)
                 raise self._blame(session, use, exc) from exc
-            if options.page and response.ok and isinstance(response, RenderedResponse):  # others reach no callback
+            if options.page and response.ok and isinstance(response, RenderedResponse):  # others get no callback
                 self._lend(response, use, stack.pop_all())
             return response
 
@@ -132,7 +132,7 @@ class BrowserFetcher:
         self._end_if_unused(session)
 
     def _lend(self, response: RenderedResponse, use: _Use, stack: AsyncExitStack) -> None:
-        """Leave the page to the callback, until it returns or its time is over."""
+        """Lend the open page to the callback, until it returns or `browser.page_timeout` is over."""
         assert use.tab is not None
         response.page = use.tab.page
 
@@ -141,7 +141,7 @@ class BrowserFetcher:
             await stack.aclose()
 
         def expire() -> None:
-            log.warning("the callback keeps its page for too long (browser.page_timeout) url=%s", use.url)
+            log.warning("the callback used its page for too long (browser.page_timeout): page released url=%s", use.url)
             self._do(response.release())
 
         late = asyncio.get_running_loop().call_later(self._settings.page_timeout, expire)
@@ -200,12 +200,12 @@ class BrowserFetcher:
         session.process.pages += 1
         try:
             await session.pages.release(tab, reusable=use.reusable)
-        except Exception as exc:  # it can be neither left nor closed
+        except Exception as exc:  # the page does not unload, and the tab does not close
             log.warning("killing the browser: a page cannot be closed url=%s %s", use.url, exc)
             self._kill(session, use)
 
     def _blame(self, session: _Session, use: _Use, exc: Exception) -> Exception:
-        """A page that crashes its browser loses an attempt. Its neighbours are released without losing one."""
+        """The error of a page after a crash. A page that caused it loses an attempt; the others are released."""
         crashed = session.process.ended
         if crashed and session.guilty not in (None, use):
             return Postponed("the browser was killed because of another page", contacted=True)
@@ -270,7 +270,7 @@ class BrowserFetcher:
         task.add_done_callback(self._ending.discard)
 
     async def _watch(self) -> None:
-        """Check the limits of the browser and of its pages, again and again."""
+        """Check the limits of the browser and of its pages periodically."""
         while True:
             await asyncio.sleep(_CHECK_EVERY)
             session = self._session
@@ -303,8 +303,8 @@ def _reason(tab: Tab, request: Request, error: FetchError) -> FetchError:
     return tab.context.listener.failure(parts.hostname or "", port) or error
 
 
-class _Company:
-    """Lets pages be rendered together, or one alone."""
+class _RenderLock:
+    """Lets many pages be rendered at the same time, or one alone."""
 
     def __init__(self) -> None:
         self._condition = asyncio.Condition()

@@ -99,7 +99,7 @@ class Listener:
         """``http://127.0.0.1:PORT``"""
         self.closed = False
         self.refused: Counter[str] = Counter()
-        """What was not served, by the kind of error."""
+        """How many requests were not served, by kind of error."""
         self.upstream = upstream
         self.meter = meter
         self.limits = limits

@@ -45,10 +45,10 @@ _TEXTS = {
 
 
 class GatewayLimits(NamedTuple):
-    """Times are in seconds."""
+    """Limits of the gateway. Times are in seconds."""
 
     max_connections: int = 256
-    """From the browser to one listener."""
+    """Connections from the browser to one listener."""
     max_header_bytes: int = 65536
     header_timeout: float = 10.0
     connect_timeout: float = 10.0
@@ -62,14 +62,14 @@ class Site(NamedTuple):
 
 
 class Exit(Protocol):
-    """What a conversation needs of its listener."""
+    """The parts of a listener that a conversation uses."""
 
     limits: GatewayLimits
     meter: Meter
     upstream: Upstream
 
     def report(self, failure: FetchError | None, site: Site | None) -> None:
-        """A site was reached (no failure) or not."""
+        """Report whether a site was reached (no failure) or not."""
         ...
 
     def take(self, site: Site) -> Pipe | None:
@@ -101,7 +101,7 @@ class Conversation:
         self.task.cancel()
 
     def check(self, now: float) -> None:
-        """End it if it takes too long. To be called from time to time."""
+        """End the connection if it takes too long. Call it periodically."""
         for pipe in (self._client, self._upstream):
             if pipe is not None and pipe.active:
                 pipe.active = False
@@ -126,14 +126,14 @@ class Conversation:
             _log.exception("the gateway of the browser failed")
 
     def _end(self, _: object) -> None:
-        """Whatever ended the task, even before its first step."""
+        """Close the connections after the task, however it ended, even before its first step."""
         self._client.on_end = None
         self._client.abort()
         if self._upstream is not None:
             self._upstream.abort()
 
     async def _linger(self) -> None:
-        """Read what the browser still sends: closing a connection with unread bytes destroys the answer on its way."""
+        """Read what the browser still sends: closing a connection with unread bytes could destroy the response."""
         await self._client.flush()
         self._client.on_end = None
         self._client.finish()
@@ -167,7 +167,7 @@ class Conversation:
             return await self._answer(failure, site, last=request.length != 0 or not request.persistent)
 
     async def _answer(self, failure: FetchError, site: Site | None, *, last: bool) -> bool:
-        """Tell the browser that the gateway could not do it."""
+        """Send the browser an error response for this failure."""
         self._listener.report(failure, site)
         if self._upstream is not None:
             self._upstream.abort()
@@ -286,7 +286,7 @@ class Conversation:
             if response.status == 407:  # the browser would ask for the password of the gateway
                 if not self._listener.upstream.absolute:
                     raise ValueError("it answers like a proxy")
-                raise ProxyError("the proxy refused the password", retryable=False)
+                raise ProxyError("the proxy refused the user and password", retryable=False)
             if response.status == 101:
                 raise ValueError("it changes the protocol")
             if response.status >= 200:

@@ -1,7 +1,7 @@
 """Heads and framing of HTTP/1.1 messages, for the gateway. It does no I/O.
 
-Bad input raises ValueError with a short reason. What is passed on is built from what was understood, so the other side
-can't understand it differently: connections are shared by sites that do not trust each other.
+Bad input raises ValueError with a short reason. Messages are forwarded as they were parsed, not as they arrived, so the
+other side can't read them differently: sites that do not trust each other share connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\r\n\x00]*)?[ \t]*")
 _PLAIN_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _MAX_CHUNK_LINE = 4096
 _MAX_TRAILER = 16384
-# They belong to one connection, or to the dialogue with a proxy.
+# Headers for one connection, or for a proxy. They are not forwarded.
 _HOP_BY_HOP = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect", b"transfer-encoding",
      b"content-length", b"proxy-authorization", b"proxy-authenticate", b"proxy-authentication-info", b"proxy-status")
@@ -86,7 +86,7 @@ def parse_response(head: bytes, *, to_head: bool = False) -> ResponseHead:
         if coding != b"chunked" or version == b"0":
             raise ValueError("unknown transfer coding")
         length = CHUNKED
-        persistent = persistent and not lengths  # the sender is confused
+        persistent = persistent and not lengths  # the sender declared the length twice
     else:
         length = UNTIL_CLOSE if declared is None else declared
     persistent = persistent and length != UNTIL_CLOSE
@@ -132,7 +132,7 @@ def _length(lengths: list[bytes]) -> int | None:
 
 
 def _options(headers: Headers) -> set[bytes]:
-    """What the headers say about this connection."""
+    """The options in the Connection headers."""
     return {
         option.strip().lower()
         for name, value in headers

@@ -1,4 +1,4 @@
-"""One end of a connection of the gateway: read with waiting, or joined with another end."""
+"""One connection of the gateway: read and written by tasks, or joined with another connection."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Pipe(asyncio.Protocol):
         return bool(self._buffer)
 
     async def _wait_for_more(self) -> bool:
-        """False at the end of the stream."""
+        """Wait until more bytes arrive. False at the end of the stream."""
         if not self.ended:
             self._reading = asyncio.get_running_loop().create_future()
             try:
@@ -157,7 +157,7 @@ class Pipe(asyncio.Protocol):
             raise ConnectionResetError("the connection was reset")
 
     async def read(self, most: int | None = None) -> bytes:
-        """What has arrived, after waiting for it; empty at the end of the stream."""
+        """Wait for bytes and return them; empty at the end of the stream."""
         if not self._buffer:
             await self.wait()
         if most is None or most >= len(self._buffer):
@@ -171,7 +171,7 @@ class Pipe(asyncio.Protocol):
         return data
 
     async def read_exactly(self, size: int) -> bytes:
-        """EOFError if the stream ends before."""
+        """Read ``size`` bytes. EOFError if the stream ends before."""
         data = await self.read(size)
         while len(data) < size:
             more = await self.read(size - len(data))
@@ -194,7 +194,7 @@ class Pipe(asyncio.Protocol):
         return await self.read(end)
 
     def unread(self, data: bytes) -> None:
-        """Put back what was read too far."""
+        """Put back bytes, to be read again."""
         self._buffer[:0] = data
 
     @property
@@ -240,7 +240,7 @@ class Pipe(asyncio.Protocol):
             finally:
                 self._writing = None
 
-    # -- both
+    # -- joining and ending
 
     def join(self, other: Pipe) -> None:
         """Pass everything on in both directions, until both have ended or one is lost."""

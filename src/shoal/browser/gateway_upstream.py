@@ -24,19 +24,19 @@ _SOCKS_NOT_ALLOWED = 2
 
 
 class Upstream(Protocol):
-    """A way out. Its errors are FetchErrors."""
+    """How to reach sites. Its errors are FetchErrors."""
 
     absolute: bool
     """Whether requests for http:// URLs are sent to this upstream with the whole URL."""
     headers: list[tuple[bytes, bytes]]
-    """What such requests have in addition."""
+    """Additional headers of such requests."""
 
     def refuses(self, host: str) -> str | None:
         """Why the host may not be requested; None if it may, as far as its name tells."""
         ...
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
-        """Connect to the site; an ``absolute`` upstream without ``tunnel``: to the upstream."""
+        """Connect to the site. Without ``tunnel``, an ``absolute`` upstream connects to the upstream only."""
         ...
 
 
@@ -140,7 +140,7 @@ class Proxied:
             self._fail(host, f"the proxy answered {answer.status} {reason}", retryable=not refused, own=own)
 
     async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
-        """RFC 1928 and RFC 1929."""
+        """Do the SOCKS5 handshake (RFC 1928 and RFC 1929)."""
         named = bool(self._user or self._password)
         await pipe.write(b"\x05\x02\x02\x00" if named else b"\x05\x01\x00")
         version, chosen = await pipe.read_exactly(2)
@@ -148,7 +148,7 @@ class Proxied:
             raise ValueError("it does not speak SOCKS5")
         if chosen != 0 and not (named and chosen == 2):
             raise ValueError(
-                "it accepts neither no password nor this way to send one" if named else "it wants a password"
+                "it supports neither anonymous access nor user and password" if named else "it wants a password"
             )
         if chosen:
             user, password = self._user.encode(), self._password.encode()
@@ -160,24 +160,28 @@ class Proxied:
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
         if reply in _SOCKS_REPLIES:
-            self._fail(host, f"the host did not answer the proxy: {_SOCKS_REPLIES[reply]}", retryable=True)
+            reason = f"the host did not answer the proxy: {_SOCKS_REPLIES[reply]}"
+            self._fail(host, reason, retryable=True, socks_reply=reply)
         if reply:
-            self._fail(host, f"the proxy refused: reply {reply}", retryable=reply != _SOCKS_NOT_ALLOWED)
+            retryable = reply != _SOCKS_NOT_ALLOWED
+            self._fail(host, f"the proxy refused: reply {reply}", retryable=retryable, socks_reply=reply)
         size = {1: 4, 4: 16}.get(kind)
         if size is None:
             size = (await pipe.read_exactly(1))[0]
         await pipe.read_exactly(size + 2)
 
-    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False) -> NoReturn:
+    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False, socks_reply: int = 0) -> NoReturn:
         """``own``: the proxy itself failed, whatever the host is."""
         message = f"no connection to {host} through the proxy: {reason}"
         if own:
             raise ProxyError(message, retryable=retryable)
-        raise FetchError(message, kind="proxy", retryable=retryable, contacted=False)
+        error = FetchError(message, kind="proxy", retryable=retryable, contacted=False)
+        error.socks_reply = socks_reply
+        raise error
 
 
 def refusal(host: str, reason: str) -> FetchError:
-    """Without the address: what a name of a private network stands for is nobody's business."""
+    """The error for a refused host. It does not show the address: callers must not explore private networks."""
     return FetchError(
         f"{host} is {reason}, which may not be contacted (serve.allow)",
         kind="address",

@@ -1,4 +1,4 @@
-"""Ends the browser of a worker that ended, however it ended.
+"""Kills the browser of a worker when the worker ends, however it ends.
 
 Run as a script, with the token of the browser as its argument. Its standard input is a pipe that only the worker holds:
 when the worker is gone, the pipe ends, and the guardian kills every process with the token in its environment. It
@@ -14,7 +14,7 @@ import time
 
 VARIABLE = "SHOAL_BROWSER"
 _PATIENCE = 5.0
-"""Seconds during which processes that are being created are looked for."""
+"""Seconds for which it searches for processes that are still being created."""
 
 
 def find(token: str) -> list[int]:

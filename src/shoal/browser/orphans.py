@@ -1,6 +1,6 @@
 """Processes of a browser whose parent died: this process adopts them and reaps them.
 
-Otherwise they stay as zombies in a container whose first process is no init.
+Otherwise they stay as zombies in a container whose first process is not an init.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Context(Struct, kw_only=True, eq=False):
 
     @property
     def unseen(self) -> int:
-        """Bytes that its pages received otherwise: through WebSockets, workers and frames of other sites."""
+        """Bytes that DevTools has not seen: of WebSockets, workers and frames of other sites."""
         return self.listener.received - self.seen
 
 
@@ -132,8 +132,8 @@ class Pages:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await tab.page.goto(_NOTHING, wait_until="commit")
                 await tab.watch.collect_garbage()
-        except Exception as exc:  # it cannot be left, so it is not used again
-            log.debug("a tab is not used again: %s: %s", type(exc).__name__, exc)
+        except Exception as exc:  # its page does not unload
+            log.debug("closing a tab whose page does not unload: %s: %s", type(exc).__name__, exc)
             await self._close_tab(tab)
             return
         context = tab.context
@@ -143,7 +143,7 @@ class Pages:
             await self._close_tab(tab)
 
     async def _responds(self, tab: Tab) -> bool:
-        """Whether the page in an idle tab lets go of it. If not, it is closed, or ends with its browser."""
+        """Whether the page in an idle tab responds. If not, the tab is closed, or ends with its browser."""
         if tab.page.is_closed():
             return False
         try:

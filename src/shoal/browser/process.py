@@ -40,7 +40,7 @@ _SWITCHES = (
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--no-pings",
     "--js-flags=--max-old-space-size=512",
-    # Nothing leaves by another way than the proxy of a context. A context without one reaches nobody.
+    # All traffic goes through the proxy of a context. A context without a proxy cannot connect.
     "--proxy-server=http://127.0.0.1:9",
     "--proxy-bypass-list=<-loopback>",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
@@ -48,14 +48,14 @@ _SWITCHES = (
 _UNWANTED = ("--disable-ipc-flooding-protection", "--disable-popup-blocking")
 """Switches of Playwright that let a page flood the browser."""
 _MIN_FREE = 32 << 20
-"""Bytes. With less room in the temporary folder, Chromium crashes without a reason."""
+"""Bytes. With less room in the temporary folder, Chromium crashes without saying why."""
 _MAX_SOCKET_FOLDER = 60
-"""Characters. Chromium has a socket in its temporary folder; the path of a socket is short."""
+"""Characters. Chromium creates a socket in its temporary folder, and paths of sockets must be short."""
 _BLOCKING = {"image": "--blink-settings=imagesEnabled=false", "font": "--disable-remote-fonts"}
 
 
 def find_executable(settings: BrowserSettings) -> str | None:
-    """The Chromium that is used: of the setting, or of the system. None: the one that Playwright installed."""
+    """The path of Chromium: from the settings, or of the system. None: use the one that Playwright installed."""
     if settings.executable is not None:
         if not os.access(settings.executable, os.X_OK):
             raise BrowserError(

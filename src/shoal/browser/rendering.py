@@ -69,7 +69,7 @@ class Rendering:
         self._started = time.monotonic()
         self._began = time.time()
         self._done = 0
-        """Actions that were begun."""
+        """How many actions have begun."""
 
     async def run(self) -> Response:
         """Return the rendered page. FetchError if there is none; ConnectionError if the page or the browser crashed."""
@@ -265,7 +265,7 @@ class Rendering:
         return await self._page.screenshot(full_page=True, clip=clip, timeout=timeout)
 
     def _other(self, document: LoadedDocument) -> Response:
-        """A redirect, or a file."""
+        """The response for a redirect or a file."""
         self._keep_exchange(self._watch.source if document.url else document.body, None)
         response = RenderedResponse(
             self._request.url,
@@ -281,7 +281,7 @@ class Rendering:
         return response
 
     def _keep_exchange(self, source: bytes | None, rendered: bytes | None) -> None:
-        """Keep what was sent and received for the document, if somebody asks for it."""
+        """Keep what was sent and received for the document, if the exchange is wanted."""
         exchanges, watch, request = captured.get(), self._watch, self._request
         if exchanges is None or not watch.status:
             return

@@ -48,7 +48,7 @@ Check: TypeAlias = Callable[[Resolved], Iterator[CheckResult]]
 
 
 def examine(read: Callable[[], Resolved]) -> Iterator[CheckResult]:
-    """The findings of all checks, as they are made. ``read`` reads the configuration."""
+    """Do all checks, and yield each result. ``read`` reads the configuration."""
     yield from _check_libraries()
     yield from _check_limits()
     try:
@@ -91,7 +91,7 @@ def check_configuration(resolved: Resolved) -> Iterator[CheckResult]:
     files = {source for source in resolved.sources.values() if source.endswith(".toml")}
     yield CheckResult(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
     folder = os.path.abspath(".")
-    yield CheckResult(os.access(folder, os.W_OK), f"write access to {folder}", "no; outputs go there by default")
+    yield CheckResult(os.access(folder, os.W_OK), f"write access to {folder}", "denied; outputs go there by default")
 
 
 # -- servers

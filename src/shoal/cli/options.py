@@ -201,7 +201,7 @@ def set_rendering(spider: Spider, rendered: bool | None, if_needed: bool) -> Non
 
 
 def starts_anew(new_run: bool, resume: bool) -> bool:
-    """ConfigError if both options are given."""
+    """Whether to start a new run. ConfigError if both options are given."""
     if new_run and resume:
         raise ConfigError("--resume and --new-run contradict each other; pass one of them")
     return new_run

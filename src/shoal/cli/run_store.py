@@ -41,15 +41,15 @@ async def opened_store(url: str | None, *, readonly: bool = False) -> AsyncItera
 
     config = resolve(None, given({"frontier": url}), []).config
     with hidden_warnings():
-        store = await join_store(stored(config.frontier), readonly=readonly)
+        store = await join_store(running_frontier(config.frontier), readonly=readonly)
     try:
         yield store
     finally:
         await store.close()
 
 
-def stored(frontier: str) -> str:
-    """Where the runs of a frontier are. Those of a frontier in memory are in the crawl that runs now."""
+def running_frontier(frontier: str) -> str:
+    """The URL at which a frontier can be opened. One in memory is opened through the crawl that runs now."""
     from shoal.frontier.local.places import announced
 
     if not frontier.startswith("memory:"):
@@ -57,19 +57,18 @@ def stored(frontier: str) -> str:
     found = announced()
     if not found:
         raise StoreError(
-            "a memory frontier ends with its process, and no crawl in memory runs on this machine now: name a stored "
-            "one, such as --frontier sqlite:///file.db"
+            "no crawl in memory runs on this machine now, and a frontier in memory ends with its process. Name a "
+            "stored frontier, such as --frontier sqlite:///file.db"
         )
     if len(found) > 1:
-        return "local:"  # an error that lists them
+        return "local:"  # opening it raises an error that lists them
     name = next(iter(found))
     print(f"using --frontier local:{name}, the only crawl that runs", file=sys.stderr)
     return f"local:{name}"
 
 
 async def record_action(store: Store, what: str, target: str, detail: str = "", project: str | None = None) -> None:
-    """Add what this user did to the store's log of actions. It has been done, so a log that cannot be written is only
-    a warning."""
+    """Record what this user did in the store's log of actions. If that fails, print a warning: the action is done."""
     import getpass
     import socket
 
@@ -84,7 +83,7 @@ async def record_action(store: Store, what: str, target: str, detail: str = "", 
         log = ActionLog(store, current_project() if project is None else project)
         await log.add(f"{user}@{socket.gethostname()}", what, target, detail)
     except FrontierError as exc:
-        print(f"shoal: not in the action log: {exc}", file=sys.stderr)
+        print(f"shoal: warning: cannot write to the action log: {exc}", file=sys.stderr)
 
 
 @asynccontextmanager

@@ -39,7 +39,7 @@ def find_spider(
     if scrapy:
         return SCRAPY + (name if in_project is None else f"{name}:{in_project}"), None
     if in_project is not None:
-        raise SpiderError(f"what is {in_project!r}? A second word names a spider of a Scrapy project: add --scrapy")
+        raise SpiderError(f"unexpected argument {in_project!r}: to name a spider of a Scrapy project, add --scrapy")
     registry = Registry.load()
     if name in registry:
         return registry.reference(name), registry[name]
@@ -80,7 +80,7 @@ def _did_you_mean(name: str, registered: list[str]) -> str:
     known: dict[str, str] = {each.lower(): each for each in registered}
     if path.is_file():
         if wanted in _classes(path):
-            return ""  # the class is there: the error is another one
+            return ""  # the class exists: the error has another cause
         if wanted:
             known |= {each.lower(): f"{path}:{each}" for each in _classes(path)}
         sought = wanted.lower()

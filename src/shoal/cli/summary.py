@@ -54,7 +54,7 @@ def _print_rows(console: Console, heading: str, rows: list[tuple[str, str]]) -> 
 
 
 def _own_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What this process did, or these did."""
+    """Rows about the work of this process, or of all processes of this crawl."""
     counters = summary.counters
     fetched = f"{_count(counters.fetched, 'page')}, {counters.bytes / 1e6:.1f} MB"
     redirects = "redirect" if counters.redirected == 1 else "redirects"
@@ -75,7 +75,7 @@ def _own_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _run_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What the run has, over all its processes."""
+    """Rows about the whole run, with all its processes."""
     stats = summary.stats
     failed = {kind: count for kind, count in summary.dead_kinds.items() if kind != "robots"}
     reasons = ", ".join(f"{kind}: {count}" for kind, count in sorted(failed.items(), key=lambda pair: -pair[1]))

@@ -1,4 +1,4 @@
-"""What reaches the terminal: printable text only."""
+"""Makes sure that only printable text reaches the terminal."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ class Candidate:
 
     @property
     def role(self) -> Role | None:
-        """None while it may not be a member."""
+        """The current role; None while it may not be a member."""
         assert self._member is not None
         return self._member.role
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members of the cluster when it was last seen."""
+        """The members in the last view of the cluster."""
         assert self._member is not None
         return self._member.members
 
@@ -98,7 +98,7 @@ class Candidate:
             self._thread.stop(_CLOSE_TIMEOUT)
 
     def close_soon(self) -> None:
-        """The same without waiting, for the garbage collector: it may run in any thread, even in that of the loop."""
+        """Close without waiting. For the garbage collector, which may run in any thread, even in that of the loop."""
         atexit.unregister(self.close)
         if self._thread.is_running:
             self._thread.start(self._close_and_stop())

@@ -20,7 +20,7 @@ class FrontierWatch:
         self.fit = True
         """Whether the last poll reached the frontier."""
         self.ended = False
-        """The run is finished, cancelled or deleted."""
+        """Whether the run is finished, cancelled or deleted."""
         self._store = store
         self._run_id = run_id
         self._timeout = timeout
@@ -28,7 +28,7 @@ class FrontierWatch:
         self._away_since: float | None = None
 
     async def poll(self) -> bool:
-        """Poll. Returns whether the run can be worked on."""
+        """Poll the state of the run. Returns whether it can be worked on."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout):
@@ -46,12 +46,12 @@ class FrontierWatch:
     def lost(self, why: str, since: float | None = None) -> None:
         """Note that the frontier cannot be reached."""
         if self.fit:
-            log.warning("cannot use the frontier: %s", why)
+            log.warning("cannot reach the frontier: %s", why)
         self.fit = False
         if self._away_since is None:
             self._away_since = time.monotonic() if since is None else since
 
     @property
     def away_for(self) -> float:
-        """For how many seconds it could not be reached."""
+        """Seconds since the frontier could not be reached; 0 if it can."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since

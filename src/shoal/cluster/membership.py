@@ -21,7 +21,7 @@ from shoal.runs.worker_session import new_worker_id
 log = logging.getLogger("shoal.cluster")
 
 INDEX = "<index>"
-"""In the name of a node: the first free number."""
+"""A placeholder in the name of a node: it becomes the first free number."""
 _EXPIRY_MARGIN = 0.02  # seconds after the end of another member's session
 _POLL_INTERVAL = 0.1  # seconds, while a slot is vacant
 _RETRY = (0.1, 2.0)  # seconds between tries to reach the coordinator, first and maximum
@@ -62,12 +62,12 @@ class Membership:
         self._is_member = False
         self._was_member = False
         self._stays = False
-        """A member when it ends: another object continues the membership."""
+        """Whether to stay a member when ``live`` ends: another object continues the membership."""
         self._vacant_since: dict[int, float] = {}
         self._failures = 0
         """Consecutive calls that failed."""
         self._is_stable = False
-        """The last two views were the same."""
+        """Whether the last two views lacked the same roles."""
         self._shortage = ""
         """The last shortage that was logged."""
 
@@ -106,12 +106,12 @@ class Membership:
 
     @property
     def role(self) -> Role | None:
-        """None while it may not be a member: also from shortly before its session ends without a heartbeat."""
+        """The current role; None while it may not be a member, also shortly before its session expires."""
         return self._role if self._session.is_good else None
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members of the cluster when it was last seen."""
+        """The members in the last view of the cluster."""
         return () if self._seen is None else self._seen.members
 
     def hand_over(self) -> None:
@@ -148,7 +148,7 @@ class Membership:
                 if time.monotonic() - began > 1.5 * self._session.ttl + 2.0:
                     raise
                 if not waits:
-                    log.warning("%s is already a member; waiting, in case it is dead", self.name)
+                    log.warning("the name %s is taken; waiting in case its owner has died", self.name)
                 waits = True
             except CoordinatorError as exc:
                 if not self._was_member and not isinstance(exc, CoordinatorAwayError):

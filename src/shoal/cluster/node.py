@@ -165,7 +165,7 @@ class Node:
             candidate = Candidate(self.coordinator, self.cluster, self.session, self.counts)
             candidate.join(self._name)
             self._candidate, self._member = candidate, None
-            weakref.finalize(self, candidate.close_soon).atexit = False  # the candidate sees to the end of the process
+            weakref.finalize(self, candidate.close_soon).atexit = False  # the candidate has its own atexit
 
     def run(self, spider: Spider | type[Spider] | None = None) -> Summary:
         """Work and stand by until the run is finished. SIGINT and SIGTERM shut the node down. ``spider`` is not needed

@@ -1,4 +1,4 @@
-"""The slot of a node, as long as the node only holds it."""
+"""The slot of a node that does not run yet."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class HeldSlot:
     # -- holding
 
     async def check(self, mine: Slot | None, beat: Callable[[], Awaitable[object]]) -> None:
-        """Compare with the coordinator's view. ``mine``: the slot that this node holds there."""
+        """Adjust to the coordinator's view. ``mine``: the slot that this node holds there."""
         self.held = mine
 
     async def retire(self, why: str, beat: Callable[[], Awaitable[object]]) -> None:
@@ -86,4 +86,4 @@ class HeldSlot:
         """Release the leases of lost Runners."""
 
     def stop_clearing(self) -> None:
-        """Stop what `clear_vacant` began."""
+        """Cancel a release that `clear_vacant` began."""

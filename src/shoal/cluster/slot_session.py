@@ -51,7 +51,7 @@ class SlotWorker:
         self.holder = holder
         self.worker = worker
         self.was_stopped = False
-        """By the node, not because the run ended."""
+        """Whether the node stopped it. False if the run ended."""
         self._session = session
         self.task = asyncio.create_task(self._run())
 
@@ -61,7 +61,7 @@ class SlotWorker:
             while not work.done() and self._session.is_good:
                 await asyncio.wait({work}, timeout=self._session.left)
             if not work.done():
-                log.warning("the session of slot %d runs out: its worker stops", self.index)
+                log.warning("slot %d: the session is about to expire without a heartbeat; its worker stops", self.index)
                 self.abort()
             await work
         finally:

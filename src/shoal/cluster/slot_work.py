@@ -45,7 +45,7 @@ class NodeSlot(HeldSlot):
         make_worker: MakeWorker,
         before: HeldSlot | None = None,
     ) -> None:
-        """``before``: the slot that the node holds since before it ran."""
+        """``before``: the slot that the node has held since before it ran."""
         super().__init__(cluster, coordinator)
         if before is not None:
             self.name, self.session, self.held = before.name, before.session, before.held
@@ -54,7 +54,7 @@ class NodeSlot(HeldSlot):
         self.error: ShoalError | None = None
         """Why the node must stop."""
         self.is_done = False
-        """Its worker reached the end of the run."""
+        """Whether its worker reached the end of the run."""
         self._frontier = frontier
         self._watch = watch
         self._make_worker = make_worker
@@ -129,10 +129,10 @@ class NodeSlot(HeldSlot):
         elif mine is None or (mine.index, mine.epoch) != (worker.index, worker.holder.epoch):
             await self.end(beat, abort=True)
         elif self._watch.away_for > self.session.ttl:
-            await self.retire("cannot reach the frontier, but another node may", beat)
+            await self.retire("this node cannot reach the frontier; another node may", beat)
 
     async def _drop(self, mine: Slot) -> None:
-        """Release a slot without a worker: its answer was lost, or the frontier refused it."""
+        """Release a slot that has no worker: the answer to taking it was lost, or the frontier refused its holder."""
         if self._fenced == Holder(self._slot_name(mine.index), mine.epoch):
             self.error = RunError(
                 f"the frontier knows a later holder of slot {mine.index} than the coordinator: another cluster named "
@@ -201,7 +201,7 @@ class NodeSlot(HeldSlot):
                 return
 
     async def _clear(self, index: int, epoch: int) -> None:
-        """Release what the slot holds under epochs before this one."""
+        """Release the leases of the slot under epochs before this one."""
         try:
             await self._frontier.fence(self._slot_name(index), epoch)
         except FencedError:  # it has a new holder

@@ -13,7 +13,7 @@ from shoal.config.redis_variables import REDIS_VARIABLES, redis_from_environ
 from shoal.config.root import Config
 from shoal.errors import ConfigError
 
-# Tables of the file that are no settings of a run: their packages read them.
+# Tables of the file that are not settings of a run. Other packages read them.
 _OTHER_TABLES = ("spiders", "schedules", "notifications")
 
 

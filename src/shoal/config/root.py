@@ -103,7 +103,7 @@ class Config(Section, frozen=True, kw_only=True):
     project_name: Text = "shoal"  # groups the runs of one project
     mode: Literal["standalone", "distributed"] = "standalone"  # one process, or a fleet with a shared frontier
     frontier: str = "memory:"  # or sqlite:///file, redis://, rediss://, postgresql://
-    # Whether the start of a crawl begins a new run: only with --new-run, also if the last run is finished, or always.
+    # When starting a crawl begins a new run: only with --new-run, also after a finished run, or always.
     new_run: NewRunPolicy = "never"
     concurrency: Count = 32  # requests in flight in one worker
     concurrency_per_host: Count = 8  # requests in flight to one host, over all workers
@@ -114,7 +114,7 @@ class Config(Section, frozen=True, kw_only=True):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"  # the lowest level that is logged
     cookies: bool = True  # store cookies and send them back
     shutdown_grace: Seconds = 10.0  # for requests in flight to finish at shutdown
-    # An identity each, assigned to hosts in turn: http://, https:// or socks5://; @FILE has one in each line.
+    # Proxies (http://, https:// or socks5://). Each host is assigned one of them. @FILE has one in each line.
     proxies: tuple[str, ...] = ()
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()

@@ -98,7 +98,7 @@ class RetrySettings(Section, frozen=True, kw_only=True):
         Section.__post_init__(self)
         if self.max_retries is None:
             force_setattr(self, "max_retries", self.max_attempts - 1)
-        elif self.max_attempts == type(self).__struct_defaults__[0]:  # as good as not given
+        elif self.max_attempts == type(self).__struct_defaults__[0]:  # the default, so probably not set
             force_setattr(self, "max_attempts", self.max_retries + 1)
         _check_retries(self.max_attempts, self.max_retries)
 
@@ -156,7 +156,7 @@ class QueueSettings(Section, frozen=True, kw_only=True):
     """The size of the frontier."""
 
     max_size: Count | None = None  # an explicit push beyond it raises QueueFullError
-    # What becomes of links of pages beyond max_size: they enter all the same, or fail with the kind "queue full".
+    # Links of pages beyond max_size are accepted all the same, or fail with the kind "queue full".
     overflow: Literal["accept", "refuse"] = "accept"
     in_memory: Count = 100_000  # how many requests the memory frontier holds before it spills to disk
 
@@ -164,7 +164,7 @@ class QueueSettings(Section, frozen=True, kw_only=True):
 class ItemSettings(Section, frozen=True, kw_only=True):
     """The item log."""
 
-    keep: bool = True  # also after all sinks have written the items
+    keep: bool = True  # keep items after all sinks have written them
 
 
 class FileSettings(Section, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class ImageSettings(Section, frozen=True, kw_only=True):
     checks = {"thumbs": check_sizes}
 
     thumbs: tuple[str, ...] = ()  # the largest width and height of each, such as 120x120
-    # Of an image; one with more gets no thumbnail. Pillow itself refuses more than 178 million.
+    # An image with more pixels gets no thumbnail. Pillow itself refuses more than 178 million.
     max_pixels: Annotated[int, Meta(ge=1, le=178_000_000)] = 50_000_000
 
 

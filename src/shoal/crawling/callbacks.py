@@ -1,4 +1,4 @@
-"""The user's side of a page: its callbacks, and what becomes of their output."""
+"""Calls the callbacks of the spider for a page, and sorts their output."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Found(Struct):
     items: list[bytes]
     links: list[Request | LinkBatch]
     dropped: list[str] = []
-    """The reasons of the items that pipelines dropped."""
+    """Why pipelines dropped items, one reason for each."""
     files: list[Request] = []
     """Requests for files. The scope allows them."""
     duplicates: int = 0
     """Links that were left out because the frontier has them."""
 
     def add(self, step: Step) -> None:
-        """Add what follows a file."""
+        """Add the request for the next file, or the complete item."""
         if isinstance(step, Request):
             self.files.append(step)
         else:
@@ -83,7 +83,7 @@ class Callbacks:
 
     async def take(self, outputs: Iterable[object], request: Request, response: Response | None = None) -> Found:
         """Sort the output of a callback: links, files, and items that pass the pipelines. ``response`` is None in an
-        errback. What the callback saved of it is stored first, because items name its path."""
+        errback. Files that the callback saved are stored first, because items have their paths."""
         if response is not None and response.saved:
             await self._files.store(response)
         found = Found([], [])

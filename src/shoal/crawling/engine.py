@@ -36,10 +36,10 @@ _POLLS_PER_CHECK = 4
 _MAX_SLEEP = 15.0
 """Seconds within which the loop runs at least once, so that health checks see it alive."""
 _IDLE_POLL = 5.0  # seconds between two calls of ``Spider.idle`` while the spider keeps a finished run open
-_WAIT_FOR_WAY_OUT = 0.5
-"""Seconds between two checks whether requests can leave this process."""
+_WAIT_FOR_ROUTE = 0.5
+"""Seconds between two checks whether the route to the network is ready."""
 _RECENT = 1000
-"""Settled leases that are released again if the store goes back in time."""
+"""How many settled leases are released again if the store goes back in time."""
 
 
 class Engine:
@@ -94,12 +94,12 @@ class Engine:
         self._spider = spider
         self._kept_open = False  # the spider wants to wait for more requests
         self._isolating = False
-        """A request that may kill its worker waits for its last attempt: nothing else may be in flight with it."""
+        """Whether a request that may kill its worker waits for its last attempt. It must be in flight alone."""
         self._check_again, self._halted = 0.0, False
         self._helpers: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
         self._interruption: FrontierError | None = None
-        """The store went back in time, or this process was fenced: start over."""
+        """Why to start over: the store went back in time, or this process was fenced."""
         self.identities = onion.identities
         if onion.identities is not None:
             onion.identities.on_exhausted = self._fail
@@ -110,13 +110,13 @@ class Engine:
         """Crawl until the run is finished, its page limit is reached, or ``stop``. Unfinished leases are released.
 
         Raises the error that ended the crawl: of the frontier, of a sink, or of the spider's ``start``. When the store
-        went back in time, or the process was fenced, it starts over from what the store has.
+        went back in time, or the process was fenced, it starts over from the store's state.
         """
         while True:
             try:
                 await self._run()
             except (StoreRewoundError, FencedError) as error:
-                if not self._is_passing(error):
+                if not self._can_start_over(error):
                     raise
                 await self.start_over(error)
                 if not self.stopping:
@@ -131,7 +131,7 @@ class Engine:
             self._seeder.keep(),
             self._leases.run(),
             self._log.run(),
-            *(() if self._onion.way_out is None else (self._onion.way_out.keep(),)),
+            *(() if self._onion.route is None else (self._onion.route.keep(),)),
             *(drain.run() for drain in self._drains),
         ):
             task = asyncio.create_task(work)
@@ -152,17 +152,17 @@ class Engine:
         self._interruption = error
         self._waker.wake()
 
-    def _is_passing(self, error: BaseException) -> bool:
+    def _can_start_over(self, error: BaseException) -> bool:
         """Whether the process can start over after this error."""
         fenced = isinstance(error, FencedError) and self._options.rejoin is not None
         return fenced or isinstance(error, StoreRewoundError)
 
     async def start_over(self, error: FrontierError) -> None:
-        """Drop all work. Record a rewind of the store and drop all that is remembered of it, or join again after a
-        fence. Then ``run`` may be called again: it continues from what the store has, as a new process would."""
+        """Drop all work. After a rewind of the store, record it and drop everything cached from the store; after a
+        fence, join again. Then ``run`` may be called again: it continues from the store's state, like a new process."""
         log.error("%s", error)
         leases = [lease_of(each) for each in self._settled]
-        # The leases that were settled last may still exist in the store as it is now. Nobody else would end them.
+        # The rewound store may still have the leases that were settled last. No other process would release them.
         leases += self._recent
         self._recent.clear()
         self._settled, self._interruption = [], None
@@ -174,7 +174,7 @@ class Engine:
         else:
             rewind = await self._persist(self._frontier.recover)
             lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
-            log.error("the store went back in time%s: this process starts over from what the store has", lost)
+            log.error("the store went back in time%s: this process starts over from the store's state", lost)
         await self._persist(lambda: self._frontier.release(leases, contacted=True))
         await self._seeder.start_over()
         if not self.stopping:
@@ -198,8 +198,7 @@ class Engine:
                 await self._waker.sleep(_MAX_SLEEP if wait is None else min(_MAX_SLEEP, wait))
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
-        """Store what has ended, unless that waits for more, and fill the free places. Returns the same as
-        `_lease_more`."""
+        """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
         leases = not self.stopping and not self._halted
         if self._pacing.overlaps and lingers:
             return None  # one round trip will do for both
@@ -246,8 +245,8 @@ class Engine:
         may_work = self._options.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
-        if self._onion.way_out is not None and not self._onion.way_out.ready:
-            return _WAIT_FOR_WAY_OUT
+        if self._onion.route is not None and not self._onion.route.ready:
+            return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
         leases = await self._isolate_suspects(leased.leases)
@@ -351,7 +350,7 @@ class Engine:
             self._persist.give_up()
 
     def _drop(self, lease: Lease) -> None:
-        """The lease is lost: stop the work on it."""
+        """Stop the work on a lease that was lost."""
         for ahead in self._ahead:  # it may have been renewed since
             if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
                 self._ahead.remove(ahead)
@@ -394,7 +393,7 @@ class Engine:
     # -- settling
 
     async def _settle(self) -> None:
-        """Store everything that has ended since the last call, in one batch."""
+        """Store all pages that have ended since the last call, in one batch."""
         batch, self._settled = self._settled, []
         self._pacing.poll_now()
         self._recent.extend(map(lease_of, batch))
@@ -413,7 +412,7 @@ class Engine:
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            if isinstance(error, FrontierError) and self._is_passing(error):
+            if isinstance(error, FrontierError) and self._can_start_over(error):
                 self.interrupt(error)
                 return
             if self.stopping and isinstance(error, StoreAwayError):

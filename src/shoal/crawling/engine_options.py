@@ -12,15 +12,15 @@ from shoal.ports import Lease
 
 
 class Drain(Protocol):
-    """What the engine needs of a drainer. Its owner starts and finishes it."""
+    """The parts of a drainer that the engine uses. Its owner starts and finishes it."""
 
     def nudge(self) -> None:
-        """There are new items."""
+        """Report new items."""
 
     async def run(self) -> None: ...
 
     async def start_over(self) -> None:
-        """The store went back in time: continue from the cursor that it has now. ``run`` is not running."""
+        """After the store went back in time, continue from the cursor that it has now. ``run`` is not running."""
         ...
 
 
@@ -28,11 +28,11 @@ class Archive(Protocol):
     """Keeps what was sent and received for pages. `shoal.warc` has one."""
 
     async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        """Keep pages durably that are about to be done. SinkError: they cannot be kept, so they must not be done."""
+        """Keep pages durably before they are completed. SinkError if that fails: then do not complete them."""
         ...
 
     def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
-        """Which of these pages are done. The others will be fetched again, perhaps by another process."""
+        """Report which of these pages are done. The others will be fetched again, perhaps by another process."""
         ...
 
 

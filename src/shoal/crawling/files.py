@@ -28,7 +28,7 @@ from shoal.urls.scope import Scope
 log = logging.getLogger("shoal.files")
 
 MAX_FILES = 1000
-"""Of one item. Each request carries the entries of the files before it."""
+"""Maximum files of one item. Each request carries the entries of the files before it."""
 
 
 class Wanted(msgspec.Struct, array_like=True):

@@ -53,7 +53,7 @@ class LeaseKeeper:
         self._held[lease.fingerprint] = lease
 
     def remove(self, lease: Lease) -> None:
-        """The work on it has ended. If the same request was leased again meanwhile, the new lease stays."""
+        """Remove a lease whose work has ended. If its request was leased again meanwhile, the new lease stays."""
         held = self._held.get(lease.fingerprint)
         if held is not None and held.token == lease.token:
             del self._held[lease.fingerprint]
@@ -150,7 +150,7 @@ class Settler:
         self._archive = archive
 
     async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
-        """The outcome of each, in order."""
+        """Store the settlements. Returns the outcome of each, in order."""
         outcomes: dict[int, Outcome] = {}
         parsed = [each for each in batch if isinstance(each, Parsed)]
         failures = [each for each in batch if isinstance(each, Failure)]
@@ -179,7 +179,7 @@ class Settler:
         await self._scheduler.log_pushed(children, known, refused=bool(refused))
         if self._learns:
             for each, pushed in zip(parsed, results, strict=True):
-                # Otherwise no links, or a repeat.
+                # All counts are 0 if the page had no links, or if the call was a repeat.
                 if pushed is not None and pushed.added + pushed.duplicates + pushed.refused:
                     self._scheduler.learn(each.admitted)
         outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
@@ -188,7 +188,7 @@ class Settler:
 
     async def _fail(self, failures: list[Failure]) -> dict[int, Outcome]:
         states = await self._persist(lambda: self._queue.fail(failures))
-        self._scheduler.not_a_page(len(failures))
+        self._scheduler.uncount(len(failures))
         outcomes: list[Outcome] = ["lost" if state is None else state for state in states]
         self._count(failures, outcomes)
         return {id(each): outcome for each, outcome in zip(failures, outcomes, strict=True)}
@@ -196,7 +196,7 @@ class Settler:
     async def _release(self, released: list[Released], *, contacted: bool) -> dict[int, Outcome]:
         leases = [each.lease for each in released]
         await self._persist(lambda: self._queue.release(leases, contacted=contacted))
-        self._scheduler.not_a_page(len(leases))
+        self._scheduler.uncount(len(leases))
         return {id(each): "released" for each in released}
 
     def _count_refused(self, links: int) -> None:

@@ -22,8 +22,10 @@ from shoal.urls.normalize import host_of
 from shoal.urls.scope import Scope
 
 if TYPE_CHECKING:
+    from shoal.fetch.direct import DirectFetcher
     from shoal.fetch.guard import AddressGuard
-    from shoal.fetch.http import PageFetcher
+    from shoal.fetch.http import HttpFetcher
+    from shoal.fetch.page_fetcher import PageFetcher
     from shoal.fetch.routing import Renderer, RoutingFetcher
     from shoal.identities.layer import Identities
     from shoal.middleware.robots import Robots
@@ -34,8 +36,8 @@ OWN_CLIENTS = ("auto", "aiohttp")
 """The value of ``http.client`` for Shoal's own client."""
 
 
-class WayOut(Protocol):
-    """Something that may be missing for a while, such as a Tor daemon. The engine leases nothing meanwhile."""
+class Route(Protocol):
+    """A route to the network that may be down for a while, such as Tor. The engine leases nothing meanwhile."""
 
     @property
     def ready(self) -> bool: ...
@@ -55,23 +57,30 @@ class Onion(NamedTuple):
     """Drops what the layers cached from the store."""
     fetch_robots: Fetch | None = None
     """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
-    way_out: WayOut | None = None
-    """What requests need to leave this process. None: nothing."""
+    route: Route | None = None
+    """The route that all requests take. None: it is always ready."""
     identities: Identities | None = None
 
 
 def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
     """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
-    from shoal.fetch.direct import DirectFetcher
-    from shoal.fetch.http import HttpFetcher
     from shoal.identities.roster import all_proxies
 
     proxies = all_proxies(config.proxies) if config.proxies else ()
-    kind = HttpFetcher if config.http.client == "aiohttp" else DirectFetcher
-    return kind(
+    return _http_client(config.http.client)(
         _http_settings(config), config.user_agent, guard, proxies, max_file_bytes=config.files.max_bytes,
         knows_addresses=config.warc.folder is not None,
     )  # fmt: skip
+
+
+def _http_client(name: str) -> type[HttpFetcher | DirectFetcher]:
+    if name == "aiohttp":
+        from shoal.fetch.http import HttpFetcher
+
+        return HttpFetcher
+    from shoal.fetch.direct import DirectFetcher
+
+    return DirectFetcher
 
 
 def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:
@@ -105,9 +114,10 @@ def make_fetcher(
     scope: str = "",
     hosts: Hosts | None = None,
 ) -> RoutingFetcher:
-    """``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
+    """Make the fetcher of a run.
 
-    ``render``: for requests that do not say it themselves. ``scope`` and ``hosts``: see `RoutingFetcher`.
+    ``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
+    ``render``: for requests without a choice of their own. ``scope`` and ``hosts``: see `RoutingFetcher`.
     """
     from shoal.fetch.guard import AddressGuard
     from shoal.fetch.routing import RoutingFetcher
@@ -150,7 +160,7 @@ async def open_fetcher(
 
 
 def _http_settings(config: Config) -> HttpSettings:
-    """With more time to connect if that goes through Tor."""
+    """The HTTP settings, with more time to connect through Tor."""
     if not config.tor.enabled:
         return config.http
     return structs.replace(config.http, connect_timeout=max(config.http.connect_timeout, config.tor.connect_timeout))
@@ -196,7 +206,7 @@ def make_onion(
     _ask_before_navigating(fetcher, Scope(config.scope, spider.allowed_domains), robots, hosts)
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
-    onion = Onion(fetch, way_out=tor, identities=identities)
+    onion = Onion(fetch, route=tor, identities=identities)
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
     if robots is None:
@@ -235,7 +245,7 @@ def _make_identities(spider: Spider, config: Config, hosts: Hosts) -> Identities
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
-    """A process that lost its slot sends nothing, not even a request that was waiting for a robots.txt file."""
+    """Refuse to fetch after this process lost its slot, even if the request was waiting for a robots.txt file."""
 
     async def guarded(request: Request) -> Response:
         if not may_work():

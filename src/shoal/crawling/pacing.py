@@ -23,7 +23,7 @@ _GIVE_UP_AFTER = 0.4
 _MAX_LAG = 50_000
 """Items that the slowest drainer may be behind before leasing pauses."""
 _IDLE_FACTOR = 8
-"""Polls of an idle item log are at most this many times as far apart."""
+"""An idle item log is polled up to this many times less often."""
 _COLLECTORS = "sink:collect-"
 """Roles of programs that collected the items themselves. No later process continues them."""
 
@@ -36,11 +36,11 @@ class Waker:
         self._woken = False
 
     def reset(self) -> None:
-        """From now on, events end the next sleep."""
+        """Forget earlier events: only later ones end the next sleep."""
         self._woken = False
 
     def wake(self) -> None:
-        """Something happened."""
+        """Wake the loop: something happened."""
         self._woken = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
@@ -151,7 +151,7 @@ class RemotePacing:
         self._times = _ON_THIS_MACHINE if near else _ON_A_SERVER
         self._poll = self._times.first_poll
         self._next_poll = 0.0
-        """On the monotonic clock. 0: now."""
+        """The earliest time of the next poll, on the monotonic clock. 0: now."""
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         if busy <= self._times.enough * concurrency or 4 * settled >= self._batch:
@@ -159,7 +159,7 @@ class RemotePacing:
         return max(0.0, since + self._times.linger - time.monotonic())
 
     def room(self, free: int, ahead: int, concurrency: int) -> int:
-        # Not more: other workers need requests too.
+        # Lease only a few ahead: other workers need requests too.
         most_ahead = min(self._batch, math.ceil(self._times.ahead * concurrency))
         if 2 * ahead > most_ahead or time.monotonic() < self._next_poll:
             return 0
@@ -186,7 +186,7 @@ class RemotePacing:
 
 
 class ItemLogKeeper:
-    """Says when leasing must wait for a drainer, in whichever process. Trims the items that all drainers have written,
+    """Decides when leasing must wait for a drainer, of any process. Trims the items that all drainers have written,
     unless ``keep``."""
 
     def __init__(self, frontier: ItemSource, persist: Persistence, *, keep: bool, every: float) -> None:

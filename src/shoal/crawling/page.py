@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
@@ -85,7 +86,7 @@ class PageHandler:
         *,
         captures: bool = False,
     ) -> None:
-        """``captures``: its settlements have the exchanges of their pages."""
+        """``captures``: add the exchange of its page to each settlement."""
         self.counters = counters
         self._captures = captures
         self._fetch = fetch
@@ -111,7 +112,7 @@ class PageHandler:
             return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
 
     async def _capture(self, lease: Lease) -> Settlement:
-        """The settlement with the exchange of its page. A page from the cache has none."""
+        """Handle a lease, and add the exchange of its page. A page from the cache has none."""
         exchanges: list[Exchange] = []
         captured.set(exchanges)  # for this task, which handles one page
         settlement = await self._handle(lease)
@@ -128,6 +129,8 @@ class PageHandler:
         except Postponed as postponed:
             return Released(lease, postponed.contacted)
         except Replaced as replaced:
+            if too_many := self._too_many_redirects(replaced.request.redirects):
+                return await self._failed(lease, too_many)
             return self._moved(lease, replaced.request, str(replaced), contacted=replaced.contacted)
         except FetchError as error:
             return await self._failed(lease, error)
@@ -191,9 +194,8 @@ class PageHandler:
         """Complete a redirect with its target as the only child. So scope, robots.txt and delay apply to each hop."""
         request = lease.request
         trail = [*request.redirects, request.url]
-        if len(trail) > self._max_redirects:
-            message = f"more than {self._max_redirects} redirects, from {trail[0]}"
-            return await self._failed(lease, FetchError(message, kind="redirects", retryable=False))
+        if too_many := self._too_many_redirects(trail):
+            return await self._failed(lease, too_many)
         try:
             url = join_url(request.url, location)
         except RequestError as exc:
@@ -208,6 +210,13 @@ class PageHandler:
             target = target.replace(render=response.next_render)
         contacted = not response.from_cache
         return self._moved(lease, target, f"redirected to {url}", contacted=contacted, status=response.status)
+
+    def _too_many_redirects(self, trail: Sequence[str]) -> FetchError | None:
+        if len(trail) <= self._max_redirects:
+            return None
+        return FetchError(
+            f"more than {self._max_redirects} redirects, from {trail[0]}", kind="redirects", retryable=False
+        )
 
     def _moved(self, lease: Lease, target: Request, note: str, *, contacted: bool, status: int = 0) -> Parsed:
         """Complete a page with another request as its only child."""
@@ -305,12 +314,19 @@ def headers_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, s
     The same host and port gets all of them. Another host, or the same host without TLS after a request with TLS, gets
     only harmless headers and those that describe the body, and no cookies.
     """
-    downgraded = request.url.startswith("https:") and not url.startswith("https:")
-    if host_of(url) == host_of(request.url) and not downgraded:
+    if is_same_site(request.url, url):
         return request.headers, request.cookies
-    return {
-        name: value for name, value in request.headers.items() if name.lower() in _HARMLESS_HEADERS | _BODY_HEADERS
-    }, {}
+    return harmless_headers(request.headers), {}
+
+
+def is_same_site(before: str, after: str) -> bool:
+    """Whether secrets for one URL may be sent to another: it has the same host and port, and TLS if the first has."""
+    return host_of(before) == host_of(after) and (not before.startswith("https:") or after.startswith("https:"))
+
+
+def harmless_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that hold no secret: they describe the client or the body."""
+    return {name: value for name, value in headers.items() if name.lower() in _HARMLESS_HEADERS | _BODY_HEADERS}
 
 
 def redirected_request(request: Request, url: str, status: int) -> Request:

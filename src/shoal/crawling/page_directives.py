@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from shoal.config import RobotsSettings
-from shoal.errors import RequestError
+from shoal.errors import RequestError, TooComplexError
 from shoal.http import LinkBatch, Request, Response
 from shoal.sitemaps.entry import read_period
-from shoal.urls.normalize import join_url, resolve
+from shoal.urls.normalize import LinkJoiner, resolve
 
 if TYPE_CHECKING:
     from shoal.crawling.callbacks import Found
@@ -114,9 +114,13 @@ class _MarkedLinks:
         if not marked:
             return
         followed = set(resolve(response.base_url, plain))
+        joiner = LinkJoiner(response.base_url)
         for number, href in enumerate(marked):
             with suppress(RequestError):
-                url = join_url(response.base_url, href) if number < _MAX_MARKED else href
+                try:
+                    url = joiner.join(href) if number < _MAX_MARKED else href
+                except TooComplexError:
+                    url = href
                 if url not in followed:
                     self._hrefs.add(href)
                     self._urls.add(url)
@@ -128,17 +132,21 @@ class _MarkedLinks:
         """The link, or the part of a batch, that may be followed."""
         if isinstance(link, Request):
             return None if link.url in self._urls else link
-        link.hrefs = [href for href in link.hrefs if not self._has(link.base, href)]
+        joiner = LinkJoiner(link.base)
+        link.hrefs = [href for href in link.hrefs if not self._has(joiner, href)]
         return link if link.hrefs else None
 
-    def _has(self, base: str, href: str) -> bool:
+    def _has(self, joiner: LinkJoiner, href: str) -> bool:
         if href in self._hrefs or href in self._urls:
             return True
         if href in self._known:
             return False
-        with suppress(RequestError):
-            return join_url(base, href) in self._urls
-        return False
+        try:
+            return joiner.join(href) in self._urls
+        except RequestError:
+            return False
+        except TooComplexError:  # nobody follows it: such links are left out
+            return True
 
 
 def read_directives(texts: Iterable[str], names: frozenset[str], now: datetime) -> set[str]:

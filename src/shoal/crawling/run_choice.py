@@ -56,7 +56,7 @@ async def choose_run(store: Store, wanted: WantedRun) -> Run:
     run = _to_resume(before, wanted)
     if run is not None:
         if run.settings != wanted.start:
-            log.warning("run %s resumes with the start URLs and arguments that it has", run.run_id)
+            log.warning("run %s resumes with the start URLs and arguments that it began with", run.run_id)
         return run
     if not store.shared:
         return await _create(store, wanted, "running")
@@ -72,8 +72,8 @@ def _to_resume(runs: list[Run], wanted: WantedRun) -> Run | None:
 
 
 async def _agree(store: Store, wanted: WantedRun, before: list[Run]) -> Run:
-    """Create a run, then list the runs again. If another process has created one of the same start earlier, delete the
-    own one and join that.
+    """Create a run, then list the runs again. If another process has created one with the same start URLs and
+    arguments earlier, delete the run of this process and join that one.
 
     Two processes never keep different runs. Stores number runs in the order in which they become visible, so a process
     that lists the runs after it has created one sees every earlier one. Only the process with the first run sees none

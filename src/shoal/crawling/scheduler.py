@@ -38,7 +38,7 @@ class Admitted(Struct):
     duplicates: int = 0
     out_of_scope: int = 0
     too_deep: int = 0
-    """How many of those are deeper than ``scope.max_depth``."""
+    """How many of the links out of scope are deeper than ``scope.max_depth``."""
     left_out: int = 0
     """Links beyond ``scope.max_links``."""
     hrefs: list[tuple[str, list[str]]] = []
@@ -254,8 +254,8 @@ class Scheduler:
         """Whether the page limit allows no further page. False while other processes have pages that may fail."""
         return self._left == 0 and not (self._shared and self._pending)
 
-    def not_a_page(self, count: int) -> None:
-        """``count`` leases ended without a page: they do not count for the page limit."""
+    def uncount(self, count: int) -> None:
+        """Do not count ``count`` leases for the page limit: they ended without a page."""
         if self._left is not None:
             self._left += count
 
@@ -291,7 +291,7 @@ class Scheduler:
         failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
         (state,) = await self.frontier.fail([failure])
         self._out.pop(id(request), None)
-        self.not_a_page(1)
+        self.uncount(1)
         if state is None:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
         return state
@@ -300,7 +300,7 @@ class Scheduler:
         """Release a request unused."""
         (released,) = await self.frontier.release([self._lease_of(request)])
         self._out.pop(id(request), None)
-        self.not_a_page(1)
+        self.uncount(1)
         if not released:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
 
@@ -391,6 +391,8 @@ class KnownLinks:
     def unknown(self, base: str, hrefs: Sequence[str]) -> list[str]:
         """Return the hrefs that are not in the cache, without duplicates."""
         known = self._by_place.get(origin_of(base), _NONE)
+        if known.issuperset(hrefs):  # as on most pages of a site
+            return []
         here = self._by_place.get(folder_of(base), _NONE)
         if here:
             return list(dict.fromkeys([href for href in hrefs if href not in known and href not in here]))

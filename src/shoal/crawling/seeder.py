@@ -101,7 +101,7 @@ class Seeder:
                 await self.run()
 
     async def run(self) -> None:
-        """Push the requests behind the stored cursor. While another process holds the role, wait until it has finished
+        """Push the requests after the stored cursor. While another process holds the role, wait until it has finished
         or died."""
         if self._source is None:
             return

@@ -110,14 +110,14 @@ class _BorrowedBrowser:
         return response
 
     def status(self) -> str:
-        """Nothing: the browser belongs to all sessions."""
+        """Empty: the browser belongs to all sessions."""
         return ""
 
     def forget(self, scope: str) -> None:
         self._owner.forget(scope)
 
     async def close(self) -> None:
-        """The owner closes the browser."""
+        """Do nothing: the owner closes the browser."""
 
 
 def size_with_extras(response: Response) -> int:

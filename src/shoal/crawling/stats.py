@@ -46,7 +46,7 @@ class PickedItems:
 
     _MAX = 250
     _MAX_BYTES = 1 << 18
-    """Of an item. Larger ones are not picked."""
+    """Maximum size of an item. Larger ones are not picked."""
 
     def __init__(self) -> None:
         self.room = 0
@@ -153,7 +153,7 @@ class Vitals(Struct, frozen=True, kw_only=True):
     looped_at: float | None = None
     """When its loop last ran, on the monotonic clock. None before it works, and on standby."""
     frontier: RunView | None = None
-    """For further questions. None before it is opened."""
+    """The frontier of its run. None before it is opened."""
     waits: bool = False
     """It has no run now, and waits for the next one."""
     standing: Standing | None = None
@@ -192,7 +192,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     processes: int = 1
     """How many processes ``counters`` are of."""
     expects_items: bool = False
-    """The run has outputs or pipelines, so a run without items is a disappointment."""
+    """Whether the run has outputs or pipelines, so that a run without items achieved nothing."""
 
     @property
     def lost(self) -> int:

@@ -6,11 +6,12 @@ import errno
 import os
 import socket
 import time
-from asyncio import Task, create_task, shield
+from asyncio import Task, create_task, get_running_loop, shield
+from collections.abc import Callable
+from typing import NamedTuple
 
 import aiohappyeyeballs
-import aiohttp
-from aiohttp.abc import ResolveResult
+from aiohappyeyeballs import AddrInfoType
 
 from shoal.fetch.guard import AddressGuard
 
@@ -19,7 +20,7 @@ _MAX_CACHED_NAMES = 1024
 
 
 class RefusedAddressError(OSError):
-    """All have the same text: aiohttp combines different errors into a new one of another class."""
+    """The guard refuses an address. The text is always the same: aiohttp replaces errors with different texts."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(errno.EACCES, "the address is refused")
@@ -27,25 +28,25 @@ class RefusedAddressError(OSError):
         self.message = f"{address} is {reason}, which may not be contacted (serve.allow)"
 
 
-class GuardedResolver(aiohttp.ThreadedResolver):
-    """Drops refused addresses if a name has others. aiohttp reports only the last of several failures, and a site that
-    is briefly down must not look refused. The socket factory does the refusing."""
+class ResolvedAddress(NamedTuple):
+    """An address of a host."""
 
-    def __init__(self, guard: AddressGuard) -> None:
-        super().__init__()
-        self._guard = guard
+    host: str
+    family: int
+    protocol: int
+    scope: int = 0
+    """The network interface of a link-local IPv6 address."""
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await super().resolve(host, port, family)
-        return [each for each in found if self._guard.refuses(each["host"]) is None] or found
+    def target(self, port: int) -> AddrInfoType:
+        """What a socket connects to."""
+        address = (self.host, port, 0, self.scope) if self.family == socket.AF_INET6 else (self.host, port)
+        return self.family, socket.SOCK_STREAM, self.protocol, "", address
 
 
-def guarded_sockets(guard: AddressGuard) -> aiohttp.SocketFactoryType:
+def guarded_sockets(guard: AddressGuard) -> Callable[[AddrInfoType], socket.socket]:
     """Return a socket factory. It sees the resolved address that is connected to, so no DNS trick can bypass it."""
 
-    def make(target: aiohttp.AddrInfoType) -> socket.socket:
+    def make(target: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, (address, *_) = target
         reason = guard.refuses(address)
         if reason is not None:
@@ -63,18 +64,17 @@ class Connector:
 
     def __init__(self, guard: AddressGuard | None, dns_cache_seconds: float) -> None:
         self._guard = guard
-        self._resolver: aiohttp.ThreadedResolver | None = None  # it needs a running event loop
         self._sockets = None if guard is None else guarded_sockets(guard)
         self._seconds = dns_cache_seconds
-        self._names: dict[str, tuple[float, Task[list[ResolveResult]]]] = {}
+        self._names: dict[str, tuple[float, Task[list[ResolvedAddress]]]] = {}
 
     async def connect(self, host: str, port: int) -> socket.socket:
         """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
         return await self.connect_to(await self.resolve(host), port)
 
-    async def connect_to(self, found: list[ResolveResult], port: int) -> socket.socket:
+    async def connect_to(self, found: list[ResolvedAddress], port: int) -> socket.socket:
         """Return a socket that is connected to one of the addresses. OSError if there is none."""
-        targets = [(each["family"], socket.SOCK_STREAM, each["proto"], "", _address(each, port)) for each in found]
+        targets = [each.target(port) for each in found]
         try:
             return await aiohappyeyeballs.start_connection(
                 targets, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER, socket_factory=self._sockets
@@ -82,14 +82,12 @@ class Connector:
         except (RuntimeError, ValueError) as exc:  # uvloop's and Python's errors for odd addresses
             raise OSError(errno.EADDRNOTAVAIL, str(exc)) from exc
 
-    async def resolve(self, host: str) -> list[ResolveResult]:
+    async def resolve(self, host: str) -> list[ResolvedAddress]:
         """The addresses of a host. `socket.gaierror` if there is none."""
         now = time.monotonic()
         until, lookup = self._names.get(host, (0.0, None))
         if lookup is None or (now >= until and lookup.done()):
-            if self._resolver is None:
-                self._resolver = aiohttp.ThreadedResolver() if self._guard is None else GuardedResolver(self._guard)
-            lookup = create_task(self._resolver.resolve(host, 0, socket.AF_UNSPEC))
+            lookup = create_task(self._look_up(host))
             lookup.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
             self._names.pop(host, None)
             self._names[host] = (now + self._seconds, lookup)
@@ -103,14 +101,21 @@ class Connector:
             if lookup.done() and (lookup.cancelled() or lookup.exception() is not None):
                 self._names.pop(host, None)  # a failure is not remembered
 
+    async def _look_up(self, host: str) -> list[ResolvedAddress]:
+        """Drops refused addresses if the host has others: a site that is briefly down must not look refused."""
+        infos = await get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+        found = [
+            ResolvedAddress(str(address[0]), family, protocol, int(address[3]) if len(address) > 3 else 0)
+            for family, _, protocol, _, address in infos
+        ]
+        if self._guard is None:
+            return found
+        return [each for each in found if self._guard.refuses(each.host) is None] or found
+
     def close(self) -> None:
         for _, lookup in self._names.values():
             lookup.cancel()
         self._names.clear()
-
-
-def _address(found: ResolveResult, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
-    return (found["host"], port, 0, 0) if found["family"] == socket.AF_INET6 else (found["host"], port)
 
 
 def system_text(exc: OSError) -> str:

@@ -9,6 +9,8 @@ import socket
 import ssl
 import time
 from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -18,8 +20,8 @@ from shoal.errors import FetchError
 from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text
 from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher, LimitedFetcher, default_headers, without_verification
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
+from shoal.fetch.page_fetcher import LimitedFetcher, PageFetcher, default_headers, without_verification
 from shoal.fetch.tls import TlsClient, TlsTransport
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
@@ -30,7 +32,7 @@ from shoal.urls.normalize import host_of, origin_of
 _BUFFER = 1 << 16  # bytes that are received at once
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, and if it is an empty one
+_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, even if it is empty
 _FRAMING = ("content-length", "transfer-encoding")  # headers that say where a body ends
 _URL = re.compile(r"[!-~]+")
 _UNSAFE = re.compile(r"[\r\n\0]")
@@ -56,9 +58,13 @@ class DirectFetcher:
         knows_addresses: bool = False,
     ) -> None:
         """The arguments are those of `HttpFetcher`."""
-        self._proxied = HttpFetcher(
-            config, user_agent, guard, upstreams, max_file_bytes=max_file_bytes, knows_addresses=knows_addresses
-        )
+        self._proxied: PageFetcher | None = None
+        self._make_proxied = partial(
+            _proxied_fetcher, config, user_agent, guard, upstreams, max_file_bytes=max_file_bytes,
+            knows_addresses=knows_addresses,
+        )  # fmt: skip
+        if config.proxy is not None:
+            self._proxied = self._make_proxied()  # which checks the settings
         self._config = config
         self._max_file_bytes = max_file_bytes
         self._connector = Connector(guard, config.dns_cache_seconds)
@@ -80,6 +86,7 @@ class DirectFetcher:
         """``max_body_bytes`` replaces the configured limit."""
         config = self._config
         if request.proxy is not None or config.proxy is not None:
+            self._proxied = self._proxied or self._make_proxied()
             return await self._proxied.fetch(request, max_body_bytes)
         if max_body_bytes is None:
             max_body_bytes = config.max_body_bytes
@@ -148,7 +155,7 @@ class DirectFetcher:
                 login = f"{user}:{URL(url, encoded=True).password or ''}"
                 headers["authorization"] = ("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
             headers.update((name.lower(), (name, value)) for name, value in request.headers.items())
-            for name in _FRAMING:  # those of a browser, for example, have the length of another body
+            for name in _FRAMING:  # the caller's may describe another body, for example one of a browser
                 headers.pop(name, None)
             if request.body or request.method in _WITH_LENGTH:
                 headers["content-length"] = ("Content-Length", str(len(request.body)))
@@ -277,8 +284,15 @@ class DirectFetcher:
         if self._tls is not None:
             self._tls.cancel()
         self._connector.close()
-        await self._proxied.close()
+        if self._proxied is not None:
+            await self._proxied.close()
         await asyncio.sleep(0)  # the event loop closes the sockets
+
+
+def _proxied_fetcher(*arguments: Any, **options: Any) -> PageFetcher:
+    from shoal.fetch.http import HttpFetcher  # imports aiohttp, which takes 0.1 s and is seldom needed
+
+    return HttpFetcher(*arguments, **options)
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> str:

@@ -57,7 +57,7 @@ class AddressGuard:
     def refuses_host(self, host: str) -> str | None:
         """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may.
 
-        Addresses are refused like above, and in every other spelling than the usual one: proxies read ``127.1`` and
+        Addresses are refused as in `refuses`, and if they are not in the usual spelling: proxies read ``127.1`` and
         ``0x7f.1`` in different ways. So are names that mean something only in the proxy's own network. What a public
         name leads to is known to the proxy alone.
         """

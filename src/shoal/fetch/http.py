@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ssl
+import socket
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from functools import partial
-from typing import Protocol
 
 import aiohttp
+from aiohttp.abc import ResolveResult
 from aiohttp.connector import Connection
 from yarl import URL
 
 from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError, ProxyError
-from shoal.fetch.connecting import GuardedResolver, RefusedAddressError, guarded_sockets, one_line, system_text
-from shoal.fetch.decompress import ACCEPTED, decompress
+from shoal.fetch.connecting import RefusedAddressError, guarded_sockets, one_line, system_text
+from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http_connection import too_large
+from shoal.fetch.page_fetcher import LimitedFetcher, default_headers, without_verification
 from shoal.fetch.socks import SCHEMES, Connect, SocksSessions
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
@@ -57,7 +58,7 @@ class HttpFetcher:
         self._knows_addresses = knows_addresses and config.proxy is None
         self._session: aiohttp.ClientSession | None = None
         self._to_proxies: aiohttp.ClientSession | None = None
-        """For HTTP proxies if there is a guard, which does not apply to the addresses of proxies."""
+        """The session for HTTP proxies if there is a guard: the guard does not apply to the addresses of proxies."""
         self._socks = SocksSessions(self._open_session)
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
@@ -204,48 +205,23 @@ class HttpFetcher:
         await self._socks.close()
 
 
-class PageFetcher(Fetcher, Protocol):
-    """A fetcher whose size limit can be another one for each request."""
+class GuardedResolver(aiohttp.ThreadedResolver):
+    """Drops refused addresses if a name has others: aiohttp reports only the last of several failures, and a site that
+    is briefly down must not look refused. If all addresses are refused, the socket factory refuses them."""
 
-    def fetch(self, request: Request, max_body_bytes: int | None = None) -> Awaitable[Response]: ...
+    def __init__(self, guard: AddressGuard) -> None:
+        super().__init__()
+        self._guard = guard
 
-    def limited_to(self, max_body_bytes: int) -> Fetcher: ...
-
-
-class LimitedFetcher:
-    """A fetcher that shares the connections of another."""
-
-    def __init__(self, owner: PageFetcher, max_body_bytes: int) -> None:
-        self._owner = owner
-        self._max_body_bytes = max_body_bytes
-
-    async def fetch(self, request: Request) -> Response:
-        return await self._owner.fetch(request, self._max_body_bytes)
-
-    async def close(self) -> None:
-        pass
-
-
-def default_headers(config: HttpSettings, user_agent: str) -> dict[str, str]:
-    """The headers of every request that does not set them itself."""
-    return {
-        "User-Agent": user_agent,
-        "Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
-        "Accept-Encoding": ACCEPTED,
-        **config.headers,
-    }
-
-
-def without_verification() -> ssl.SSLContext:
-    """Accepts any certificate (`http.verify_tls` = false)."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        return [each for each in found if self._guard.refuses(each["host"]) is None] or found
 
 
 class _AnswerWithAddress(aiohttp.ClientResponse):
-    """A response that remembers who sent it: a short one releases its connection before anybody can ask."""
+    """A response that remembers its server's address: a short one releases its connection before it can be asked."""
 
     address = ""
 

@@ -175,7 +175,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._waiter is None:  # nobody asked: its next response could be another one's
+        if self._waiter is None:  # unrequested: it could be taken for the next response
             self.abort()
             return
         self._heard_at = self._loop.time()
@@ -188,7 +188,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             problem = "an upgrade that nobody asked for"
         except HttpParserError as exc:
             problem = one_line(exc) if self.status or self.headers else "Bad status line"
-        if self._waiter is None:  # complete, or failed; what came after it was not asked for
+        if self._waiter is None:  # complete, or failed; later bytes are unrequested
             self.reusable = self.reusable and not problem
         elif problem:
             self._fail(self._invalid(problem))
@@ -221,7 +221,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.reason = status.decode("latin-1")
 
     def on_message_begin(self) -> None:
-        if self._waiter is None:  # another response behind the one that was asked for
+        if self._waiter is None:  # a second response to one request
             self.reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:

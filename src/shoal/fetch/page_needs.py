@@ -17,9 +17,9 @@ from shoal.urls.normalize import host_of
 Need: TypeAlias = Literal["http", "browser"]
 
 _AGREEING = 2
-"""Pages of a kind that must need the same before it is taken as known."""
+"""How many pages of a kind must need the same before the need is taken as known."""
 _VALID = 86_400.0
-"""Seconds for which it is known. Then the pages of this kind are checked again."""
+"""Seconds until a known need expires. Then the pages of this kind are checked again."""
 _FEW_CHARACTERS = 400
 """A page with less text than this, but with scripts, may be an empty shell."""
 _MANY_LINKS = 5
@@ -86,7 +86,7 @@ async def _recall(hosts: Hosts, host: str) -> dict[str, LearnedNeeds]:
 
 
 class PageNeeds:
-    """What the pages of hosts need, by kind of page. Only successful fetches teach something."""
+    """What the pages of hosts need, by kind of page. It learns only from successful fetches."""
 
     def __init__(self, hosts: Hosts | None) -> None:
         self._hosts = hosts
@@ -108,7 +108,7 @@ class PageNeeds:
         return found.need if found is not None and found.until > time.time() else None
 
     async def learn(self, url: str, need: Need) -> None:
-        """A page was fetched successfully, and needed this."""
+        """Record what a successfully fetched page needed."""
         host, kind = host_of(url), kind_of(url)
         if len(self._seen) >= _MAX_KINDS:
             self._seen.clear()

@@ -33,7 +33,7 @@ class Renderer(Protocol):
 class RoutingFetcher:
     """Fetches over HTTP, unless the request or the spider asks for a browser.
 
-    ``default`` applies to requests that do not say it themselves. ``scope``: pages of different scopes share no
+    ``default`` applies to requests without a choice of their own. ``scope``: pages of different scopes share no
     cookies and no storage in the browser.
     """
 

@@ -51,10 +51,12 @@ class SocksSessions:
             if exc.error_code is None:  # it refused the password, or does not speak SOCKS5
                 raise ProxyError(_message(host, f"the proxy refused: {exc}"), retryable=False) from exc
             who = "the host did not answer the proxy" if exc.error_code in _HOST_REPLIES else "the proxy refused"
-            raise FetchError(
+            error = FetchError(
                 _message(host, f"{who}: {exc}"),
                 kind="proxy", retryable=exc.error_code != _NOT_ALLOWED, contacted=False,
-            ) from exc  # fmt: skip
+            )  # fmt: skip
+            error.socks_reply = int(exc.error_code)
+            raise error from exc
         except EOFError as exc:  # the library does not wrap it
             raise ProxyError(_message(host, "the proxy closed the connection"), retryable=True) from exc
         finally:

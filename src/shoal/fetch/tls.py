@@ -145,7 +145,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self.ready.set_result(None)
 
     def _fail(self, exc: Exception) -> None:
-        """There is no connection."""
+        """Report that the handshake failed, and close the connection."""
         self._client.forget(self._origin)
         if not self.ready.done():
             self.ready.set_exception(exc)

@@ -1,4 +1,4 @@
-"""Frontiers: where the URLs of a run are kept. The scheme of a URL selects one."""
+"""Frontiers store the requests of a run. The scheme of a frontier's URL selects its backend."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
 
 
 async def join_store(url: str, *, readonly: bool = False) -> Store:
-    """Open a store for a short visit. If a process of this machine works on the SQLite file, use the store through that
-    process; otherwise as `open_store`."""
+    """Open a store for a short time. If another process of this machine works on the SQLite file, use the store through
+    that process; otherwise like `open_store`."""
     path = file_of(url)
     if path is not None:
         from shoal.frontier.local.sharing import join_owner
@@ -65,8 +65,8 @@ async def join_store(url: str, *, readonly: bool = False) -> Store:
 
 
 async def share_store(url: str) -> Store:
-    """Open a store to work on it beside other processes. A SQLite file gets a process that owns it and serves all
-    others of this machine; other stores as `open_store`."""
+    """Open a store that other processes use at the same time. A SQLite file gets a process that owns it and serves all
+    others of this machine; other stores are opened like `open_store`."""
     path = file_of(url)
     if path is None:
         return await open_store(url)
@@ -82,7 +82,7 @@ def file_of(url: str) -> str | None:
 
 
 async def _open_with_retries(open_it: Callable[[], Awaitable[Store]]) -> Store:
-    """A short network fault does not fail the call. A server that stays away is reported within a second."""
+    """Open a store, and retry after a short network fault. A server that stays away is reported within a second."""
     for delay in _RETRY_DELAYS:
         try:
             return await open_it()

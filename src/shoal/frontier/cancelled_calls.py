@@ -1,4 +1,4 @@
-"""Release what a store grants to a caller that was cancelled."""
+"""Release leases and roles that a store grants to a caller that was cancelled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 async def release_if_cancelled(call: Coroutine[object, None, T], release: Callable[[T], Awaitable[object]]) -> T:
-    """Return what ``call`` grants. If the caller is cancelled, finish the call and ``release`` what it granted.
+    """Return the result of ``call``, which grants leases or a role. If the caller is cancelled, finish the call and
+    pass its result to ``release``.
 
-    A call that was sent to a store happens even if its caller is cancelled. Without this, nobody would work on what it
-    granted until that expires.
+    A call that was sent to a store happens even if its caller is cancelled. Without this, nobody would work on those
+    leases until they expire.
     """
     job = asyncio.ensure_future(call)
     try:

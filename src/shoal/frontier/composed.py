@@ -1,4 +1,4 @@
-"""A frontier that lives in this process, composed of parts; and what the holder of a cluster slot sees of it."""
+"""A frontier that lives in this process, composed of parts; and its view for the holder of a cluster slot."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ComposedFrontier:
 
 class FencedFrontier(ComposedFrontier):
     """The same frontier for the holder of a slot: the leases and roles that it grants belong to the holder, so that
-    ``fence`` can take them away."""
+    ``fence`` can revoke them."""
 
     def __init__(self, frontier: ComposedFrontier, holder: Holder) -> None:
         super().__init__(frontier, frontier, frontier, frontier, frontier, frontier)

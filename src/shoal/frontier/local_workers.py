@@ -10,7 +10,8 @@ from shoal.ports import Heartbeat, Holder, WorkerState
 
 
 class LocalWorkers:
-    """See `shoal.ports.Workers`. ``fence_slot`` ends what a slot holds, ``holders`` has the holder of each lease."""
+    """See `shoal.ports.Workers`. ``fence_slot`` ends the leases and roles of a slot, ``holders`` returns the holder of
+    each lease."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class Receipts(Generic[Proof]):
         """How often it was cleared. The answer to a call of an earlier epoch proves nothing."""
         self.notice: Notice | None = None
         self.has_recorded = False
-        """Whether this client recorded a rewind. The next rewind may take the record away before a new receipt."""
+        """Whether this client recorded a rewind. If the store loses that record, it was rewound again."""
 
     @property
     def proof(self) -> Proof | None:
@@ -80,8 +80,8 @@ class Receipts(Generic[Proof]):
 
     @contextmanager
     def watch(self, what: str = "", *, proven: bool = False) -> Iterator[Call]:
-        """Around a call in which the store may turn out to be rewound. ``what``: the role or log that it continues.
-        ``proven``: it presents the newest receipt."""
+        """Use it around a call that may find out that the store was rewound. ``what``: the role or log that the call
+        continues. ``proven``: the call presents the newest receipt."""
         call = self.begin()
         try:
             yield call
@@ -100,7 +100,7 @@ class Receipts(Generic[Proof]):
         self.notice = Notice(now, now - min(known) if known else None)
 
     def completed(self, call: Call, order: int, proof: Proof) -> None:
-        """The store acknowledged a completion. Answers may overtake each other, so the order is the store's."""
+        """Record that the store acknowledged a completion. Answers may arrive in another order; the store's counts."""
         if call.epoch != self._epoch or (self._newest is not None and order <= self._newest.order):
             return
         self._newest = Receipt(order, call.sent, proof)
@@ -108,7 +108,7 @@ class Receipts(Generic[Proof]):
             self._older.append(self._newest)
 
     def confirmed(self, call: Call, what: str) -> None:
-        """The store has this role or log as the client knows it."""
+        """Record that the store has this role or log as the client knows it."""
         if call.epoch == self._epoch:
             self._confirmed[what] = call.sent
 
@@ -120,7 +120,7 @@ class Receipts(Generic[Proof]):
         return [(self.notice.at - each.sent, each.proof) for each in known]
 
     def clear(self) -> None:
-        """The rewind is recorded: forget everything, and continue with the store as it is."""
+        """Forget all receipts after the store has recorded the rewind, and continue with the store as it is."""
         self.has_recorded = True
         self._newest = self.notice = None
         self._older.clear()

@@ -129,13 +129,13 @@ def read_event(at: float, stored: str, detail: str, worker: str = "") -> Event:
     return Event(at, cast("EventKind", kind), detail, worker, int(attempt) if attempt.isdecimal() else 0)
 
 
-# -- names of requests
+# -- fingerprints of requests
 
 
 def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index: int) -> bytes:
-    """The name of a pushed request.
+    """The fingerprint of a pushed request.
 
-    A request that is not filtered has a unique name. A seeder derives it from its cursor, so that a seeder that takes
+    A request that is not filtered has a unique one. A seeder derives it from its cursor, so that a seeder that takes
     over and pushes the batch again adds nothing twice.
     """
     fingerprint = request.fingerprint()
@@ -147,8 +147,8 @@ def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index:
 
 
 def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
-    """The name of a child. The name of a child that is not filtered comes from its position on its parent, so that a
-    parent that is handled again after a crash does not add it twice."""
+    """The fingerprint of a child. If the child is not filtered, it is derived from its position on its parent, so that
+    a parent that is handled again after a crash does not add it twice."""
     fingerprint = request.fingerprint()
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
 
@@ -197,17 +197,17 @@ def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
 MAX_WORKERS = 65_535
 """Records in memory and in Redis name at most this many workers of a run. The claims of later ones name none."""
 HEARD_GAP = 0.5
-"""If no worker of a run was heard for this part of a session, the store may have been away: silence begins anew."""
+"""If no heartbeat of a run arrived for this part of a session, the store may have been away: silence begins anew."""
 
 
 def check_fence(slot: str, epoch: int, latest: int | None) -> None:
     """FencedError if the slot was fenced under a later epoch; ``latest`` is the epoch of its last fence."""
     if latest is not None and latest > epoch:
-        raise FencedError(f"slot {slot} is held under epoch {latest} by now; nothing is granted to epoch {epoch}")
+        raise FencedError(f"slot {slot} is now held under epoch {latest}; epoch {epoch} gets nothing more")
 
 
 def is_fenced(holder: Holder | None, slot: str, epoch: int) -> bool:
-    """Whether a fence of the slot under this epoch takes away what this holder has."""
+    """Whether a fence of the slot under this epoch revokes the leases and roles of this holder."""
     return holder is not None and holder.slot == slot and holder.epoch < epoch
 
 

@@ -6,7 +6,7 @@ from shoal import clock
 
 
 class ServerClock:
-    """Tells a server until when a call is of use to its client.
+    """Computes until when, by the server's clock, the client waits for a call.
 
     A server that was frozen finds old calls in its sockets. A `lease` that it executes then would block hosts and use
     up attempts until it expires, as its client has given up. So each call carries the server time after which the

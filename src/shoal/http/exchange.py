@@ -1,4 +1,4 @@
-"""What was sent and received for a page, as far as the fetcher knows it. Only kept while something asks for it."""
+"""What was sent and received for a page, as far as the fetcher knows it. Kept only if it is wanted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Exchange(Struct, kw_only=True):
     """The headers of the request."""
     sent_body: bytes = b""
     version: str = "1.1"
-    """Of HTTP, in the response."""
+    """The HTTP version of the response."""
     status: int
     reason: str = ""
     received: list[tuple[bytes, bytes]]
@@ -32,10 +32,10 @@ class Exchange(Struct, kw_only=True):
     address: str = ""
     """The IP address of the server; empty if it is not known, or a proxy was in between."""
     truncated: bool = False
-    """The fetcher did not read the body."""
+    """Whether the fetcher left out the body."""
     rendered: bytes | None = None
     """The page after its scripts have run, if a browser showed it."""
 
 
 captured: ContextVar[list[Exchange] | None] = ContextVar("captured", default=None)
-"""Fetchers append their exchanges to this list. None: nobody asks for them."""
+"""Fetchers append their exchanges to this list. None: they are not wanted."""

@@ -135,6 +135,6 @@ def ending_of(body: bytes, url: str, content_type: str) -> str:
 
 
 def is_image(body: bytes, content_type: str) -> bool:
-    """Whether thumbnails can be made of it, or should: the server says that it is an image."""
+    """Whether the file should get thumbnails: it is an image, or unknown content that the server calls an image."""
     ending = ending_of(body, "", "")
     return ending in _IMAGES or (not ending and content_type.lower().startswith("image/") and "svg" not in content_type)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeAlias, Unpack
 from urllib.parse import urlencode
 
-from shoal.errors import RequestError, SelectorError
+from shoal.errors import RequestError, SelectorError, TooComplexError
 from shoal.http.request import Callback, LinkOptions, Request
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Pair: TypeAlias = tuple[str, str | Upload]
 _URLENCODED, _MULTIPART, _PLAIN = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
 _CONTROLS = "input, select, textarea, button"
 _MAX_LISTED = 30
+_MAX_MARKUP = (8 << 20, 2)  # characters of the controls outside of a form, or this multiple of the page's size
 
 
 def find_form(response: Response, css: str | None, id: str | None, name: str | None) -> Form:
@@ -152,7 +153,8 @@ class Form:
         for each in buttons:
             if wanted in (each.attr("name"), each.attr("value"), each.text.strip()):
                 return each
-        have = ", ".join(repr(each.attr("name") or each.attr("value") or each.text.strip()) for each in buttons)
+        shown = buttons[:_MAX_LISTED]
+        have = ", ".join(f"{each.attr('name') or each.attr('value') or each.text.strip()!r:.40}" for each in shown)
         raise RequestError(f"the form has no button {wanted!r}: it has {have or 'none'}")
 
 
@@ -170,14 +172,21 @@ def _elsewhere(response: Response, element: Element, id: str) -> list[Element]:
 
 
 def _outside(response: Response, element: Element) -> list[Pair]:
-    """Return what the controls elsewhere send: a form that holds a copy of them says it."""
+    """Return what the controls elsewhere send. A form with copies of them encodes their values."""
     id = element.attr("id")
     found = _elsewhere(response, element, id) if id else []
     if not found:
         return []
     from shoal import parsing
 
-    copy = parsing.parse("<form>" + "".join(each.html for each in found) + "</form>").select_one("form")
+    parts: list[str] = []
+    left = limit = max(_MAX_MARKUP[0], _MAX_MARKUP[1] * len(response.body))
+    for each in found:
+        parts.append(each.html)
+        left -= len(parts[-1])
+        if left < 0:  # buttons in buttons
+            raise TooComplexError(f"the page is too complex: the fields of a form have more than {limit} characters")
+    copy = parsing.parse("<form>" + "".join(parts) + "</form>").select_one("form")
     return list(copy.form_data()) if copy is not None else []
 
 

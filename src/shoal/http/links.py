@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from shoal.errors import RequestError
-from shoal.urls.normalize import join_url
+from shoal.errors import RequestError, TooComplexError
+from shoal.urls.normalize import LinkJoiner
 
 if TYPE_CHECKING:
     import turbohtml
@@ -47,6 +47,7 @@ def _compile(patterns: Patterns) -> list[re.Pattern[str]]:
 def make_absolute(document: turbohtml.Document, base: str) -> None:
     """Make the links of a document absolute, in place. Those beyond a limit, and invalid ones, stay as they are."""
     left, room = _MAX_LINKS, _MAX_CHARACTERS
+    joiner = LinkJoiner(base)
 
     def absolute(href: str) -> str | None:
         nonlocal left, room
@@ -56,8 +57,8 @@ def make_absolute(document: turbohtml.Document, base: str) -> None:
             return None
         path, mark, fragment = href.partition("#")
         try:
-            return join_url(base, path) + mark + fragment
-        except RequestError:
+            return joiner.join(path) + mark + fragment
+        except (RequestError, TooComplexError):
             return None
 
     document.rewrite_links(absolute)

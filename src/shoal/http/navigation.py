@@ -1,4 +1,4 @@
-"""Who decides where a page may go while actions of the user run in it."""
+"""Permission for a page to navigate while actions of the user run in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 Permit: TypeAlias = Callable[[str], Awaitable[float | None]]
-"""Asked for a URL on the host of the page: seconds to wait before it goes there. None: the frontier must decide."""
+"""Called with a URL on the host of the page. Returns the seconds to wait before the page navigates there; None if the
+frontier must decide."""
 
 permit: ContextVar[Permit | None] = ContextVar("permit", default=None)
-"""For the pages that this task renders. None: nobody needs to be asked."""
+"""For the pages that this task renders. None: every URL of the host is allowed."""

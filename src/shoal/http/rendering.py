@@ -91,7 +91,7 @@ class Render(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 RenderChoice: TypeAlias = Render | bool | None
-"""None: as the spider says. False: not."""
+"""None: the default of the spider. False: do not render."""
 
 
 def render_choice(value: object) -> RenderChoice:

@@ -14,7 +14,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
 from shoal.http.request import Callback, LinkBatch, LinkOptions, Request, RequestOptions, Values, callback_name
-from shoal.urls.normalize import join_url, resolve
+from shoal.urls.hostnames import MAX_PER_PAGE
+from shoal.urls.normalize import LinkJoiner, join_url, resolve
 
 if TYPE_CHECKING:
     import turbohtml
@@ -32,6 +33,8 @@ log = logging.getLogger("shoal.http")
 
 _ALL_LINKS = "a[href]"
 _MAX_CHARACTERS = 48 << 20  # of all links that one query finds
+_MAX_NAMES = 10 * MAX_PER_PAGE  # internationalized host names in links that a callback joins one by one
+_MAX_SLOW = 50_000  # such links that need quoting
 _MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
@@ -40,8 +43,8 @@ class Response:
     """A fetched page. Its text and its parsed tree are created on first use."""
 
     __slots__ = (
-        "_base_url", "_budget", "_document", "_encoding", "_json", "_selector", "_text", "body", "elapsed",
-        "from_cache", "headers", "request", "saved", "status", "url",
+        "_base_url", "_budget", "_document", "_encoding", "_joiner", "_json", "_selector", "_text", "body",
+        "elapsed", "from_cache", "headers", "request", "saved", "status", "url",
     )  # fmt: skip
 
     # What a browser adds, see `RenderedResponse`.
@@ -80,6 +83,7 @@ class Response:
         self.saved: list[FileEntry] | None = None
         """The entries that ``save`` returned. The engine stores them after the callback."""
         self._base_url: str | None = None
+        self._joiner: LinkJoiner | None = None
         self._text: str | None = None
         self._document: turbohtml.Document | None = None
         self._encoding: str | None = None
@@ -218,8 +222,16 @@ class Response:
         return self._base_url
 
     def urljoin(self, href: str) -> str:
-        """Return the absolute URL of a link on this page."""
-        return join_url(self.base_url, href)
+        """Return the absolute URL of a link on this page. RequestError if it is not an http(s) URL. TooComplexError
+        after too many or too long links."""
+        return self.joiner.join(href)
+
+    @property
+    def joiner(self) -> LinkJoiner:
+        """Joins single links of this page, with limits for all of them together."""
+        if self._joiner is None:
+            self._joiner = LinkJoiner(self.base_url, max_foreign=_MAX_NAMES, max_slow=_MAX_SLOW)
+        return self._joiner
 
     def links(self, within: str = _ALL_LINKS) -> list[str]:
         """Return the URLs of the page's links, without duplicates and URLs that cannot be crawled."""

@@ -77,7 +77,7 @@ class IdentityFacts:
             await self.remove(name, Removal(""), _ENDED)
 
     async def count_failure(self, page: bytes) -> int:
-        """Count a failure of a page that cost it no attempt. Returns all of them."""
+        """Count a failure that cost a page no attempt. Returns how many it has had."""
         count = await self.failures_of(page) + 1
         await self._remember(f"identity page {page.hex()}", count, _PAGE_SECONDS)
         return count

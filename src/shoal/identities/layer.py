@@ -54,7 +54,7 @@ class Identities:
         self._facts = facts
         self._hosts = hosts
         self._is_blocked = is_blocked
-        self._jars = {name: Cookies(keep=cookies) for name in self._roster}
+        self._jars = {name: Cookies(keep=cookies, jars=self._roster.__len__) for name in self._roster}
         self._own_cookies = Cookies(keep=cookies)
         self._memory = ShortMemory()
         self._removed: dict[str, str] = {}
@@ -106,9 +106,8 @@ class Identities:
         return response
 
     async def _test(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> None:
-        """If the page was blocked several times, fetch a page in its place that is known to be good. So a page that
-        nobody may see is told from an identity that is still blocked. Postponed, unless no test is needed or
-        possible."""
+        """If the page was blocked several times, test the identity with another page, which was fetched before. This
+        tells whether the identity is still blocked, or nobody may see the page. Raises Postponed after a test."""
         good = self._memory.good(host)
         if good is None or good == request.url or await self._facts.failures_of(request.fingerprint()) < _SUSPECT:
             return
@@ -221,7 +220,7 @@ class Identities:
                 await self._facts.set_streak(identity.name, host, 0)
 
     async def _blocked(self, identity: Identity, host: str, request: Request, response: Response) -> Exception:
-        """Retire an identity that a host blocked. The page is released; if too many blocks met it, it fails."""
+        """Retire an identity that a host blocked. The page is released; after too many blocks it fails."""
         name = identity.name
         self._counts.blocks += 1
         reason = f"{host} blocks the identity: it answered {response.status}"
@@ -261,7 +260,7 @@ class Identities:
         worked = self._memory.works(name, host)
         self._memory.unset_works(name, host)
         if fault is Fault.UNSURE and worked:
-            return  # once: the next failure in a row is not excused by the pages before
+            return  # excused once, because earlier pages succeeded
         if not self._memory.rests(name, host):  # otherwise another page met the same failure
             await self._count_failure(name, host, fault, error)
         if fault is Fault.UNSURE:

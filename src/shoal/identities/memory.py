@@ -1,4 +1,4 @@
-"""What one process remembers of its identities. The store decides; this saves questions and judges failures."""
+"""What one process remembers of its identities. The store decides; this saves calls to it, and rates failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ShortMemory:
-    """Bounded. Forgetting is always safe: the store is asked again."""
+    """A bounded cache of the state of identities. Forgetting is always safe: the store is asked again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class ShortMemory:
         self._rows: dict[str, tuple[int, float]] = {}
         """By identity: failures in a row, and when the first was."""
         self._good: dict[str, str] = {}
-        """A page of each host that was fetched."""
+        """By host: a page that was fetched successfully."""
 
     def assigned(self, host: str) -> str | None:
         name, until = self._assigned.get(host, (None, 0.0))
@@ -97,7 +97,7 @@ class ShortMemory:
         return count, now - since
 
     def good(self, host: str) -> str | None:
-        """A page of the host that identities may see."""
+        """A page of the host that was fetched successfully; None if there is none."""
         return self._good.get(host)
 
     def set_good(self, host: str, url: str) -> None:

@@ -45,7 +45,7 @@ def of_vitals(vitals: Vitals) -> list[Family]:
     """Metrics of one process, without the frontier."""
     labels = {"run": vitals.run_id, "spider": vitals.spider}
     families = [
-        _gauge("shoal_worker_info", "1, with the name of this worker.", {"worker": vitals.worker, **labels}, 1),
+        _gauge("shoal_worker_info", "Always 1. The label names this worker.", {"worker": vitals.worker, **labels}, 1),
         _gauge("shoal_pages_in_flight", "Pages that are being fetched or parsed.", labels, vitals.in_flight),
         *of_counters(vitals.counters, labels),
     ]
@@ -67,7 +67,7 @@ def of_vitals(vitals: Vitals) -> list[Family]:
 
 
 def of_identities(counts: IdentityCounts, labels: Labels) -> list[Family]:
-    """The proxies of this process."""
+    """Metrics of the identities of this process."""
     states = {"active": counts.known - counts.removed, "removed": counts.removed}
     return [
         Family(
@@ -87,7 +87,7 @@ def of_identities(counts: IdentityCounts, labels: Labels) -> list[Family]:
 
 
 def of_counters(counters: Counters, labels: Labels) -> list[Family]:
-    """What a process did since it started."""
+    """Metrics of what a process did since it started."""
     families = [_counter(name, text, labels, getattr(counters, field)) for name, field, text in _COUNTED]
     errors = [Sample({**labels, "kind": kind}, count) for kind, count in sorted(counters.errors.items())]
     families.append(Family("shoal_errors_total", "counter", "Failed attempts, by kind.", errors))
@@ -101,7 +101,7 @@ def of_frontier(labels: Labels, *, up: bool) -> list[Family]:
 
 
 def of_ledger(stats: Stats, labels: Labels) -> list[Family]:
-    """A run in its frontier. Every process reports the same values."""
+    """Metrics of a run, from the counters in its frontier. Every process reports the same values."""
     return [
         *of_depth(stats, labels),
         _counter("shoal_requests_pushed_total", "Requests that were ever pushed to the run.", labels, stats.pushed),
@@ -155,7 +155,7 @@ def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]
 
 
 def of_standing(standing: Standing, labels: Labels) -> list[Family]:
-    """A node in its cluster. Events that did not occur are 0, so that the first one shows as an increase."""
+    """Metrics of a node in its cluster. Events that did not occur are 0, so that the first one shows as an increase."""
     labels = {**labels, "cluster": standing.cluster}
     events = standing.events
     return [

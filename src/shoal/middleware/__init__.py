@@ -1,4 +1,4 @@
-"""The onion around the fetcher. Each layer is a callable ``(request, fetch) -> response``."""
+"""Middleware: layers around the fetcher. Each layer is a callable ``(request, fetch) -> response``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.http import Request
 from shoal.ports import Fetch, Middleware
 
 current_attempt: ContextVar[int] = ContextVar("current_attempt", default=1)
-"""The number of the attempt that a layer is part of, the first one is 1. Each page has a task of its own."""
+"""The number of the current attempt at a page; 1 for the first. Each page has a task of its own."""
 
 
 class Postponed(Exception):

@@ -26,7 +26,7 @@ _MAX_HEADER_LENGTH = 8190  # servers refuse longer ones
 _MAX_PER_DOMAIN = 50
 _MAX_BYTES_PER_DOMAIN = 64 * 1024
 _MAX_DOMAINS = 10_000
-_MAX_BYTES = 32 * 1024 * 1024  # of all cookies
+_MAX_BYTES = 32 * 1024 * 1024  # of all cookies in all jars, but at least one domain fits into each jar
 
 _UNSAFE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 _PORT = re.compile(r":\d+$")
@@ -48,9 +48,13 @@ class Cookies:
     """Sends the cookies that a host set. A request's own cookies override them, and are the only ones with
     ``keep=False``."""
 
-    def __init__(self, *, keep: bool = True, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, *, keep: bool = True, clock: Callable[[], float] = time.time, jars: Callable[[], int] = lambda: 1
+    ) -> None:
+        """``jars``: how many jars share the limit."""
         self._keep = keep
         self._clock = clock
+        self._jars = jars
         self._domains: dict[str, dict[tuple[str, str], Cookie]] = {}
         """By domain, in order of use; then by name and path, in order of setting."""
         self._sizes: dict[str, int] = {}
@@ -73,7 +77,7 @@ class Cookies:
 
     def _cookies_for(self, url: str) -> dict[str, str]:
         """Values by name, those with the longest path first, up to the maximum length of a header."""
-        host, path = _place(url)
+        host, path = _host_and_path(url)
         now = self._clock()
         found: list[tuple[int, str, str]] = []
         domain = host
@@ -112,7 +116,8 @@ class Cookies:
             self._drop(domain, next(iter(bucket)))
         if not bucket:
             self._forget(domain)
-        while len(self._domains) > _MAX_DOMAINS or self._size > _MAX_BYTES:
+        limit = max(_MAX_BYTES_PER_DOMAIN, _MAX_BYTES // max(1, self._jars()))
+        while len(self._domains) > _MAX_DOMAINS or self._size > limit:
             self._forget(next(iter(self._domains)))
 
     def _drop(self, domain: str, key: tuple[str, str]) -> None:
@@ -146,7 +151,7 @@ def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
     if not mark or not name or len(name) + len(value) > _MAX_LENGTH or _UNSAFE.search(name + value):
         return None
     attributes = {key.strip().lower(): text.strip() for key, _, text in (part.partition("=") for part in rest)}
-    host, request_path = _place(url)
+    host, request_path = _host_and_path(url)
     domain = attributes.get("domain", "").lower().removeprefix(".")
     if domain and domain != host and not _is_subdomain(host, domain):
         return None
@@ -167,7 +172,7 @@ def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
 
 
 def _expires(attributes: dict[str, str], now: float) -> float | None:
-    """When the cookie expires; None: with the process."""
+    """When the cookie expires; None: when the process ends."""
     age = attributes.get("max-age", "")
     if re.fullmatch(r"-?\d+", age, re.ASCII):
         return now + int(age[:12])
@@ -178,7 +183,7 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _place(url: str) -> tuple[str, str]:
+def _host_and_path(url: str) -> tuple[str, str]:
     """Host without port, and path, of a normalized URL."""
     path = url[url.index("/", 8) :].partition("?")[0]
     return _PORT.sub("", host_of(url)), path

@@ -93,7 +93,7 @@ class Robots:
         raise Postponed("robots.txt is known", contacted=False)
 
     async def _rules_of(self, origin: str, fetch: Fetch) -> RobotsRules:
-        """The rules of an origin. If they have to be fetched first, that takes the place of the page: Postponed."""
+        """The rules of an origin. Postponed if they had to be fetched: that fetch takes the place of the page."""
         known, now = self._rules.get(origin), time.monotonic()
         if known is None or known.expires <= now:
             known = await self._recall(origin)

@@ -97,7 +97,7 @@ class FactReader:
         return sum(count for kind, count in kinds.items() if not is_retried(kind, None))
 
     async def _read_ending(self, run: Run, now: float, bad: Collection[str]) -> Ending | None:
-        """None if a process has not yet written its last report, or if the run was deleted."""
+        """How a run ended. None if a process has not yet written its last report, or if the run was deleted."""
         reports = await read_processes(self._store, run.run_id)
         if not all(report.ended or now - report.at > LATE for report in reports):
             return None
@@ -130,5 +130,5 @@ def _failures(run: Run, reports: Sequence[ProcessReport]) -> list[RunFailure]:
 
 
 def _ending_key(run: Run) -> tuple[str, float]:
-    """A run may be resumed, and end again."""
+    """Identifies one end of a run: it may be resumed, and end again."""
     return run.run_id, run.ended_at or 0.0

@@ -28,7 +28,7 @@ class FleetProcess(RunProcess, frozen=True, kw_only=True):
 
     @property
     def slot_number(self) -> str:
-        """Of a Runner, in its cluster."""
+        """The slot of a Runner in its cluster."""
         return self.slot.rpartition("/")[2] if self.role == "runner" else ""
 
 

@@ -20,7 +20,7 @@ Severity: TypeAlias = Literal["info", "warning", "critical"]
 ONCE: frozenset[ProblemKind] = frozenset(
     {"finished", "failed", "few_items", "low_coverage", "worker_lost", "store_went_back", "schedule_missed"}
 )
-"""Kinds that happened at one moment. The others last until they are resolved."""
+"""Problems that happen at one moment. Those of other kinds last until they are resolved."""
 MAX_PROBLEMS = 500
 _MAX_NAME = 100
 _MAX_TEXT = 1000
@@ -47,7 +47,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class ProblemLimits(Struct, frozen=True, kw_only=True):
-    """From when on something is a problem."""
+    """The limits beyond which something is a problem."""
 
     stalled_after: float = 600.0
     """Seconds in which no page was done or failed, or no item was written."""
@@ -261,8 +261,8 @@ def _lost_workers(seen: RunSnapshot, before: RunSnapshot | None, since: float) -
 def _worker_lost(run_id: str, spider: str, name: str, at: float) -> Problem:
     return _problem(
         "worker_lost", "warning", f"worker {_short(name)} is lost",
-        "It stopped without saying so. Other workers take over its pages; if there are none, start one.", at,
-        run_id=run_id, spider=spider, about=name,
+        "It was killed, or cannot reach the store. Other workers take over its pages; if there are none, start one.",
+        at, run_id=run_id, spider=spider, about=name,
     )  # fmt: skip
 
 
@@ -289,8 +289,8 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
     return _of_run(
         seen.run, "unbalanced", "critical", "the ledger does not balance",
         f"{stats.pushed} requests were pushed, but {stats.ready} ready + {stats.waiting} waiting + {stats.leased} in "
-        f"flight + {stats.done} done + {stats.dead} failed are not as many. `shoal audit {seen.run.run_id}` recounts "
-        "them.", seen.at,
+        f"flight + {stats.done} done + {stats.dead} failed do not add up to that. `shoal audit {seen.run.run_id}` "
+        "recounts them.", seen.at,
     )  # fmt: skip
 
 

@@ -34,13 +34,13 @@ async def read_run_processes(documents: Documents, frontier: Workers, run_id: st
 
 
 def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessReport], now: float) -> list[RunProcess]:
-    """``reports``: those that wrote last first."""
+    """Combine the reports of processes with what the store knows of them. ``reports``: the newest first."""
     left = {worker.worker: worker for worker in workers}
     epochs: dict[str, int] = {}
     for report in reports:
         epochs[report.slot] = max(report.epoch, epochs.get(report.slot, 0))
     found = [
-        _process(report, _take(left, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
+        _process(report, _pop(left, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
         for report in sorted(reports, key=lambda report: -report.epoch)
         if report.role != "earlier"
     ]
@@ -48,8 +48,8 @@ def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessRep
     return sorted(found, key=lambda each: (_ORDER[each.state], each.machine, each.name))
 
 
-def _take(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
-    """What the store knows of the process of a report. Each entry belongs to one process, the one that wrote last."""
+def _pop(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
+    """Remove and return what the store knows of the process of a report. Call it for the newest reports first."""
     if report.ended:
         return None
     for name, worker in left.items():
@@ -59,13 +59,13 @@ def _take(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | 
 
 
 def _pid(worker: WorkerState) -> int:
-    """The number of a process that uses a store of this machine; -1 for another process."""
+    """The process id of a worker that uses a store of this machine; -1 for another worker."""
     process = ProcessSlot.of(Holder(worker.worker, 0))
     return -1 if process is None else process.pid
 
 
 def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, is_replaced: bool) -> RunProcess:
-    """``is_replaced``: another process has its slot now."""
+    """The process of a report. ``is_replaced``: another process has its slot now."""
     age = max(0.0, now - report.at)
     seen = age if worker is None or not worker.session else min(age, worker.silent_for)
     figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}

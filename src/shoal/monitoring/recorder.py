@@ -1,6 +1,6 @@
 """Records a run while a process works on it: samples of its counters, and the report of the process.
 
-Nothing here disturbs the crawl: a store that is away or an error costs a record.
+Nothing here disturbs the crawl: if the store is away or an error occurs, only a record is missing.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _done(vitals: Vitals) -> tuple[int, int, int]:
 
 
 class _OwnDocument:
-    """Write a document without reading it first: only this process writes it."""
+    """A document that only this process writes, so it need not be read first."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store

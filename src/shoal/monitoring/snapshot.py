@@ -158,7 +158,8 @@ class SnapshotTaker:
         )  # fmt: skip
 
     async def _processes(self, run: Run, workers: Sequence[WorkerState], now: float) -> int:
-        """A crawl and a server send no heartbeats to a store of their own, but they report what they do."""
+        """How many processes work on a run. A crawl or a server with a store of its own sends no heartbeats, so its
+        reports are counted."""
         if workers or run.state == "queued":
             return len(workers)
         found = merge_processes((), await read_processes(self._store, run.run_id), now)

@@ -71,7 +71,8 @@ def _state(documents: Documents, project: str, name: str) -> StoredValue[Channel
 
 
 def _document_key(project: str, key: str) -> str:
-    """Names of workers and outputs are part of a key. Those that no store accepts are hashed."""
+    """The key of the document for a problem. The problem's key may have names that no store accepts; then it is
+    hashed."""
     if not key.isprintable() or len(key) > _MAX_KEY:
         key = f"{key.partition('/')[0]}/{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
     return f"problem/{project}/{key}"

@@ -68,7 +68,7 @@ class Notifications:
         self._task: asyncio.Task[None] | None = None
 
     def limits(self, run_id: str, spider: str) -> ProblemLimits:
-        """The limits for this run: from when on something is a problem."""
+        """The limits for this run, beyond which something is a problem."""
         return limits_for(self._settings.rules.values(), run_id, spider)
 
     @property

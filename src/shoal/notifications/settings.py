@@ -105,7 +105,7 @@ _TYPES: dict[str, type[msgspec.Struct]] = {
 
 
 class Rule(_Table, frozen=True, kw_only=True):
-    """Which problems are sent through which channels, and from when on something is a problem."""
+    """Which problems are sent through which channels, and the limits beyond which something is a problem."""
 
     events: tuple[ProblemKind, ...] | None = None  # none: all but finished
     spider: Text | None = None  # none: all

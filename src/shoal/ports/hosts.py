@@ -53,5 +53,5 @@ class Hosts(Protocol):
         ...
 
     async def recall(self, key: str) -> bytes | None:
-        """A remembered fact, until its time is over."""
+        """A fact that was remembered. None if there is none, or its ``ttl`` is over."""
         ...

@@ -59,7 +59,7 @@ class Rewind(Struct, frozen=True, kw_only=True):
 
 EventKind: TypeAlias = RequestState | Literal["failed", "lost", "note", "retried", "unreadable"]
 """``failed``: an attempt. ``lost``: the worker of an attempt. ``note``: on a completion. ``retried``: made ready again
-after its death. ``unreadable``: another program wrote its record. Otherwise the state that it has now."""
+after its death. ``unreadable``: another program wrote its record. Otherwise the request's current state."""
 
 
 class Event(Struct, frozen=True):
@@ -69,7 +69,7 @@ class Event(Struct, frozen=True):
     kind: EventKind
     detail: str = ""
     worker: str = ""
-    """The worker, or the slot of a cluster, whose lease it was. Empty if it happened to no lease, or one of neither."""
+    """The worker or cluster slot that held the lease. Empty if there was no lease, or its holder has no name."""
     attempt: int = 0
     """The number of an attempt that failed."""
 
@@ -96,12 +96,12 @@ class History(Struct, frozen=True, kw_only=True):
     reason: str
     events: tuple[Event, ...]
     fingerprint: bytes = b""
-    """Its name in the run. Empty for a link that is not in the queue yet."""
+    """Identifies the request in the run. Empty for a link that is not in the queue yet."""
     kind: str = ""
-    """Of the failure, if it is dead."""
+    """The kind of failure, if it is dead."""
     worker: str = ""
-    """The worker, or the slot of a cluster, that has leased it, or whose lease ended done or dead. Empty if it is
-    ready or waiting, or was leased by neither."""
+    """The worker or cluster slot that has leased it, or whose lease ended done or dead. Empty if it is ready or
+    waiting, or its holder has no name."""
 
 
 class LeaseKey(Struct, frozen=True):
@@ -112,18 +112,18 @@ class LeaseKey(Struct, frozen=True):
 
 
 LeaseOutcome: TypeAlias = Literal["done", "leased", "lost"]
-"""What became of a lease. ``done``: the request is done under it. ``leased``: it is still out. ``lost``: neither."""
+"""What became of a lease. ``done``: the request is done under it. ``leased``: it is still held. ``lost``: neither."""
 
 
 class Inspection(Protocol):
-    """Questions about a run. None of them changes a lease."""
+    """Shows the state of a run. No method changes a lease."""
 
     async def stats(self) -> Stats:
         """The counters. Cheap enough to call every second."""
         ...
 
     async def audit(self) -> Stats:
-        """The same counters, counted anew from the requests themselves."""
+        """The same counters, recounted from the requests themselves."""
         ...
 
     async def rewinds(self) -> list[Rewind]:
@@ -151,7 +151,7 @@ class Inspection(Protocol):
         """Make dead requests ready again with all their attempts. Without ``kinds``: all but those that robots.txt
         or the scope forbids. Returns how many.
 
-        ``only``: the fingerprints of the requests that are meant, at most `MAX_RETRIED`; that is one atomic step.
+        ``only``: limit this to the requests with these fingerprints, at most `MAX_RETRIED`, in one atomic step.
         Fingerprints of other requests have no effect.
 
         With ``overflow="refuse"``, links that were refused return only while the queue has room, in the order in which

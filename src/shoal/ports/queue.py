@@ -33,7 +33,7 @@ class FrontierOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def link_limit(self) -> int | None:
-        """How many requests may be queued for a new link to enter. None: it always enters."""
+        """The queue size at which new links are refused. None: they always enter."""
         return self.max_queue_size if self.overflow == "refuse" else None
 
 
@@ -133,7 +133,7 @@ class Queue(Protocol):
 
         ``nonce``: 8 to 32 random bytes. A call with the same nonce as this object's last call returns the leases of
         that call that are still held, and leases nothing more. So a lost answer costs nothing. Without a nonce the
-        frontier makes one. Tokens are derived from it, so they never repeat, also not after a rewind. One call leases
+        frontier makes one. Tokens are derived from it, so they never repeat, not even after a rewind. One call leases
         at most 65,535 requests.
         """
         ...
@@ -151,19 +151,19 @@ class Queue(Protocol):
         ...
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
-        """Complete pages. For each: how many children were new; None if the lease was lost, and nothing was changed.
+        """Complete pages. Returns for each how many children were new; None if the lease was lost and nothing changed.
 
         With ``overflow="refuse"``, the children enter in order while the queue has room. The size that counts is the
         one before the call. The children of a page that the store stages (see ``Stats.incoming``) are checked as they
         enter the queue.
 
         A repeat under the token that made the request done changes nothing. It returns ``Pushed(0, 0)``, or None in
-        stores where no answer can be lost (in one process). Do not remember links of a repeat: it is not proof against
-        a rewind."""
+        stores where no answer can be lost (in one process). Do not treat the links of a repeat as known: a repeat does
+        not rule out a rewind."""
         ...
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
-        """Record failed attempts. The new state of each request; None if the lease was lost."""
+        """Record failed attempts. Returns the new state of each request; None if the lease was lost."""
         ...
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:

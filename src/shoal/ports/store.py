@@ -81,8 +81,8 @@ class Store(Documents, Protocol):
         limit: int | None = None,
     ) -> list[Run]:
         """Runs of one spider or of all, in one project or in all, in some states or in all; newest first, and at most
-        ``limit`` of them. When ``create_run`` has returned, all
-        runs that are older than the new one are in the list, also those that were created at the same time."""
+        ``limit`` of them. When ``create_run`` has returned, all runs that are older than the new one are in the list,
+        also those that were created at the same time."""
         ...
 
     async def delete_run(self, run_id: str) -> None:

@@ -1,3 +1,3 @@
-"""Runs on a fleet: started once, worked on by any number of workers, told apart by their run_id."""
+"""Runs on a fleet: each has a run_id, is started once, and is crawled by any number of workers."""
 
 from __future__ import annotations

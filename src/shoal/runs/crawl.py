@@ -99,7 +99,8 @@ def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] |
 
 @contextmanager
 def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Plain handlers, not those of the loop: the second signal must work also while a callback blocks the loop."""
+    """Stop at the first SIGINT or SIGTERM, and exit at the second. The handlers are not those of the event loop: the
+    second signal must work also while a callback blocks the loop."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -303,7 +304,7 @@ class Crawl:
         return await choose_run(store, wanted)
 
     async def _report_finished(self, store: Store, run: Run) -> None:
-        """Log that the crawl was over before. Its outputs are completed all the same."""
+        """Log that an earlier process has finished the run. Its outputs are still completed."""
         if run.state != "finished":
             return
         frontier = await store.frontier(run.run_id, frontier_options(self.config))
@@ -315,7 +316,8 @@ class Crawl:
         return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
 
     async def _open_outputs(self, collector: Sink | None, frontier: Frontier, *, shared: bool) -> list[Output]:
-        """On a shared store, other processes may crawl the same run: one of them writes, and the others stand by."""
+        """Open the outputs. On a shared store, other processes may crawl the same run: one of them writes, and the
+        others stand by."""
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
         ttl = min(ROLE_TTL, self.config.lease.ttl)
@@ -342,7 +344,7 @@ class Crawl:
         identities = [sink_id(spec) for spec in self.outputs]
         for spec, identity in zip(self.outputs, identities, strict=True):
             if identities.count(identity) > 1:
-                raise SinkError(f"the output {mask(spec)} is given twice")
+                raise SinkError(f"the output {mask(spec)} is given twice; remove one of them")
             scheme, _, path = self.config.frontier.partition(":///")
             if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
                 raise SinkError(f"{spec} is the file of the frontier; choose another file for the items")

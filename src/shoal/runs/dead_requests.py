@@ -27,7 +27,7 @@ def closing(found: AsyncIterator[T]) -> AbstractAsyncContextManager[AsyncIterato
 
 
 class DeadFilter(Struct, frozen=True, kw_only=True):
-    """Which failed requests are meant."""
+    """Selects failed requests of a run."""
 
     kinds: tuple[str, ...] | None = None
     """Kinds of failure. None: all but those that robots.txt or the scope forbids."""

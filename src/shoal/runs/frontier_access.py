@@ -31,8 +31,8 @@ class ServedStore(NamedTuple):
 async def open_served(
     url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
 ) -> ServedStore:
-    """Open a store in memory or in a file, and serve it until the stack is closed. The process works without that too,
-    so a machine without a place for the socket costs a warning.
+    """Open a store in memory or in a file, and serve it until the stack is closed. If the socket cannot be created, log
+    a warning: this process needs no socket.
 
     ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
     file, watch = file_of(url), ProcessWatch()
@@ -48,7 +48,7 @@ async def open_served(
 
 
 async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
-    """Open a store. A process that owned the file for others may need a moment to end after the last of them."""
+    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
     until = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -19,7 +19,7 @@ import msgspec
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
-from shoal.crawling.onion import WayOut, make_onion, open_fetcher
+from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
@@ -63,7 +63,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
-        self._tor: WayOut | None = None
+        self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
         self.queries = QueryUsage()
         self._deadline: float | None = None
@@ -95,7 +95,7 @@ class RunLifecycle:
         return self._stop_asked.is_set()
 
     def halt(self, halted: bool) -> None:
-        """While the run is paused: lease nothing."""
+        """Stop or resume leasing: the run is paused, or runs again."""
         if self.engine is not None:
             self.engine.halt(halted)
 
@@ -326,7 +326,7 @@ class RunLifecycle:
 
     @property
     def _has_failed_at_once(self) -> bool:
-        """Before the first item: then an output stays as it was."""
+        """Whether the work failed before the first item. Then the outputs stay as they were."""
         return self.error is not None and self.engine is not None and not self.engine.counters.items
 
     async def _has_ended(self, scheduler: Scheduler) -> bool:
@@ -405,7 +405,7 @@ class RunLifecycle:
         if self._polls % _SEEDING_POLLS == 0 and self._plan.on_unseeded is not None:
             await self._check_seeding(self._plan.on_unseeded)
         if self._plan.stays and state in ("running", "finished"):
-            await self._show_state(state)
+            await self._update_state(state)
 
     async def _check_seeding(self, on_unseeded: Callable[[], Awaitable[object]]) -> None:
         assert self.frontier is not None
@@ -414,8 +414,8 @@ class RunLifecycle:
         if not any(role.held for role in await self.frontier.roles() if role.role == "seed"):
             await on_unseeded()
 
-    async def _show_state(self, state: str) -> None:
-        """A process that stays moves the run between ``running`` and ``finished``."""
+    async def _update_state(self, state: str) -> None:
+        """Move the run between ``running`` and ``finished``. A process that stays after the end calls this."""
         assert self.frontier is not None
         finished = (await self.frontier.stats()).finished
         if finished != (state == "finished"):

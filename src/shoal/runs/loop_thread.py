@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for programs without one, and for work that continues beside a program."""
+"""An event loop in its own thread, for programs without one, and for work in the background of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process takes part in a run: what it gives to a `RunLifecycle`."""
+"""How a process takes part in a run: the input of a `RunLifecycle`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plan(Struct, kw_only=True):
     shared: bool = False
     """Other processes, or other crawls of this process, use the frontier too."""
     near: bool = False
-    """Another process of this machine has the frontier."""
+    """Another process of this machine owns the frontier."""
     output_names: tuple[str, ...] = ()
     """For the summary."""
     resumes: bool = False

@@ -1,7 +1,7 @@
 """A crawl on several processes of one machine.
 
-This process seeds the run, writes its outputs and shows it. Worker processes fetch and parse. With a frontier in memory
-or in a SQLite file, one more process owns the frontier, and all others reach it over a socket.
+This process seeds the run, writes its outputs and shows its progress. Worker processes fetch and parse. With a frontier
+in memory or in a SQLite file, one more process owns the frontier, and all others reach it over a socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.crawling.scheduler import Scheduler, make_scheduler
 from shoal.crawling.stats import CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, ShoalError, StoreBusyError
 from shoal.frontier import file_of, share_store
-from shoal.frontier.local.sharing import start_alone
+from shoal.frontier.local.sharing import start_new_owner
 from shoal.ports import Frontier, Sink, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.plan import Plan
@@ -120,7 +120,7 @@ class ProcessCrawl(Crawl):
         try:
             await asyncio.to_thread(self._owner.own(file, "").wait)
         except StoreBusyError:
-            await start_alone(file)
+            await start_new_owner(file)
 
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         plan = super()._plan(store, collector)
@@ -160,7 +160,7 @@ class ProcessCrawl(Crawl):
         on_begin()
 
     async def _supervise(self) -> None:
-        """Notice that the run has ended, or that nobody works on it any more."""
+        """Let the engine check whether the run has ended, and stop it when no worker is left."""
         life, scheduler = self._life, self._scheduler
         assert life is not None
         assert life.engine is not None

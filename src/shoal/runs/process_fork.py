@@ -1,7 +1,7 @@
-"""Forks the processes of a crawl ahead, when Shoal is imported and the spider is not.
+"""Forks the processes of a crawl after Shoal is imported, and before the spider is.
 
 So a crawl on several processes starts as fast as on one, and each process loads the spider itself: what a spider opens
-when it is imported or made is never shared. Each process first waits for a line that says what it does. If its
+when it is imported or created is never shared. Each process first waits for a line that says what to do. If its
 connection ends before that, it exits: the crawl could not begin, and one error message is enough.
 """
 
@@ -44,11 +44,11 @@ class WorkerProcess(NamedTuple):
     """The exit code; negative for a signal, None while it runs."""
     connection: socket.socket
     output: int | None
-    """Where its standard error can be read. None: it goes where that of this process goes."""
+    """Where its standard error can be read. None: it shares the standard error of this process."""
 
 
 class OwnedStore(msgspec.Struct, frozen=True):
-    """What an owner owns: see `shoal.frontier.local.owner.open_owned`."""
+    """The store that an owner opens: see `shoal.frontier.local.owner.open_owned`."""
 
     name: str
     file: str | None
@@ -66,7 +66,7 @@ class ForkedOwner:
         return PendingOwner(self._connection.makefile("rb"))
 
     def close(self) -> None:
-        """Let one that waits exit. One that serves stays while it has clients."""
+        """Let the process exit if it still waits. If it serves, it stays while it has clients."""
         self._connection.close()
 
 
@@ -78,7 +78,7 @@ class ForkedProcesses(NamedTuple):
 
 
 def fork_processes(count: int, *, relays: bool) -> ForkedProcesses | None:
-    """Fork an owner and worker processes. None in a worker process, which goes on with its caller.
+    """Fork an owner and worker processes. Returns None in each worker process.
 
     ``relays``: this process reads what the workers write to standard error. Call it before there are threads."""
     preload()
@@ -130,7 +130,7 @@ def _fork_worker(connections: list[socket.socket], *, relays: bool) -> WorkerPro
 
 
 def _detach() -> None:
-    """Signals of the terminal are for the process that forks, and so is its input."""
+    """Detach from the terminal: its signals and its input are for the process that forks."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -141,7 +141,7 @@ def _wait_for_line(connection: socket.socket) -> bytes:
     """The first line from the process that forked this one. This process exits if there is none."""
     line = b""
     while not line.endswith(b"\n"):
-        if not (more := connection.recv(1)):  # no more than the line: what follows is for others
+        if not (more := connection.recv(1)):  # read no further than the line: others read the rest
             os._exit(0)
         line += more
     return line
@@ -164,7 +164,7 @@ def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: 
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit, but leave it to the system to free the memory. Threads are waited for and exit handlers run, as always."""
+    """Exit without freeing the memory, which is slow. Threads are waited for and exit handlers run, as always."""
     vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -174,5 +174,5 @@ def end_process(code: int) -> NoReturn:
 
 
 def inherited() -> Inherited | None:
-    """In a forked worker process: what it has from the process that forked it. None in other processes."""
+    """What this worker process has from the process that forked it. None in other processes."""
     return _inherited

@@ -1,7 +1,7 @@
 """A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started it.
 
-It has a connection to that process, and sends a report there twice a second. The word ``stop`` from there stops it in
-good order. The end of the connection, however that came, stops it at once: no worker is left behind.
+It has a connection to that process, and sends a report over it twice a second. If it receives the word ``stop``, it
+shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _REPORT_EVERY = 0.5
 _LAST_REPORT = 2.0
 """Seconds that the last report may take."""
 _ABORT_AFTER = 5.0
-"""Seconds after the end of the connection at which the process ends, whatever it does."""
+"""Seconds after the end of the connection at which the process is ended by force."""
 _OUTPUT_TIMEOUT = 1.2
 _OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "picked", "started")
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
 
 
 class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process does. A process that was forked gets it over its connection; one that was started as a
-    program of its own, in its environment, and has the connection as its standard input."""
+    """What a worker process should do. A forked process receives it over its connection. A process that was started as
+    a program receives it in its environment, and its standard input is the connection."""
 
     frontier: str
     run_id: str
@@ -162,12 +162,12 @@ class _Tether:
         self._reporting = threading.Thread(target=self._report, daemon=True)
 
     async def run(self, crawl: CrawlPart) -> None:
-        """Beside the crawl, on its event loop."""
+        """Start to send reports and to receive commands. Runs on the event loop of the crawl."""
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._obey, args=(loop,), daemon=True).start()
+        threading.Thread(target=self._receive_commands, args=(loop,), daemon=True).start()
         self._reporting.start()
 
-    def _obey(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _receive_commands(self, loop: asyncio.AbstractEventLoop) -> None:
         while words := self._receive():
             if b"stop" in words:
                 loop.call_soon_threadsafe(self._crawl.stop)
@@ -187,7 +187,7 @@ class _Tether:
             self._send(PartReport.of(self._crawl))
 
     def _send(self, report: PartReport) -> None:
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # the other process has ended
             self._socket.sendall(msgspec.json.encode(report) + b"\n")
 
     def end(self, error: str) -> None:
@@ -202,7 +202,7 @@ class _Tether:
 
 
 def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, config: Config) -> int:
-    """Work as a worker process until the run is finished, or as told. The exit code: 1 if it failed."""
+    """Work as a worker process until the run is finished, or this process is stopped. Returns the exit code."""
     name_process("shoal-worker")
     made = CrawlPart(spider, config, part)
     tether = _Tether(made, connection)

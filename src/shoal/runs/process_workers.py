@@ -34,19 +34,19 @@ class WorkerProcesses:
         self, forked: Sequence[WorkerProcess], words: Sequence[str], *, on_line: Callable[[str], None] | None = None
     ) -> None:
         """``forked``: the first worker processes. ``words``: the command line of `shoal` for their successors.
-        ``on_line``: called with each line that a worker writes to standard error. None: it goes where that of this
-        process goes."""
+        ``on_line``: called with each line that a worker writes to standard error. None: workers share the standard
+        error of this process."""
         self._forked = list(forked)
         self._words = list(words)
         self._on_line = on_line
         self._reports: dict[int, PartReport] = {}
         """The last report of each process, also of those that have ended."""
         self._running: dict[int, tuple[WorkerProcess, asyncio.StreamWriter]] = {}
-        self._keeping: list[asyncio.Task[None]] = []
+        self._supervising: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self._ending = asyncio.Event()
         self.error = ""
-        """Why the first worker that failed did."""
+        """The error of the first worker that failed."""
 
     @property
     def relays(self) -> bool:
@@ -54,19 +54,19 @@ class WorkerProcesses:
         return self._on_line is not None
 
     def start(self, part: ProcessPart) -> None:
-        """Let all begin."""
+        """Let all workers begin."""
         forked, self._forked = self._forked, []
-        self._keeping = [asyncio.create_task(self._keep(part, worker)) for worker in forked]
-        for task in self._keeping:
+        self._supervising = [asyncio.create_task(self._supervise(part, worker)) for worker in forked]
+        for task in self._supervising:
             task.add_done_callback(lambda _: self._ending.set())
 
     @property
     def have_ended(self) -> bool:
-        """Whether none is left that works, or will."""
-        return all(task.done() for task in self._keeping)
+        """Whether all workers have ended, and none will be restarted."""
+        return all(task.done() for task in self._supervising)
 
     async def wait_for_end(self, timeout: float) -> None:
-        """Until a worker reports that it ends, or has ended; at most ``timeout`` seconds."""
+        """Wait until a worker reports that it ends, or has ended; at most ``timeout`` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._ending.wait()
@@ -94,18 +94,18 @@ class WorkerProcesses:
         return unmatched_by_all(list(self._reports.values()))
 
     def stop(self) -> None:
-        """Ask all to stop in good order."""
+        """Ask all workers to shut down."""
         self._is_stopping = True
         for _, writer in self._running.values():
             with suppress(OSError):
                 writer.write(b"stop\n")
 
     async def wait(self, grace: float) -> None:
-        """Until all have ended. Those that take much longer than the grace period are killed."""
+        """Wait until all have ended. Those that take much longer than the grace period are killed."""
         self._is_stopping = True
-        if not self._keeping:
+        if not self._supervising:
             return
-        _, left = await asyncio.wait(self._keeping, timeout=grace + _KILL_AFTER)
+        _, left = await asyncio.wait(self._supervising, timeout=grace + _KILL_AFTER)
         if left:
             self.kill()
             await asyncio.wait(left)
@@ -113,14 +113,14 @@ class WorkerProcesses:
     def kill(self) -> None:
         """End all now."""
         self._is_stopping = True
-        for worker in self._forked:  # they were never told what to do
+        for worker in self._forked:  # these wait for their first line, and exit
             worker.connection.close()
         for pid in self._running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    async def _keep(self, part: ProcessPart, worker: WorkerProcess) -> None:
-        """Watch a worker, and its successors while it is killed."""
+    async def _supervise(self, part: ProcessPart, worker: WorkerProcess) -> None:
+        """Watch a worker. Whenever it is killed, start and watch a successor."""
         backoff = RestartBackoff()
         worker.connection.sendall(msgspec.json.encode(part) + b"\n")
         while True:
@@ -138,7 +138,7 @@ class WorkerProcesses:
             worker = start_worker(words, environ | part.environ(), relays=self.relays)
 
     async def _watch(self, worker: WorkerProcess) -> int:
-        """Follow a worker to its end. Its exit code, negative for a signal."""
+        """Watch a worker until it ends. Returns its exit code, negative for a signal."""
         reader, writer = await asyncio.open_connection(sock=worker.connection, limit=_LONGEST_REPORT)
         self._running[worker.pid] = worker, writer
         if self._is_stopping:

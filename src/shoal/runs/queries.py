@@ -1,4 +1,4 @@
-"""Questions about runs and hosts, for the command line and the HTTP API."""
+"""Queries about runs and hosts, for the command line and the HTTP API."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ log = logging.getLogger("shoal.worker")
 _POLL = 2.0
 """Seconds between two searches for a run."""
 _RETRY_AFTER = 60.0
-"""Seconds after which a run is tried again that ended with an error here."""
+"""Seconds until a run that ended with an error in this worker is tried again."""
 _CLOSE_TIMEOUT = 0.5
 
 
@@ -48,7 +48,7 @@ class QueueWorker:
         self._is_away = False
 
     def stop(self) -> None:
-        """Release what is leased, and end."""
+        """Release the leases, and end."""
         self._stop_asked.set()
         if self._worker is not None:
             self._worker.stop()
@@ -69,7 +69,7 @@ class QueueWorker:
         return self.run().__await__()
 
     async def run(self) -> None:
-        """Work until ``stop``. A store that is away is waited for."""
+        """Work until ``stop``. Wait while the store is away."""
         log.info("waiting for runs of %s", self._spider)
         try:
             while not self._stop_asked.is_set():

@@ -41,7 +41,7 @@ class SiteMap:
         since: str | None = None,
         limit: int | None = None,
     ) -> None:
-        """``site`` is a URL in normal form. ``since``: leave out URLs with an earlier date; ValueError if it is none.
+        """``site`` is a normalized URL. ``since``: leave out URLs with an earlier date; ValueError if it is no date.
         ``on_url`` is called with each URL as it is found."""
         self._site = site
         own = {
@@ -102,7 +102,7 @@ class SiteMap:
             self._on_url(SiteUrl(url, lastmod))
 
     def stop(self) -> None:
-        """End soon."""
+        """Stop soon."""
         self._stopped = True
         if self._crawl is not None:
             self._crawl.stop(0)

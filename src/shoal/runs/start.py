@@ -139,7 +139,7 @@ async def start_run(
     names the run to resume or to create. The file is read as a stream, and invalid lines are skipped and counted.
     ``networks``: see `RunSettings`."""
     _check_outputs(outputs)
-    outputs = _with_spiders(spider, outputs)
+    outputs = _with_spider_outputs(spider, outputs)
     source = _source(spider, urls, urls_file)
     seeds: Seeds = "urls" if urls is not None else "file" if urls_file is not None else "spider"
     settings = _settings(spider, config, seeds, urls, urls_file, outputs)
@@ -202,7 +202,7 @@ def queued_run(
     """The run of a schedule for a fleet, not yet stored. Its first worker pushes the start requests."""
     _check_outputs(outputs)
     settings = msgspec.structs.replace(
-        _settings(spider, config, "spider", None, None, _with_spiders(spider, outputs)),
+        _settings(spider, config, "spider", None, None, _with_spider_outputs(spider, outputs)),
         networks=tuple(networks), schedule=schedule,
     )  # fmt: skip
     check_arguments(run_id, settings.arguments)
@@ -324,7 +324,7 @@ def _check_outputs(outputs: Sequence[str]) -> None:
             )
 
 
-def _with_spiders(spider: Spider, outputs: Sequence[str]) -> Sequence[str]:
+def _with_spider_outputs(spider: Spider, outputs: Sequence[str]) -> Sequence[str]:
     """The outputs with those of the spider that a fleet can share."""
     for spec in spider.outputs:
         if not is_shared(spec):

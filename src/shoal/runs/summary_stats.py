@@ -1,4 +1,4 @@
-"""What a process asks about its run at the end, for the summary. A store that does not answer is not waited for."""
+"""Reads the figures for the summary of a run. It does not wait for a store that does not answer."""
 
 from __future__ import annotations
 

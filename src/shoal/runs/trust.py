@@ -129,10 +129,10 @@ class ProxyCheck:
 
     def __init__(self, config: Config) -> None:
         known = (config.http.proxy, *config.worker.proxies)
-        self._known = {_place(proxy) for proxy in known if proxy is not None}
+        self._known = {_address_of(proxy) for proxy in known if proxy is not None}
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
-        if request.proxy is not None and _place(request.proxy) not in self._known:
+        if request.proxy is not None and _address_of(request.proxy) not in self._known:
             raise FetchError(
                 f"the request asks for the proxy {mask(request.proxy)}, which the worker does not allow: add it to "
                 "worker.proxies (or SHOAL_WORKER__PROXIES)",
@@ -141,7 +141,7 @@ class ProxyCheck:
         return await fetch(request)
 
 
-def _place(proxy: str) -> tuple[str, str | None, int | None]:
+def _address_of(proxy: str) -> tuple[str, str | None, int | None]:
     """The address of a proxy, without user and password."""
     try:
         url = urlsplit(proxy)

@@ -178,7 +178,7 @@ class UrlWorkQueue:
         return [UrlClaim(lease.request.url, lease.attempt, lease.request.meta, lease) for lease in leased.leases]
 
     async def renew(self, claims: Sequence[UrlClaim]) -> list[bool]:
-        """Keep them for as long again; False for each that is lost."""
+        """Renew the leases of these URLs. Returns False for each that is lost."""
         renewed = await (await self._open()).renew([claim.lease for claim in claims], self._ttl)
         return [lease is not None for lease in renewed]
 

@@ -83,7 +83,7 @@ class Worker:
         self._stop_asked = False
 
     def stop(self) -> None:
-        """Release what is leased: at once, except for pages that end within the grace period."""
+        """Release the leases: at once, except for pages that end within the grace period."""
         self._stop_asked = True
         if self._life is not None:
             self._life.stop()
@@ -141,7 +141,7 @@ class Worker:
         return self.summary
 
     async def _report_finished(self, store: Store, run: Run, settings: RunSettings) -> None:
-        """Log that there is nothing to do for now. The outputs of the run are completed all the same."""
+        """Log that there is nothing to do for now. The outputs of the run are still completed."""
         ended = await finished_at(run, await store.frontier(run.run_id, settings.options))
         if ended is not None:
             next_step = "waiting for more requests" if self._options.keep_alive else "`shoal start` begins another run"

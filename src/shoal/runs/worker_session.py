@@ -1,4 +1,4 @@
-"""The session of a worker: heartbeats that a thread sends, and the right to work while they arrive."""
+"""The session of a worker: it sends heartbeats, and may work while they arrive."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def make_session(config: Config, run_id: str, worker: str, options: FrontierOpti
 
 
 class WorkerSession:
-    """Keeps a worker alive in the eyes of the others, and fences workers that are silent.
+    """Sends the heartbeats of a worker, and fences workers that are silent.
 
-    A thread sees to the heartbeats. They use the connections of the worker. While a callback blocks the event loop, the
-    thread sends them itself, each on a new connection. ``may_work`` turns false before the session ends, whether or not
-    the store answers. A worker that was fenced calls ``rejoin``: it gets new leases under the next epoch.
+    Heartbeats use the connections of the worker. While a callback blocks the event loop, a thread sends them, each on a
+    new connection. ``may_work`` turns false before the session ends, whether or not the store answers. A worker that
+    was fenced calls ``rejoin``: it gets new leases under the next epoch.
     """
 
     def __init__(self, url: str, run_id: str, worker: str, seconds: float, options: FrontierOptions) -> None:
@@ -140,7 +140,7 @@ class WorkerSession:
             epoch, pause = self._epoch, interval
             try:
                 due = self._beat_anyhow(frontier, loop)
-                if due is not None:  # be there when a worker is dead, but not all at the same moment
+                if due is not None:  # wake up when a worker may be dead, but not all workers at the same moment
                     pause = min(interval, due + random.uniform(0.05, 0.3))
             except FencedError:
                 if epoch == self._epoch:  # otherwise it has joined again already

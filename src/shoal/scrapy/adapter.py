@@ -32,7 +32,7 @@ from shoal.scrapy.settings import Settings
 from shoal.scrapy.shared_types import Function
 from shoal.scrapy.spider import Spider as ScrapySpider
 from shoal.scrapy.spider_middlewares import SpiderMiddlewares
-from shoal.scrapy.translation import DONE_HERE, Translated, filters_nothing, translate, unused_settings
+from shoal.scrapy.translation import USED_BY_ADAPTER, Translated, filters_nothing, translate, unused_settings
 from shoal.spider import RunControl, Spider
 
 log = logging.getLogger("shoal.scrapy")
@@ -69,9 +69,9 @@ class ScrapyAdapter(Spider):
         self.current_response: ContextVar[Response | None] = ContextVar("current_response", default=None)
         self._outputs = OutputConverter(self.conversion, crawler, self.offsite, settings)
         self._spider_middlewares = SpiderMiddlewares(self)
-        self.extensions = load_components(_own(settings, "EXTENSIONS"), "EXTENSIONS", crawler)
+        self.extensions = load_components(_project_components(settings, "EXTENSIONS"), "EXTENSIONS", crawler)
         self.middlewares = [make_layer(self)]
-        pipelines = load_components(_own(settings, "ITEM_PIPELINES"), "ITEM_PIPELINES", crawler)
+        pipelines = load_components(_project_components(settings, "ITEM_PIPELINES"), "ITEM_PIPELINES", crawler)
         self._outputs.media = MediaPipelines(pipelines)
         self._items = ItemPipelines(self, pipelines)
         self.pipelines = [self._items]
@@ -86,7 +86,7 @@ class ScrapyAdapter(Spider):
         """List the settings of the project, one per line: those that the adapter uses, and those that only the spider
         reads."""
         settings = cls.scrapy_settings
-        used = [name for name in settings if settings.source(name) and name in DONE_HERE]
+        used = [name for name in settings if settings.source(name) and name in USED_BY_ADAPTER]
         lines = [f"{name:<28} {str(settings[name])[:44]:<44} used; {settings.source(name)}" for name in used]
         return lines + [
             f"{name:<28} {str(settings[name])[:44]:<44} kept for self.settings; {source}"
@@ -338,7 +338,7 @@ def _share_log() -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _own(settings: Settings, name: str) -> dict[object, float | None]:
+def _project_components(settings: Settings, name: str) -> dict[object, float | None]:
     """The components of the project. Scrapy's own are left out: Shoal has them built in, or does not need them."""
     found = settings.getdictorlist(name)
     named = found if isinstance(found, dict) else {each: 500 + index for index, each in enumerate(found)}

@@ -54,7 +54,7 @@ def _record(words: list[str]) -> NoReturn:
     given = [each.split("=", 1) for flag, each in pairwise(words) if flag == "-a"]
     arguments: dict[str, object] = {name: value for name, value in given}  # noqa: C416 - the type is wider
     recording.runs.append(recorded_runs.RecordedRun(kind, arguments, settings))
-    raise recorded_runs.FileRun
+    raise recorded_runs.CrawlStartReached
 
 
 def inspect_response(response: HasUrl, spider: object) -> None:

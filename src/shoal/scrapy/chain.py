@@ -259,6 +259,7 @@ class MiddlewareChain:
         except RequestError as exc:
             raise self._refused(exchange, exc) from exc
         made.depth = exchange.stored.depth
+        made.redirects = [str(url) for url in request.meta.get("redirect_urls", ())]
         self._conversion.handled(exchange.stored)
         return made
 

@@ -97,7 +97,7 @@ class Conversion:
         if request._flags:
             extras["flags"] = list(request._flags)
         if request._meta:
-            fields |= _fetching(request._meta)
+            fields |= _fetch_options(request._meta)
         downgraded = referer.startswith("https:") and request.url.startswith("http:")
         if referer and not downgraded and not (request._headers and "Referer" in request._headers):
             fields["headers"] = {**fields.get("headers", {}), "Referer": referer}
@@ -181,6 +181,8 @@ class Conversion:
             meta = {} if parts.meta is None else parts.meta
         else:
             meta = {key: decode(value) for key, value in request.meta.items() if key != _EXTRAS}
+            if "proxy" in meta and _fetch_options(meta).get("proxy") != request.proxy:
+                meta["proxy"] = request.proxy  # another program wrote the request: a worker checks only this one
             cb_kwargs = decode(request.cb_kwargs) if request.cb_kwargs else None
             callback = None if request.callback is None else self.method(request.callback)
             named = (request.errback or ERRBACK)[len(ERRBACK) :]
@@ -210,7 +212,7 @@ class Conversion:
         return stored.replace(
             url=request.url, method=request.method, body=request.body, cookies=cookies,
             headers=text_headers(request) if request._headers else {},
-            **{"proxy": None, "timeout": None, **_fetching(request.meta)},
+            **{"proxy": None, "timeout": None, **_fetch_options(request.meta)},
         )  # fmt: skip
 
     def raw_meta(self, request: http.Request) -> Given:
@@ -294,7 +296,7 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _fetching(meta: Values) -> Values:
+def _fetch_options(meta: Values) -> Values:
     """The keys of ``meta`` that say how the page is fetched, as fields of a request."""
     proxy, timeout = meta.get("proxy"), meta.get("download_timeout")
     found: Values = {}

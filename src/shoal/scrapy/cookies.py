@@ -58,5 +58,5 @@ class CookieJars:
                 oldest = next(each for each in self._jars if each is not None)
                 del self._jars[oldest]
                 log.warning("more than %d cookie jars: the oldest is dropped", _MAX_JARS)
-            found = self._jars[key] = Cookies()
+            found = self._jars[key] = Cookies(jars=self._jars.__len__)
         return found

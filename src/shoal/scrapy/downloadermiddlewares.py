@@ -6,7 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
+from shoal import http
+from shoal.crawling.page import harmless_headers, is_same_site
+from shoal.errors import RequestError
 from shoal.scrapy import exceptions
+from shoal.scrapy.conversion import text_headers
 from shoal.scrapy.exceptions import NotConfigured
 from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response
@@ -173,10 +177,20 @@ class RedirectMiddleware(_Middleware):
             return response
         keeps = response.status in (307, 308) or request.method in ("GET", "HEAD")
         changes: RequestOptions = {} if keeps else {"method": "GET", "body": b""}
+        before = http.Request(request.url, headers=text_headers(request))
+        try:
+            stays = is_same_site(before.url, http.Request(url).url)
+        except RequestError:
+            return response
+        if not stays:  # another host gets no secrets
+            changes |= {"headers": harmless_headers(before.headers), "cookies": {}}
         return self._redirect(request.replace(url=url, **changes), request, spider, response.status)
 
     def _redirect(self, redirected: Request, request: Request, spider: Spider | None, reason: object) -> Request:
-        redirected.meta["redirect_urls"] = [*request.meta.get("redirect_urls", []), request.url]
+        trail = [*request.meta.get("redirect_urls", []), request.url]
+        if len(trail) > self.settings.getint("REDIRECT_MAX_TIMES"):
+            raise exceptions.IgnoreRequest("max redirections reached")
+        redirected.meta["redirect_urls"] = trail
         return redirected
 
 

@@ -27,7 +27,7 @@ support_item_adapter()
 
 
 class ScrapyJSONEncoder(json.JSONEncoder):
-    """Encodes what items contain: dates, decimals, sets, and other items."""
+    """Encodes the values of items as JSON: dates, decimals, sets, and nested items."""
 
     def default(self, o: object) -> object:
         match o:
@@ -63,7 +63,7 @@ class BaseItemExporter:
         self.export_empty_fields: bool = options.pop("export_empty_fields", False)
         self.indent: int | None = options.pop("indent", None)
         self._kwargs = options
-        """The other options. They go to the library that writes the file."""
+        """All other options. They are passed to the library that writes the file."""
         if options and not dont_fail:
             raise TypeError(f"Unexpected options: {', '.join(options)}")
 
@@ -87,7 +87,7 @@ class BaseItemExporter:
     def get_serialized_fields(
         self, item: object, default_value: object = None, include_empty: bool | None = None
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the names and values to write. ``include_empty``: also the fields that the item does not have."""
+        """Yield the names and values to write. ``include_empty`` adds the fields that the item does not have."""
         adapter = ItemAdapter(item)
         names = self._names(adapter)
         if not (self.export_empty_fields if include_empty is None else include_empty):
@@ -265,7 +265,7 @@ class XmlItemExporter(BaseItemExporter):
 
 
 class PprintItemExporter(BaseItemExporter):
-    """Writes items as Python would print them."""
+    """Writes items with ``pprint``."""
 
     def __init__(self, file: BinaryIO, **options: Unpack[ExporterOptions]) -> None:
         super().__init__(**options)

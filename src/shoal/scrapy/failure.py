@@ -1,4 +1,4 @@
-"""What an errback receives."""
+"""``Failure``: the argument of an errback."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def exception_of(error: errors.ShoalError) -> Exception:
 
 
 class ScrapyFetchError(errors.FetchError):
-    """A fetch that a middleware or a rule of Scrapy ended. Its ``__cause__`` is what the errback receives. ``request``
-    has the changes of the middlewares."""
+    """A middleware or a rule of Scrapy ended the fetch. ``__cause__`` is the exception for the errback. ``request`` is
+    the request as the middlewares changed it."""
 
     request: Request | None = None

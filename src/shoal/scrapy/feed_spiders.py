@@ -11,26 +11,30 @@ from typing import Any, cast
 import turbohtml
 from turbohtml import Element
 
+from shoal.errors import TooComplexError
 from shoal.scrapy.exceptions import NotSupported
 from shoal.scrapy.http import Response, TextResponse
 from shoal.scrapy.results import each_result
 from shoal.scrapy.spider import Spider
 from shoal.selector import Selector
+from shoal.selector.documents import attributes_of
 
 log = logging.getLogger("shoal.scrapy")
 
 _XML = turbohtml.Html(xml=True)
+_MAX_NODES = 128 << 20  # characters of all nodes of a feed
+_MAX_DECLARED = 1000  # namespaces
 
 
 class _FeedSpider(Spider):
-    """What both kinds of feeds have in common."""
+    """The base class of both feed spiders."""
 
     def adapt_response(self, response: Response) -> Response:
         """Change the response before it is read."""
         return response
 
     def process_results(self, response: Response, results: Iterable[Any]) -> Iterable[Any]:
-        """Change what was returned for one node or row."""
+        """Change the results of one node or row."""
         return results
 
     def _processed(self, response: Response, result: object) -> Iterable[object]:
@@ -102,31 +106,44 @@ class CSVFeedSpider(_FeedSpider):
 
 
 def nodes_named(document: Selector, name: str) -> Iterator[Selector]:
-    """Yield each element of this name as a document of its own, with the namespaces that are declared around it."""
+    """Yield each element of this name as a document of its own, with the namespaces that are declared around it.
+
+    TooComplexError if they would be huge: elements inside each other, or thousands of namespaces."""
     is_prefixed = ":" in name
+    parent, around, left = None, dict[str, str](), _MAX_NODES
     for element in cast(turbohtml.Document, document.root).iter_elements():
         if element.tag != name:
             continue
-        declared = _declarations(element)
+        if element.parent != parent:  # elements of a feed have the same parent
+            parent = element.parent
+            around = _declarations(parent)
+        declared = around | _own_declarations(element)
+        if len(declared) > _MAX_DECLARED:
+            raise TooComplexError(f"the page is too complex: it declares more than {_MAX_DECLARED} namespaces")
         for key, uri in declared.items():
             element.attrs[key] = uri
-        made = Selector(text=element.serialize(_XML), type="xml")
+        text = element.serialize(_XML)
+        left -= len(text)
+        if left < 0:
+            raise TooComplexError(f"the page is too complex: its nodes have more than {_MAX_NODES} characters")
+        made = Selector(text=text, type="xml")
         prefix = name.partition(":")[0]
         if is_prefixed and f"xmlns:{prefix}" in declared:
             made.register_namespace(prefix, declared[f"xmlns:{prefix}"])
         yield made.xpath("/*")[0]
 
 
-def _declarations(element: Element) -> dict[str, str]:
+def _declarations(node: object) -> dict[str, str]:
     """Return the namespaces in scope at an element, by the attribute that declares them."""
     found: dict[str, str] = {}
-    node: object = element
     while isinstance(node, Element):
-        for key in node.attrs:
-            if key == "xmlns" or key.startswith("xmlns:"):
-                found.setdefault(key, node.attr(key) or "")
+        found = _own_declarations(node) | found
         node = node.parent
     return found
+
+
+def _own_declarations(element: Element) -> dict[str, str]:
+    return {key: uri for key, uri in attributes_of(element).items() if key == "xmlns" or key.startswith("xmlns:")}
 
 
 def csv_rows(

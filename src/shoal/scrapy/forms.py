@@ -1,4 +1,4 @@
-"""``FormRequest``: a request with form data, also filled in from a form of a page."""
+"""``FormRequest``: a request with form data, which can come from a form of a page."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class _Fields:
     """The fields and buttons of a form."""
 
     def __init__(self, form: Element) -> None:
-        self._controls = form.select(_CONTROLS) or _parted_by_a_table(form)
+        self._controls = form.select(_CONTROLS) or _controls_after_form(form)
 
     def values(self) -> Iterator[Pair]:
         """Yield the named fields as a browser would send them, and also disabled ones."""
@@ -144,7 +144,7 @@ class _Fields:
         return found[0]
 
 
-def _parted_by_a_table(form: Element) -> list[Element]:
+def _controls_after_form(form: Element) -> list[Element]:
     """Return the controls that follow a form inside a table. The parser cannot keep them inside the form."""
     parent = form.parent
     if not isinstance(parent, Element) or parent.tag not in _TABLE_PARTS:

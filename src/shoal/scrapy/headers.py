@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 Source: TypeAlias = "Mapping[str, object] | Mapping[bytes, object] | Iterable[tuple[str | bytes, object]] | None"
-"""What headers can be made of: a mapping or pairs. A value is text, bytes, a number, or a list of them."""
+"""The argument of ``Headers``: a mapping or pairs. A value is text, bytes, a number, or a list of them."""
 
 
 class Headers(MutableMapping[object, object]):

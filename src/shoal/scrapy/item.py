@@ -13,7 +13,7 @@ from shoal.scrapy.shared_types import Function, Values
 
 
 class Field(dict[str, Any]):
-    """The metadata of a field: its processors, its serializer, and whatever a project keeps there."""
+    """The metadata of a field: its processors, its serializer, and values of the project."""
 
 
 class ItemMeta(ABCMeta):
@@ -38,7 +38,7 @@ class ItemMeta(ABCMeta):
 
 
 class Item(MutableMapping[str, Any], metaclass=ItemMeta):
-    """A mapping that accepts only the fields its class declares. Another name is a KeyError."""
+    """A mapping that accepts only the fields its class declares. Any other name raises KeyError."""
 
     fields: ClassVar[dict[str, Field]]
     """All declared fields, with their metadata."""

@@ -15,7 +15,8 @@ from urllib.parse import quote, urljoin
 from turbohtml import Document, Element
 
 from shoal.errors import RequestError, SelectorError
-from shoal.urls.normalize import join_url
+from shoal.selector.documents import attributes_of
+from shoal.urls.normalize import LinkJoiner
 
 if TYPE_CHECKING:
     from shoal.scrapy.http import TextResponse
@@ -39,6 +40,7 @@ _SPACE = " \t\n\x0c\r"
 _DEPENDENT = _SPACE + "?#"  # with these, or empty, an href depends on the whole URL of its page
 _UTF_8 = ("utf-8", "utf8", "ascii")
 _MAX_REMEMBERED = 200_000  # decisions of one extractor, up to the end of a page
+_REMEMBERED_LENGTH = 200  # characters: a longer link counts several times
 _UNKNOWN = ""  # no decision was made about this href
 _SAFE = "%/:=&?~#+!$,;'@()*[]"  # in a query
 
@@ -59,7 +61,7 @@ class Link:
 
     @classmethod
     def of(cls, element: Element, url: str) -> Link:
-        """Make the link of an element, whose text and ``rel`` are read when they are needed."""
+        """Make the link of an element. Its text and ``rel`` are read on first use."""
         made = cls.__new__(cls)
         made.url = url
         made.fragment = ""
@@ -167,7 +169,7 @@ class LinkExtractor:
         return found
 
     def matches(self, url: str) -> bool:
-        """Whether the domains and patterns allow a URL. Regions, extensions and texts do not count."""
+        """Whether the domains and patterns allow a URL. Regions, extensions and texts are not checked."""
         return self._matches_domains(url) and self._matches_patterns(url)
 
     def _regions(self, response: TextResponse) -> Iterator[Document | Element]:
@@ -188,12 +190,13 @@ class LinkExtractor:
 
     def _resolver(self, response: TextResponse) -> Callable[[str], str | None]:
         """Return a function that turns an href of this page into a URL to follow, or into None."""
-        base = response.page.base_url
+        base, joiner = response.page.base_url, response.page.joiner
         encoding = response.encoding.lower()
         if self.process_value is not None:
-            return lambda href: self._decide(self._processed(base, response.url, href, encoding))
+            own = LinkJoiner(response.page.url)
+            return lambda href: self._decide(self._processed(joiner, own, base, href, encoding))
         if not self.strip or encoding not in _UTF_8:
-            return lambda href: self._decide(self._absolute(base, href, encoding))
+            return lambda href: self._decide(self._absolute(joiner, href, encoding))
         if self._remembered + len(self._decided) >= _MAX_REMEMBERED:
             self._decided.clear()
             self._remembered = 0
@@ -204,10 +207,10 @@ class LinkExtractor:
             kept = origin if href[:1] == "/" else folder
             url = kept.get(href, _UNKNOWN)
             if url == _UNKNOWN:
-                url = self._decide(self._absolute(base, href, encoding))
+                url = self._decide(self._absolute(joiner, href, encoding))
                 if href[:1] not in _DEPENDENT:
                     kept[href] = url
-                    self._remembered += 1
+                    self._remembered += 1 + (len(href) + len(url or "")) // _REMEMBERED_LENGTH
             return url
 
         return resolve
@@ -224,19 +227,20 @@ class LinkExtractor:
             return canonicalize_url(url)
         return url
 
-    def _absolute(self, base: str, href: str, encoding: str) -> str | None:
-        return _join(base, href.strip(_SPACE) if self.strip else href, encoding)
+    def _absolute(self, joiner: LinkJoiner, href: str, encoding: str) -> str | None:
+        return _join(joiner, href.strip(_SPACE) if self.strip else href, encoding)
 
-    def _processed(self, base: str, page: str, href: str, encoding: str) -> str | None:
-        """Return the absolute URL of what ``process_value`` returns for a link.
+    def _processed(self, joiner: LinkJoiner, own: LinkJoiner, base: str, href: str, encoding: str) -> str | None:
+        """Return the absolute URL of a link after ``process_value``.
 
-        It receives every link, even one that is not the URL of a page: ``javascript:open('/p')``.
+        ``process_value`` receives every link, even one that is not the URL of a page: ``javascript:open('/p')``.
         """
+        joiner.charge(href)
         try:
             value = self.process_value and self.process_value(urljoin(base, href.strip(_SPACE) if self.strip else href))
         except ValueError:  # urljoin refuses a few malformed hosts
             return None
-        return None if value is None else _join(page, value, encoding)
+        return None if value is None else _join(own, value, encoding)
 
     def _matches_patterns(self, url: str) -> bool:
         if self.allow_res and not any(each.search(url) for each in self.allow_res):
@@ -253,7 +257,7 @@ class LinkExtractor:
 
 
 LxmlLinkExtractor = LinkExtractor
-"""Its name in Scrapy's module ``linkextractors.lxmlhtml``."""
+"""The name of LinkExtractor in Scrapy's module ``linkextractors.lxmlhtml``."""
 
 
 class _Source:
@@ -284,9 +288,9 @@ class _Source:
                 yield element, element.attr(name) or ""
             return
         for element in elements:
-            for name in element.attrs:
+            for name, value in attributes_of(element).items():
                 if (self._any or name in self._attrs) and name not in self._denied:
-                    yield element, element.attr(name) or ""
+                    yield element, value
 
 
 def _escaped(name: str) -> str:
@@ -294,7 +298,7 @@ def _escaped(name: str) -> str:
     return re.sub(r"([^\w-])", r"\\\1", name)
 
 
-def _join(base: str, href: str, encoding: str) -> str | None:
+def _join(joiner: LinkJoiner, href: str, encoding: str) -> str | None:
     """Return the absolute URL of an href with its fragment; None if it is not the URL of a page."""
     address, mark, fragment = href.partition("#")
     if " " in address or (encoding not in _UTF_8 and not address.isascii()):
@@ -302,7 +306,7 @@ def _join(base: str, href: str, encoding: str) -> str | None:
         with suppress(LookupError, UnicodeError):  # or else it is sent as UTF-8
             address = path + question + quote(query, safe=_SAFE, encoding=encoding)
     try:
-        return join_url(base, address) + mark + fragment
+        return joiner.join(address) + mark + fragment
     except RequestError:
         return None
 

@@ -16,7 +16,7 @@ _KEPT = 1000
 
 
 class LiveParts(NamedTuple):
-    """What is not stored with a request."""
+    """The parts of a request that stay in memory and are not stored."""
 
     callback: Function | str | None
     errback: Function | str | None
@@ -38,8 +38,8 @@ class LiveObjects:
         return len(self._entries)
 
     def add(self, parts: LiveParts, fingerprint: bytes | None) -> int:
-        """Keep the parts of a request, and return their number. ``fingerprint``: of a request that the frontier may
-        drop as a duplicate."""
+        """Keep the parts of a request, and return their number. ``fingerprint``: None if the frontier does
+        not drop duplicates of the request."""
         if fingerprint is not None and (known := self._numbers.get(fingerprint)) is not None:
             return known
         self._last += 1

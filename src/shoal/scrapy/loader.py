@@ -1,6 +1,6 @@
 """``ItemLoader``: fills an item from queries, through the library ``itemloaders``.
 
-Common cases bypass the library, for speed: one query, an ``Item`` or a dict, and no statistics of rules.
+Common cases bypass the library, for speed: one query, an ``Item`` or a dict, and no ``stats``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-import itemadapter  # noqa: F401 - its module must be there before our items are announced to it
+import itemadapter  # noqa: F401 - support_item_adapter() needs it loaded
 import itemloaders
 
 from shoal.scrapy.item import Item, support_item_adapter
@@ -46,7 +46,7 @@ class ItemLoader(itemloaders.ItemLoader):
             return None  # the response is not text: only values can be added
 
     def _plain_selector(self) -> Selector | None:
-        """The selector, unless the statistics of rules are collected."""
+        """Return the selector; None if the library has to count the queries in ``stats``."""
         return cast("Selector | None", self.selector) if getattr(self, "stats", None) is None else None
 
     def _get_xpathvalues(self, xpaths: str | Iterable[str], *field: str | None, **options: Any) -> list[object]:

@@ -26,7 +26,7 @@ _NOT_CALLED = ("file_path", "thumb_path", "item_completed", "media_downloaded", 
 
 
 class FilesPipeline:
-    """Downloads the files in ``file_urls`` of an item. The entries are in ``files``."""
+    """Downloads the files in ``file_urls`` of an item. The results are in ``files``."""
 
     DEFAULT_FILES_URLS_FIELD: ClassVar[str] = "file_urls"
     DEFAULT_FILES_RESULT_FIELD: ClassVar[str] = "files"
@@ -56,7 +56,7 @@ class FilesPipeline:
 
 
 class ImagesPipeline(FilesPipeline):
-    """Downloads the images in ``image_urls`` of an item. The entries are in ``images``."""
+    """Downloads the images in ``image_urls`` of an item. The results are in ``images``."""
 
     DEFAULT_FILES_URLS_FIELD: ClassVar[str] = "image_urls"
     DEFAULT_FILES_RESULT_FIELD: ClassVar[str] = "images"

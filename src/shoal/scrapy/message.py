@@ -1,4 +1,4 @@
-"""What requests and responses have in common."""
+"""The base class of requests and responses."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ class Message:
         return type(self)(*args, **changes) if cls is None else cls(*args, **changes)
 
     def _prepare(self, changes: dict[str, object]) -> None:
-        """Turn the arguments of ``replace`` into attributes, in a subclass that takes others."""
+        """Convert the arguments of ``replace``, in a subclass whose arguments are not its ``attributes``."""

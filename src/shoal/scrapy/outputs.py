@@ -1,4 +1,4 @@
-"""Converts what a callback returned for the engine: requests, batches of links, and items."""
+"""Converts the results of callbacks for the engine: requests, batches of links, and items."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class OutputConverter:
         """Pipelines that download files for items."""
 
     def start(self, request: Request) -> http.Request | None:
-        """A start request; None if it is left out."""
+        """Convert a start request. None if it is dropped."""
         return self._request(request, 0, "", lambda: "start")
 
     def page(self, parent: http.Request) -> PageOutputs:
-        """Where the outputs of a page's callback go."""
+        """Return the collector for the outputs of a page's callback."""
         referer = parent.url if self._sends_referer else ""
         return PageOutputs(self, parent, referer)
 
     def allows(self, request: Request) -> bool:
-        """Whether a request stays on the allowed domains. One that does not is counted."""
+        """Whether a request stays on the allowed domains. Other requests are counted."""
         if request.dont_filter or self._offsite.allows(request.url):
             return True
         if request._meta and request._meta.get("allow_offsite"):

@@ -87,7 +87,7 @@ class ItemPipelines:
             if fields_of(item).get(field):
                 stats = self._adapter.crawler_view.stats
                 if not stats.get_value("items with files added too late"):
-                    log.error("a pipeline has set %s, and these files are not fetched: set it in the callback", field)
+                    log.error("these files are not fetched: a pipeline set %s too late. Set it in the callback", field)
                 stats.inc_value("items with files added too late")
 
     def _chosen(self, item: object) -> object:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.scrapy import recorded_runs
 from shoal.scrapy.crawler import Crawler
 from shoal.scrapy.deferred import Deferred
-from shoal.scrapy.recorded_runs import FileRun, RecordedRun
+from shoal.scrapy.recorded_runs import CrawlStartReached, RecordedRun
 from shoal.scrapy.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class CrawlerRunner:
     def run_all(self) -> None:
         """Run the crawls to their end."""
         if recorded_runs.current() is not None:
-            raise FileRun
+            raise CrawlStartReached
         from shoal.runs.crawl import run_blocking
 
         runs, self._runs = self._runs, []
@@ -135,7 +135,7 @@ class CrawlerProcess(CrawlerRunner):
 
 
 class AsyncCrawlerProcess(CrawlerProcess):
-    """The same: every crawl of Shoal is asynchronous."""
+    """The same as CrawlerProcess: every crawl of Shoal is asynchronous."""
 
 
 def _adapter(run: RecordedRun) -> ScrapyAdapter:

@@ -47,7 +47,7 @@ def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
         found: list[type[Spider]] = []
         try:
             found = _classes(path, root, as_main=runs.as_main)
-        except recorded_runs.FileRun:
+        except recorded_runs.CrawlStartReached:
             log.info("%s starts a crawl itself: Shoal runs this crawl, and skips the code after it", path)
     for run in runs.runs:
         if not wanted or wanted in (run.kind.__name__, getattr(run.kind, "name", None)):

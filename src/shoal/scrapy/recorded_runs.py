@@ -1,6 +1,6 @@
 """Files that start a crawl themselves: ``CrawlerProcess(...).crawl(Spider)`` and ``start()`` at their end.
 
-While `shoal` loads such a file, the crawls are recorded instead of run, and the file ends at ``start()``.
+While `shoal` loads such a file, the crawls are recorded instead of run, and execution of the file stops at ``start()``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shoal.scrapy.spider import Spider
 _STARTERS = frozenset({"CrawlerProcess", "AsyncCrawlerProcess", "CrawlerRunner", "AsyncCrawlerRunner"})
 
 
-class FileRun(BaseException):
-    """Ends a file at the place where it would start its crawl."""
+class CrawlStartReached(BaseException):
+    """Stops the execution of a file where it would start its crawl."""
 
 
 class RecordedRun(Struct):
@@ -42,7 +42,7 @@ _current: Recording | None = None
 
 
 def current() -> Recording | None:
-    """The active recording. None: the crawls of this process run."""
+    """The active recording. None if crawls of this process are run, not recorded."""
     return _current
 
 
@@ -81,7 +81,7 @@ def _starts(node: ast.AST) -> bool:
 
 
 def _calls_starter(node: ast.AST, tree: ast.Module) -> bool:
-    """Whether this node of the guard calls a function of the file that starts a crawl."""
+    """Whether this node calls a function of the file that starts a crawl."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == node.func.id]

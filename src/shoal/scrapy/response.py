@@ -56,7 +56,7 @@ class Response(Message):
         self._flags = list(flags) if flags else None
         self.request = request
         self._page: http.Response | None = None
-        """The page that Shoal fetched. Its headers count while ``_headers`` is None."""
+        """The page that Shoal fetched. Its headers are used until ``_headers`` is set."""
         if certificate is not None or ip_address is not None or protocol is not None:
             self.certificate, self.ip_address, self.protocol = certificate, ip_address, protocol
 
@@ -188,7 +188,7 @@ class TextResponse(Response):
 
     @property
     def page(self) -> http.Response:
-        """The page as Shoal has it."""
+        """The page as a response of Shoal."""
         if self._page is None:
             headers = dict(self.headers.to_tuple_list())
             if self._encoding is not None:
@@ -237,6 +237,8 @@ class TextResponse(Response):
     def urljoin(self, url: str) -> str:
         if self._base is None:
             self._base = self.page.base_url
+        if self._base.startswith("http"):  # not a data: or file: URL
+            self.page.joiner.charge(url)
         return join(self._base, url)
 
     def follow(

@@ -1,4 +1,4 @@
-"""What callbacks return: nothing, one output, or many."""
+"""Iterates over the result of a callback: nothing, one output, or many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SINGLE = (dict, Item, str, bytes)
 
 
 def each_result(result: object) -> Iterable[object]:
-    """Return the outputs in what a callback returned. A dict and an item are one output each."""
+    """Return the outputs in the result of a callback. A dict and an item are one output each."""
     if result is None:
         return ()
     return (result,) if isinstance(result, _SINGLE) or not hasattr(result, "__iter__") else result

@@ -46,7 +46,7 @@ SENT = frozenset(
     {engine_started, engine_stopped, spider_opened, spider_idle, spider_closed, spider_error, request_scheduled,
      request_reached_downloader, response_received, response_downloaded, item_scraped, item_dropped, item_error}
 )  # fmt: skip
-"""The signals that Shoal sends. Functions that are connected to others are never called."""
+"""The signals that Shoal sends. Handlers of other signals are never called."""
 
 
 class SignalManager:

@@ -79,7 +79,7 @@ _ALWAYS: dict[str, tuple[str, Convert]] = {
     "AUTOTHROTTLE_ENABLED": ("throttle.enabled", _bool),
     "URLLENGTH_LIMIT": ("scope.max_url_length", lambda value: int(value) or _ANY_LENGTH),
 }
-"""Settings that are used even if only Scrapy's default is known."""
+"""Settings that are used even if nobody sets them: then with Scrapy's default."""
 _IF_SET: dict[str, tuple[str, Convert]] = {
     "USER_AGENT": ("user_agent", str),
     "DEPTH_LIMIT": ("scope.max_depth", _or_none),
@@ -99,7 +99,7 @@ _IF_SET: dict[str, tuple[str, Convert]] = {
 }
 """Settings that are used only if the project or the spider sets them."""
 
-DONE_HERE = frozenset(
+USED_BY_ADAPTER = frozenset(
     {"ITEM_PIPELINES", "DOWNLOADER_MIDDLEWARES", "SPIDER_MIDDLEWARES", "EXTENSIONS", "CLOSESPIDER_ITEMCOUNT",
      "CLOSESPIDER_TIMEOUT", "CLOSESPIDER_ERRORCOUNT", "COOKIES_ENABLED", "RETRY_ENABLED", "REDIRECT_ENABLED",
      "METAREFRESH_ENABLED", "METAREFRESH_MAXDELAY", "HTTPERROR_ALLOWED_CODES", "HTTPERROR_ALLOW_ALL", "DEPTH_PRIORITY",
@@ -157,7 +157,7 @@ def _source(settings: Settings, name: str) -> str:
 def unused_settings(settings: Settings) -> list[tuple[str, str]]:
     """The settings of the project that Shoal does not use, each with where it is set. The spider can read them from
     ``self.settings``."""
-    known = _ALWAYS.keys() | _IF_SET.keys() | DONE_HERE
+    known = _ALWAYS.keys() | _IF_SET.keys() | USED_BY_ADAPTER
     return [(name, settings.source(name)) for name in settings if settings.source(name) and name not in known]
 
 

@@ -123,7 +123,7 @@ def _make_item(where: str, fields: dict[str, object]) -> object:
         or (issubclass(kind, Mapping) and hasattr(kind, "fields"))
     )
     if not is_item:
-        raise RequestError(f"a stored request has an item of the class {where}, which the spider does not have")
+        raise RequestError(f"cannot read a stored item: the spider has no item class {where}")
     if issubclass(kind, Mapping):
         return kind(**fields)
     made = object.__new__(kind)  # a constructor may take other arguments than the fields

@@ -24,13 +24,13 @@ class _Part(NamedTuple):
     selector: str
     """Empty: the queried node itself."""
     below: str
-    """The selector for nodes below an element. It has a limit, because its first compound could match above it."""
+    """The selector for nodes below an element. ``:scope`` keeps its first part from matching above that element."""
     step: str
     """The XPath from the elements to their strings; empty for the elements themselves."""
     contains: tuple[str, ...] = ()
     """Texts that the elements must contain."""
     outer: _Part | None = None
-    """The selector of the elements below which this one selects."""
+    """The part that selects the ancestors; ``selector`` is relative to them."""
 
     def elements(self, node: Node) -> list[Element]:
         """Return the matching elements at or below the node."""
@@ -47,7 +47,7 @@ class _Part(NamedTuple):
         if type(node) is Document:
             return node.select(self.selector)
         found = node.select(self.below)
-        # Only a single compound can match the node itself: several start above or beside the elements they match.
+        # A selector with combinators cannot match the node itself: it would start above or beside it.
         if self.below == self.selector and node.matches(self.selector):
             found.insert(0, cast("Element", node))
         return found
@@ -58,10 +58,10 @@ _in_order = XPath("$found | $found")
 
 class _CssQuery(NamedTuple):
     parts: dict[str, _Part]
-    """By the XPath variable that ``steps`` uses for their elements."""
+    """By the name of the XPath variable in ``steps`` that holds their elements."""
     steps: XPath
     plain: _Part | None
-    """The only part of a query for elements, which needs no steps."""
+    """The only part, if the query selects elements and needs no steps."""
 
 
 def find_css(root: Root, query: str) -> list[Root]:
@@ -154,7 +154,7 @@ def _part(selector: str, bare: str, step: str) -> _Part:
 
 
 def _part_with_contains(selector: str, bare: str, step: str, call: re.Match[str]) -> _Part:
-    """A selector whose last ``:contains(...)`` is ``call``. turbohtml does not have it: compare the texts here."""
+    """A selector whose last ``:contains(...)`` is ``call``. turbohtml lacks it: the texts are compared here."""
     match = _CONTAINS.fullmatch(selector, *call.span())
     if match is None:
         raise ValueError(':contains() needs a text: :contains("text")')

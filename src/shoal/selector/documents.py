@@ -11,7 +11,7 @@ import turbohtml
 from turbohtml import Document, Element, Node
 
 from shoal import parsing
-from shoal.errors import SelectorError
+from shoal.errors import SelectorError, TooComplexError
 
 Json: TypeAlias = dict[str, object] | list[object] | float | bool | None
 Root: TypeAlias = Node | str | Json
@@ -22,6 +22,7 @@ _XML = turbohtml.Html(xml=True)
 _top_element = turbohtml.XPath("/*")
 _XML_DECLARATION = re.compile(r"\ufeff?\s*<\?xml\s")
 _JSON_CONTAINER = re.compile(r"\s*[\[{]")
+_MAX_RENAMED = 10_000_000  # attributes to rename, times all attributes of the element: about half a second
 _ENTITY = re.compile(r"&(?!(?:amp|lt);)(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 
 
@@ -123,6 +124,17 @@ def replace_entities(text: str) -> str:
     return _ENTITY.sub(lambda found: unescape(found[0]), text) if "&" in text else text
 
 
+def attributes_of(element: Element) -> dict[str, str]:
+    """Return the attributes of an element as the page has them.
+
+    The time is linear: searching one attribute by its name visits those before it, and a page may have a million.
+    """
+    return {
+        name: value if isinstance(value, str) else element.attr(name) or ""  # turbohtml splits a few, such as class
+        for name, value in element.attrs.items()
+    }
+
+
 def drop(root: Root) -> None:
     """Remove a node from its document. SelectorError for the top of a document, and for everything but nodes."""
     if not isinstance(root, Node):
@@ -135,7 +147,8 @@ def drop(root: Root) -> None:
 
 
 def remove_namespaces(root: Root) -> None:
-    """Remove the prefixes and declarations of namespaces at and below a node."""
+    """Remove the prefixes and declarations of namespaces at and below a node. TooComplexError if an element has too
+    many attributes."""
     node = top(root)
     if not isinstance(node, Element):
         return
@@ -143,7 +156,10 @@ def remove_namespaces(root: Root) -> None:
         if ":" in element.tag:
             element.tag = element.tag.rpartition(":")[2]
         attributes = element.attrs
-        for name in [name for name in attributes if ":" in name or name == "xmlns"]:
+        renamed = [name for name in attributes if ":" in name or name == "xmlns"]
+        if len(renamed) * len(attributes) > _MAX_RENAMED:
+            raise TooComplexError(f"the page is too complex: an element has {len(renamed)} attributes with a prefix")
+        for name in renamed:
             value = attributes.pop(name)
             if not name.startswith("xmlns"):
                 attributes[name.rpartition(":")[2]] = value

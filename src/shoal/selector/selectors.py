@@ -1,4 +1,4 @@
-"""``Selector`` and ``SelectorList``: what users query, with the names and behaviour of parsel."""
+"""``Selector`` and ``SelectorList``, with the names and behaviour of parsel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ from typing import Any, Literal, cast, overload
 
 from turbohtml import Element, Node
 
+from shoal.errors import TooComplexError
 from shoal.selector.css import find_css
-from shoal.selector.documents import Root, content, drop, is_xml, parse_text, remove_namespaces, replace_entities, top
+from shoal.selector.documents import (
+    Root,
+    attributes_of,
+    content,
+    drop,
+    is_xml,
+    parse_text,
+    remove_namespaces,
+    replace_entities,
+    top,
+)
 from shoal.selector.json_queries import find_jmespath
 from shoal.selector.usage import counted
 from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
 _NOT_SET = cast("Root", object())
+_FEW = 16  # results whose content needs no limit
+_MAX_CONTENT = 48 << 20  # characters
 
 
 class _Searchable(ABC):
@@ -48,8 +61,8 @@ class _Searchable(ABC):
         return next(self._matches(regex, replace_entities), default)
 
     def _matches(self, regex: str | Pattern[str], replace: bool) -> Iterator[str]:
-        pattern = re.compile(regex)
-        return (match for root in self._contents() for match in _matches(root, pattern, replace))
+        pattern, budget = re.compile(regex), _ContentBudget()
+        return (match for root in self._contents() for match in _matches(budget.content(root), pattern, replace))
 
 
 class Selector(_Searchable):
@@ -143,7 +156,7 @@ class Selector(_Searchable):
         node = top(self.root)
         if not isinstance(node, Element):
             return {}
-        found = {name: node.attr(name) or "" for name in node.attrs}
+        found = attributes_of(node)
         if any(name.startswith("xmlns") for name in found) and is_xml(node):
             return {name: value for name, value in found.items() if name.partition(":")[0] != "xmlns"}
         return found
@@ -235,8 +248,10 @@ class SelectorList(_Searchable, Sequence[Selector]):
     extract_first = get
 
     def getall(self) -> list[Any]:
-        """Return all results (strings, or JSON values)."""
-        return [root if type(root) is str else content(root) for root in self._roots]
+        """Return all results (strings, or JSON values). TooComplexError if elements inside each other repeat a huge
+        text."""
+        get = content if len(self._roots) <= _FEW else _ContentBudget().content
+        return [root if type(root) is str else get(root) for root in self._roots]
 
     extract = getall
 
@@ -257,14 +272,33 @@ class SelectorList(_Searchable, Sequence[Selector]):
         return f"SelectorList({list(self)!r})"
 
 
+class _ContentBudget:
+    """Limits the content of several results: 500 elements inside each other all contain the same text."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _MAX_CONTENT
+
+    def content(self, root: Root) -> object:
+        found = content(root)
+        if isinstance(found, str):
+            self._left -= len(found)
+            if self._left < 0:
+                raise TooComplexError(
+                    f"the page is too complex: the results of a query have more than {_MAX_CONTENT} characters"
+                )
+        return found
+
+
 def _merge(registered: Namespaces | None, more: Namespaces | None) -> dict[str, str] | None:
     if not more:
         return cast("dict[str, str] | None", registered)
     return {**(registered or {}), **more}
 
 
-def _matches(root: Root, pattern: Pattern[str], replace: bool) -> Iterator[str]:
-    text = str(content(root))
+def _matches(content: object, pattern: Pattern[str], replace: bool) -> Iterator[str]:
+    text = str(content)
     if "extract" in pattern.groupindex:
         first = pattern.search(text)
         found = iter([first["extract"]] if first and first["extract"] is not None else [])

@@ -1,4 +1,4 @@
-"""Which queries of a crawl never matched: a query that finds nothing on any page usually has a typing error."""
+"""Finds queries that matched on no page of a crawl: they usually have a typo."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _MAX_LENGTH = 200  # of a query that is tracked
 
 
 class QueryUsage:
-    """The queries of one crawl. A query that has matched once costs one look-up from then on."""
+    """The queries of one crawl. A query that has matched once costs only one set lookup."""
 
     __slots__ = ("_missed", "_page", "matched")
 
     def __init__(self) -> None:
         self.matched: set[str] = set()
         self._missed: dict[str, tuple[int, int]] = {}
-        """By query: on how many pages it found nothing, and the last of them."""
+        """By query: the number of pages without a match, and the last of these pages."""
         self._page = 0
 
     def begin_page(self) -> None:
-        """The queries from now on belong to another page."""
+        """Count the following queries for a new page."""
         self._page += 1
 
     def count(self, query: str, has_found: bool) -> None:
@@ -41,12 +41,12 @@ class QueryUsage:
         return len(query) <= _MAX_LENGTH and max(len(self._missed), len(self.matched)) < _MAX_QUERIES
 
     def unmatched(self) -> dict[str, int]:
-        """The queries that never matched, with the number of pages, most pages first."""
+        """The queries that never matched, with their numbers of pages, most pages first."""
         return {query: pages for query, (pages, _) in sorted(self._missed.items(), key=lambda each: -each[1][0])}
 
 
 current: ContextVar[QueryUsage | None] = ContextVar("shoal_query_usage", default=None)
-"""Of the crawl that this task belongs to."""
+"""The usage of the crawl that this task belongs to."""
 
 
 def counted(query: str, found: list[T]) -> list[T]:
@@ -58,7 +58,7 @@ def counted(query: str, found: list[T]) -> list[T]:
 
 
 def begin_page() -> None:
-    """The queries of this task from now on belong to another page."""
+    """Count the following queries of this task for a new page."""
     usage = current.get()
     if usage is not None:
         usage.begin_page()

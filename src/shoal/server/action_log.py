@@ -19,9 +19,9 @@ def action_log(request: Request) -> ActionLog:
 
 
 async def record_action(request: Request, what: str, target: str, detail: str = "") -> None:
-    """Add an action of this request's caller. It has been done, so a log that cannot be written is not an error."""
+    """Log an action of this request's caller. The action is already done, so a failure to log it is only a warning."""
     who = f"{request.state.caller or request.state.role} ({request.state.address or 'unknown address'})"
     try:
         await action_log(request).add(who, what, target, detail)
     except FrontierError as exc:
-        log.warning("not in the action log: %s %s by %s: %s", what, target, who, exc)
+        log.warning("could not write to the action log: %s %s by %s: %s", what, target, who, exc)

@@ -44,19 +44,19 @@ If the server has a token, send it as `Authorization: Bearer TOKEN`. All errors 
 _TOKEN = [Security(HTTPBearer(auto_error=False)), Security(APIKeyHeader(name="X-API-Key", auto_error=False))]
 
 
-def create_app(config: Config, *, visits: bool = False) -> FastAPI:
+def create_app(config: Config, *, ui_only: bool = False) -> FastAPI:
     """Build the API and the dashboard as an ASGI application. ConfigError if it would accept anyone on the network, or
     shoal.toml has an invalid schedule or notifications that cannot work.
 
-    ``visits``: for a store that other processes work on. Batches, schedules and notifications are left to them.
+    ``ui_only``: other processes use the store and handle its batches, schedules and notifications.
     """
     check_binding(config.serve)
     schedules_of_file()
-    notifier = Notifications(config, active=not visits)  # before it serves, so that a wrong setting is one line
+    notifier = Notifications(config, active=not ui_only)  # now: a wrong setting is a ConfigError
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, notifier, visits=visits)
+        server = app.state.server = Server(config, notifier, ui_only=ui_only)
         await server.open()
         try:
             yield
@@ -68,9 +68,9 @@ def create_app(config: Config, *, visits: bool = False) -> FastAPI:
         openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     install(app)
-    if not visits:
+    if not ui_only:
         app.include_router(crawl.router, dependencies=_TOKEN)
-    # The first one has /api/runs/compare, which is no run.
+    # run_reports comes before runs, or else /api/runs/compare would match /api/runs/{run_id}.
     for each in (run_reports, runs, charts, hosts, workers, clusters, schedules, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
     app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])

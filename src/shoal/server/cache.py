@@ -1,4 +1,4 @@
-"""Values that many readers share for a short time."""
+"""A cache for values that many readers share for a short time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LIMIT = 300
 
 
 class TimedCache:
-    """Keeps each value for some seconds. Readers that come at the same time wait for one of them to make it."""
+    """Keeps each value for some seconds. Concurrent readers of a key share one call of ``make``."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, tuple[float, Any]] = {}
         self._locks: dict[Hashable, asyncio.Lock] = {}
 
     async def get(self, key: Hashable, seconds: float, make: Callable[[], Awaitable[T]]) -> T:
-        """The value of a key, made anew if it is older than this. What ``make`` raises is raised, and not kept."""
+        """The value of a key, from ``make`` if it is older than ``seconds``. Errors of ``make`` are not cached."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             made_at, value = self._values.get(key, (-seconds, None))
             if time.monotonic() - made_at >= seconds or key not in self._values:

@@ -51,7 +51,7 @@ class Jobs:
         self._requests: dict[str, _JobRequest] = {}
         self._failures: dict[str, str] = {}
         self._admission = asyncio.Lock()
-        """Two starts at once neither exceed the limit nor resume the same run."""
+        """Prevents concurrent starts from exceeding the limit or resuming the same run."""
 
     def failure(self, run_id: str) -> str:
         """Why a run failed in this server, or an empty string."""
@@ -94,8 +94,8 @@ class Jobs:
             await _wait_until_started(self._add(run, self._make_crawl(job_request), job_request))
 
     async def take(self, run: Run, chosen: Chosen) -> Job:
-        """Work on a run that is in the store. Other servers see by its heartbeats that it is worked on.
-        TooManySessionsError: the server is at its limit."""
+        """Start to crawl a run of the store. Its heartbeats tell other servers that it is taken. TooManySessionsError:
+        the server is at its limit."""
         await self._wait_for_ended()
         async with self._admission:
             job_request = _JobRequest(chosen, None)
@@ -104,7 +104,7 @@ class Jobs:
             return self._add(run, crawl, job_request)
 
     def has(self, run_id: str) -> bool:
-        """Whether a run works in this server."""
+        """Whether this server crawls a run."""
         return run_id in self._jobs
 
     async def _wait_for_ended(self) -> None:
@@ -161,7 +161,7 @@ class Jobs:
         return failure
 
     async def poll_state(self, run_id: str) -> None:
-        """Do at once what the state of a run asks for: pause, continue, or stop."""
+        """Apply the state of a run at once: pause, continue, or stop."""
         job = self._jobs.get(run_id)
         if job is not None:
             await job.crawl.poll_state()

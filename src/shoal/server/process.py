@@ -20,12 +20,12 @@ from shoal.server.state import Server
 _SHUTDOWN_TIMEOUT = 3  # seconds for open responses
 
 
-def serve(config: Config, *, visits: bool = False) -> None:
+def serve(config: Config, *, ui_only: bool = False) -> None:
     """Serve until asked to stop. ConfigError if the server would accept anyone on the network, or cannot listen.
 
-    ``visits``: see `create_app`.
+    ``ui_only``: see `create_app`.
     """
-    app = create_app(config, visits=visits)
+    app = create_app(config, ui_only=ui_only)
     _check_address(config.serve.host, config.serve.port)
     process = _Process(
         uvicorn.Config(
@@ -43,7 +43,7 @@ def serve(config: Config, *, visits: bool = False) -> None:
 
 
 def _check_address(host: str, port: int) -> None:
-    """ConfigError if the server cannot listen there. uvicorn would log it and exit with a code of its own."""
+    """Raise ConfigError if the server cannot listen there. uvicorn would only log it and exit."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as exc:
@@ -53,7 +53,7 @@ def _check_address(host: str, port: int) -> None:
 
 
 class _Process(uvicorn.Server):
-    """Wakes the callers that wait for a batch before it waits for their connections to close."""
+    """Shuts down without waiting for batches: responds to their callers first."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)

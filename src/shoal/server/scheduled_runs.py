@@ -30,14 +30,14 @@ log = logging.getLogger("shoal.server")
 
 _ROLE = "server"
 _MAX_TTL = 15.0
-"""Seconds without a renewal after which another server takes a run, at most."""
+"""The longest time in seconds without a renewal before another server takes over a run."""
 _CHECK_EVERY = 2.0
-"""Seconds between two searches for runs that no server works on, at least."""
+"""The shortest time in seconds between two searches for runs that no server crawls."""
 _RELEASE_TIMEOUT = 1.0
 
 
 class ScheduledRuns:
-    """Makes the runs of schedules, and works on those that are for servers."""
+    """Creates the runs of schedules, and crawls those that are not for workers."""
 
     def __init__(
         self, schedules: Schedules, jobs: Jobs, config: Config, make_orchestrator: Callable[[], Orchestrator]
@@ -69,12 +69,12 @@ class ScheduledRuns:
         if clock.now() - self._checked_at < _CHECK_EVERY:
             return
         self._checked_at = clock.now()
-        # A paused run is left alone: it is worked on again when somebody resumes it.
+        # A paused run is taken over only after somebody resumes it.
         for run in await self._store.list_runs(project=self._schedules.project, states=("queued", "running")):
             self._begin(run)
 
     def _begin(self, run: Run) -> None:
-        """Work on a run, unless it is not for servers, or this one does already."""
+        """Start to crawl a run, unless it is for workers, or this server already crawls it."""
         if "registered" not in run.settings or run.run_id in self._tasks or self._jobs.has(run.run_id):
             return
         task = self._tasks[run.run_id] = asyncio.create_task(self._work(run))
@@ -100,7 +100,7 @@ class ScheduledRuns:
             frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
             claim = await frontier.claim(_ROLE, self._ttl)
         except ShoalError as exc:  # the store is away, or the run was deleted
-            log.debug("run %s cannot be taken: %s", run.run_id, exc)
+            log.debug("cannot take over run %s: %s", run.run_id, exc)
             return
         if claim is None:
             return  # another server works on it
@@ -137,17 +137,17 @@ class ScheduledRuns:
             await self._fail(run, name, failure)
 
     async def _keep(self, frontier: Frontier, claim: Claim, job: Job) -> None:
-        """Renew the role. If another server has it, stop working."""
+        """Renew the role. If another server has taken it, stop the crawl."""
         while True:
             await asyncio.sleep(self._ttl / 3)
             with suppress(ShoalError):
                 if not await frontier.advance(claim, b"", self._ttl):
-                    log.warning("another server has taken over a run")
+                    log.warning("this server stops a crawl: another server has taken over its run")
                     job.crawl.stop(GRACE)
                     return
 
     async def _fail(self, run: Run, name: str, error: Exception) -> None:
-        """Cancel a run that cannot work. Otherwise it would start again and again, and hold up its schedule."""
+        """Cancel a run that cannot be crawled. Otherwise it would be restarted forever and block its schedule."""
         log.error("run %s of schedule %s failed: %s", run.run_id, name, error)
         with suppress(FrontierError, RunError):
             await self._store.transition(run.run_id, "cancelled")

@@ -23,7 +23,7 @@ _RENEW_AFTER = LIFETIME / 4
 
 
 class DashboardSession(Struct, frozen=True):
-    """Someone who logged in."""
+    """The session of somebody who logged in."""
 
     name: str
     """The name of the token; empty for the main one."""
@@ -34,7 +34,7 @@ class DashboardSession(Struct, frozen=True):
 
     @property
     def is_due(self) -> bool:
-        """Whether it should be renewed."""
+        """Whether the cookie should be renewed."""
         return time.time() > self.expires_at - LIFETIME + _RENEW_AFTER
 
 

@@ -1,4 +1,4 @@
-"""What the server keeps open: stores, batch sessions, connections."""
+"""The state of the server: stores, batch sessions, connections."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class SettingInForce(NamedTuple):
 
 
 class Server:
-    """One process of the API. A server that it cannot reach is tried again with the next request that needs it."""
+    """One process of the API. If a store or broker is unreachable, the next request that needs it tries again."""
 
-    def __init__(self, config: Config, notifications: Notifications, *, visits: bool = False) -> None:
-        """``visits``: see `shoal.server.app.create_app`."""
+    def __init__(self, config: Config, notifications: Notifications, *, ui_only: bool = False) -> None:
+        """``ui_only``: see `shoal.server.app.create_app`."""
         config.refuse_tor("the API")
         self.config = config
         self.notifications = notifications
-        self.visits = visits
+        self.ui_only = ui_only
         self.views = LiveViews()
         self.cache = TimedCache()
         self.snapshots: SharedSnapshot
@@ -101,7 +101,7 @@ class Server:
         self.schedule_runner = ScheduleRunner(self.schedules, self.scheduled_runs)
         self.scheduled_runs.on_ended = self.schedule_runner.wake
         self.attention = Attention(self.store, config, self.notifications, self.schedules, without=[BatchSpider.name])
-        if not self.visits:
+        if not self.ui_only:
             await self.local.open()
             self.remote.start()
             self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
@@ -110,11 +110,11 @@ class Server:
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     async def _open_store(self) -> Store:
-        """A store in memory or in a file belongs to this server: commands of this machine use it through a socket."""
+        """Open the store. If it is in memory or in a file, commands of this machine use it through a socket."""
         url = self.config.frontier
-        if not self.visits and url.startswith(("memory:", "sqlite:")):
+        if not self.ui_only and url.startswith(("memory:", "sqlite:")):
             return (await open_served(url, "server", self._opened)).store
-        store = await (join_store if self.visits else open_store)(url)
+        store = await (join_store if self.ui_only else open_store)(url)
         self._opened.push_async_callback(store.close)
         return store
 
@@ -162,7 +162,7 @@ class Server:
 
     def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
         """The screens of the dashboard that someone with this role may see, with their names."""
-        hidden = {*(SERVED_ONLY if self.visits else ()), *(() if role == "admin" else ADMIN_ONLY)}
+        hidden = {*(SERVED_ONLY if self.ui_only else ()), *(() if role == "admin" else ADMIN_ONLY)}
         return tuple(each for each in NAVIGATION if each[0] not in hidden)
 
     def vitals(self) -> Vitals:
@@ -173,7 +173,7 @@ class Server:
         )  # fmt: skip
 
     async def why_not_ready(self) -> str:
-        """Why the server cannot work now, or an empty string."""
+        """Return why the server is not ready, or an empty string."""
         try:
             async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.run_state("none")

@@ -53,7 +53,7 @@ _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
 _PART_OPTIONS = {"part_mb": "part_mb=N", "part_seconds": "part_seconds=N"}
 """The options of object storage, in addition to those of the format."""
 _MAX_COLUMNS: dict[_Kind, int] = {"postgresql": 400, "mysql": 180}
-"""The default limit. A row holds 8 KB of pointers to long values, of 18 and 40 bytes each."""
+"""The default limit of columns. A row has room for 8 KB, and each long value needs a pointer of 18 or 40 bytes."""
 _FORMS = (
     "file.jsonl, file.csv, file.parquet, file.db, sqlite:///file.db?table=name, "
     "postgresql://user:password@host/database?table=name, mysql://user:password@host/database?table=name, "
@@ -276,7 +276,7 @@ def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tu
 
 
 def _parse_server(spec: str, scheme: str) -> _Target:
-    """Errors do not show the URL: in an invalid one, any part may belong to the password."""
+    """Parse the URL of a database. Errors do not show it: any part of an invalid URL may belong to the password."""
     kind = _SERVERS[scheme]
     form = f"{scheme}://user:password@host:port/database?table=name"
     try:

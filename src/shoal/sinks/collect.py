@@ -60,7 +60,7 @@ class CollectSink:
             self._seq = max(self._seq, items[-1].seq)
 
     def leave(self) -> None:
-        """The program stopped reading the queue: drop its items and all further ones, and never wait."""
+        """Drop all items from now on, without waiting: the program stopped reading the queue."""
         self._is_abandoned = True
         while isinstance(self._target, asyncio.Queue) and not self._target.empty():
             self._target.get_nowait()

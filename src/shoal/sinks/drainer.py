@@ -84,7 +84,7 @@ class Drainer:
         self._last: LoggedItem | None = None
         """The last item that was read. With it the store can detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
-        """The cursor of a move whose answer was lost."""
+        """The cursor that was sent to the store without an answer."""
         self._failures = 0
         """Failures of the sink since the cursor last moved."""
         self._is_broken = False
@@ -114,7 +114,7 @@ class Drainer:
         await self._open(await self._take_role(self._ttl + 1 if wait is None else wait))
 
     async def try_start(self) -> bool:
-        """The same without waiting. Return False if another process holds the role."""
+        """Like ``start``, but without waiting. Return False if another process holds the role."""
         claim = await self._try_role()
         if claim is None:
             return False
@@ -230,7 +230,7 @@ class Drainer:
             await self._move(self._position, self._state)
 
     async def _confirm(self) -> bool:
-        """Repeat a move of the cursor whose answer was lost. Return False if there is none."""
+        """Send the cursor again whose answer was lost. Return False if there is none."""
         if self._unconfirmed is None:
             return False
         await self._move(*self._unconfirmed)
@@ -271,7 +271,7 @@ class Drainer:
                     await self._reopen()
                 return await step()
             except StoreAwayError as exc:  # without a limit: the engine decides when to give up
-                log.debug("the output waits for the frontier's server: %s", exc)
+                log.debug("the output waits until the frontier's server responds: %s", exc)
                 await asyncio.sleep(_AWAY_POLL)
                 continue
             except StoreRewoundError:
@@ -377,20 +377,26 @@ def is_retryable(error: SinkError | OSError) -> bool:
 async def export(
     frontier: ItemLog, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
 ) -> int:
-    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items."""
+    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items.
+
+    StoreRewoundError if the store was rewound meanwhile: then the log is another one, and the output is incomplete."""
     await sink.open(b"")
-    count = position = 0
+    count, last = 0, None
     try:
-        while items := await frontier.read_items(position, batch):
+        while items := await frontier.read_items(last.seq if last else 0, batch, last=last):
             await sink.write(items)
-            position = items[-1].seq
+            last = items[-1]
             count += len(items)
             if on_progress is not None:
                 on_progress(count)
         await sink.flush()
-    except BaseException:
+    except BaseException as exc:
         with suppress(SinkError, OSError):
             await sink.close(finished=False)
+        if isinstance(exc, StoreRewoundError):
+            raise StoreRewoundError(
+                "the store went back in time during the export, so the output is incomplete; export again"
+            ) from exc
         raise
     await sink.close(finished=True)
     return count

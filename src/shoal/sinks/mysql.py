@@ -57,7 +57,7 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
 _READ_TIMEOUT = "_read_timeout"
-"""PyMySQL has no other way to change the timeout of a connection."""
+"""A private attribute: PyMySQL has no other way to change the timeout of a connection."""
 
 _MAX_CHUNK = 4 << 20
 _CONFLICTS = (ER.LOCK_DEADLOCK, ER.CHECKREAD, ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.DUP_FIELDNAME,
@@ -130,7 +130,7 @@ class MySQLSink(ServerSink[Columns]):
         self._disconnect_now()
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
-        """Run it in a thread. A cancellation shuts the socket, so the thread ends soon even if the server is frozen."""
+        """Run a call in a thread. A cancellation closes the socket, so the thread ends even if the server is frozen."""
         task = asyncio.ensure_future(asyncio.to_thread(work, *args))
         try:
             return await asyncio.shield(task)
@@ -162,7 +162,7 @@ class MySQLSink(ServerSink[Columns]):
             setattr(database, _READ_TIMEOUT, self._server.timeout)
 
     async def _ask_if_exists(self, statement: str) -> Rows | None:
-        """None: the table does not exist."""
+        """Run a query. None if its table does not exist."""
         try:
             return await self._ask(statement)
         except pymysql.MySQLError as exc:

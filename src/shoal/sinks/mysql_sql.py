@@ -14,7 +14,7 @@ from pymysql.converters import escape_string
 from shoal.sinks.tables import Change, Kind, Naming, json_of, text_of
 
 SPARE = "_shoal_widened"
-"""The column that a rewrite of a column uses. It is left behind only by a process that died during one."""
+"""The temporary column of a column rewrite. It remains only if a process dies during the rewrite."""
 MAX_JSON_DEPTH = 30  # MariaDB takes JSON with up to 32 levels, MySQL with 100
 _KEY_LENGTH = 255
 

@@ -24,14 +24,14 @@ from shoal.sinks.tablesink import TableSink
 C = TypeVar("C", bound=Columns)
 
 REWRITE_FACTOR = 20
-"""How many times longer a change of a column's type may take than anything else: the server rewrites the table."""
+"""The factor for the timeout of a change of a column's type: the server rewrites the table."""
 _MAX_ATTEMPTS = 20
 """How often a write is tried while other processes change or lock its tables."""
 _MAX_PAUSE = 0.05
 
 
 class ServerSink(TableSink, Generic[C]):
-    """See the module. ``C`` is what the database knows of a table's columns."""
+    """See the module. ``C`` describes the columns of a table."""
 
     _DRIVER_ERRORS: ClassVar[tuple[type[Exception], ...]]
 
@@ -45,7 +45,8 @@ class ServerSink(TableSink, Generic[C]):
 
     @asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
-        """An error or a cancellation leaves the connection in an unknown state: drop it."""
+        """Turn errors of the driver into a SinkError. Drop the connection after any error or cancellation, because its
+        state is unknown."""
         try:
             yield
         except BaseException as exc:
@@ -128,18 +129,18 @@ class ServerSink(TableSink, Generic[C]):
         self._ready.add(name)
 
     async def _poll_lock(self, name: str, take: str) -> None:
-        """Poll for the lock of a table, so that a frozen server cannot block it."""
+        """Poll for the lock of a table. A blocking wait could hang on a frozen server."""
         deadline = time.monotonic() + self._server.timeout * REWRITE_FACTOR
         while not await self._is_true(take):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"another process is still changing the table {name!r}")
             await asyncio.sleep(random.uniform(0.01, _MAX_PAUSE))
 
-    # -- what a database does
+    # -- implemented for each database
 
     @abstractmethod
     async def _is_true(self, condition: str, longer: int = 1) -> bool:
-        """The answer to a query with one value. It may take ``longer`` times the timeout."""
+        """Return whether a query's only value is true. It may take ``longer`` times the timeout."""
 
     @abstractmethod
     def _drop_connection(self) -> None:
@@ -178,7 +179,7 @@ class ServerSink(TableSink, Generic[C]):
 
     @abstractmethod
     def _exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
-        """One process at a time is in here for a table."""
+        """Hold the lock of a table: only one process at a time has it."""
 
     @abstractmethod
     async def _columns(self, name: str) -> C | None:

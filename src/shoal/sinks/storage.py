@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 TEMPORARY = ".shoal-tmp"
 BLOCK = 4096
+OUTPUT_MODE = 0o666  # of a new file, restricted by the umask
 """A saved state has a checksum of this many bytes before its offset."""
 _OWNER = "user.shoal.run"
 """The extended attribute that names the run that wrote a file. Not every file system supports it."""
@@ -132,10 +133,10 @@ def sync_folder(path: str) -> None:
             os.close(descriptor)
 
 
-def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
+def replace_file(path: str, write: Callable[[BinaryIO], None], *, mode: int = OUTPUT_MODE) -> int:
     """Write a new file, durably, and rename it to ``path`` in one step. Return its locked descriptor."""
     temporary = path + TEMPORARY
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
     try:
         lock(descriptor, path)
         with open(descriptor, "wb", closefd=False) as file:
@@ -154,9 +155,10 @@ def replace_file(path: str, write: Callable[[BinaryIO], None]) -> int:
 class GrowingFile:
     """A file to append to, which can be truncated. All methods block."""
 
-    def __init__(self, path: str, run_id: str = "", *, replaces: bool = True) -> None:
-        """``replaces``: a new run may replace a file that another run wrote."""
+    def __init__(self, path: str, run_id: str = "", *, replaces: bool = True, mode: int = OUTPUT_MODE) -> None:
+        """``replaces``: a new run may replace a file that another run wrote. ``mode``: of a file that it creates."""
         self._replaces = replaces
+        self._mode = mode
         self.path = os.path.realpath(path)
         self.run_id = run_id
         self.size = 0
@@ -175,7 +177,7 @@ class GrowingFile:
         self.close()
         with storage_errors(self.path):
             try:
-                descriptor = os.open(self.path, os.O_RDWR | (0 if size else os.O_CREAT), 0o666)
+                descriptor = os.open(self.path, os.O_RDWR | (0 if size else os.O_CREAT), self._mode)
             except FileNotFoundError:
                 if size and os.path.isdir(os.path.dirname(self.path)):
                     raise self.changed("no longer exists") from None

@@ -148,7 +148,7 @@ def join_kinds(one: Kind, other: Kind) -> Kind:
 
 
 def large_integers(table: str, column: str) -> str:
-    """The query whether a column has integers that would lose digits as floats."""
+    """The query that tests whether a column has integers that would lose digits as floats."""
     return f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {column} NOT BETWEEN -{_MAX_EXACT} AND {_MAX_EXACT})"
 
 
@@ -257,7 +257,7 @@ class Columns:
         return fit, rejects
 
     def maybe_exact(self, kinds: Mapping[str, Kind]) -> list[str]:
-        """Columns of 64-bit integers that will get floats. If their values are small, they are INT and not LONG."""
+        """Columns of 64-bit integers (LONG) that need floats. If their values are small, they can be treated as INT."""
         columns = (self.column_for(field) for field, kind in kinds.items() if kind is Kind.REAL)
         return [column for column in columns if self.kinds.get(column) is Kind.LONG]
 

@@ -1,7 +1,8 @@
 """The sink that writes items as rows of tables: what SQLite, PostgreSQL and MySQL have in common.
 
-`TableSink` has the life of such a sink: open it at a saved state, delete stale rows, write, flush, close. A subclass
-knows one database. `shoal.sinks.tables` decides which table and column a value goes to, `shoal.sinks.keys` which row.
+`TableSink` has the steps that do not depend on the database: open at a saved state, delete stale rows, write, flush,
+close. Each database is a subclass. `shoal.sinks.tables` decides which table and column a value goes to,
+`shoal.sinks.keys` which row.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class TableSink(ABC):
             if count := await self._remove_rows_after(name, seq):
                 log.debug("%s: removed %d rows after item %d, the last saved position", name, count, seq)
 
-    # -- what a database does
+    # -- implemented for each database
 
     @property
     @abstractmethod

@@ -54,7 +54,7 @@ class StandbyDrainer:
     async def run(self) -> None:
         """Drain until cancelled. SinkError if the output can't be written and a retry can't help.
 
-        It waits for an output that is down for a while. The items are safe in the log, and leasing slows down.
+        If the output is down, it retries. The items are safe in the log, and leasing slows down.
         """
         while True:
             try:

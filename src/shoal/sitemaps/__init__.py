@@ -1,4 +1,4 @@
-"""Sitemaps: what a site says about its own URLs.
+"""Sitemaps: files in which a site lists its URLs.
 
 `SitemapReader` reads one file: a pure function of its bytes. `SitemapSpider` crawls the pages that sitemaps list.
 """

@@ -49,10 +49,10 @@ class MapSpider(SitemapSpider):
             async for found in super().parse_sitemap(response, level, budget, skip):
                 yield found
         except SitemapError as error:
-            self.log.info("not read url=%s: %s", response.url, error)
+            self.log.info("sitemap not read url=%s: %s", response.url, error)
 
     def page_request(self, url: str, entry: SitemapEntry) -> object:
-        """An item instead of a request: the page is not fetched."""
+        """Return an item instead of a request: the page is not fetched."""
         lastmod = entry.lastmod
         return {"url": url, "lastmod": None if lastmod is None else lastmod.isoformat()}
 

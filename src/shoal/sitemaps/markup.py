@@ -13,7 +13,8 @@ from typing import Protocol
 
 from shoal.errors import SitemapError
 
-_ATTRIBUTE = re.compile(r"""([^\s=<>"'/]{1,200})\s*=\s*(?:"([^"<]*)"|'([^'<]*)')""")
+_ATTRIBUTE = re.compile(r"""(?<![^\s=<>"'/])([^\s=<>"'/]{1,200}+)\s*+=\s*+(?:"([^"<]*+)"|'([^'<]*+)')""")
+_CLOSED_QUOTES = re.compile(r"""(?:[^"']++|"[^"]*+"|'[^']*+')*+""")
 _REFERENCE = re.compile(r"&(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([A-Za-z][A-Za-z0-9]{1,31}));")
 _TAG = re.compile("<[A-Za-z_:/!?]")
 _COMMENT, _END_OF_COMMENT = "<!--", "-->"
@@ -25,7 +26,7 @@ _MAX_MARKS = 20
 
 
 class MarkupHandler(Protocol):
-    """What receives the parts of a file. Names are without their namespace, in lower case."""
+    """Receives the parts of a file. Names are without their namespace, in lower case."""
 
     def start(self, name: str, attributes: str) -> None:
         """A start tag. ``read_attributes`` reads its attributes."""
@@ -122,24 +123,26 @@ class Scanner:
 
 def _with_marks(inside: str, text: str) -> tuple[str, str]:
     """A tag whose attributes contain ``>``: everything up to the one that ends it, and the text after that."""
+    quote = _open_quote(inside)
     for _ in range(_MAX_MARKS):
-        if _quotes_are_closed(inside):
+        if not quote:
             break
         more, mark, rest = text.partition(">")
         if not mark:
             break
+        quote = _open_quote(more, quote)
         inside, text = f"{inside}>{more}", rest
     return inside, text
 
 
-def _quotes_are_closed(inside: str) -> bool:
-    quote = ""
-    for character in re.findall("[\"']", inside):
-        if not quote:
-            quote = character
-        elif character == quote:
-            quote = ""
-    return not quote
+def _open_quote(text: str, quote: str = "") -> str:
+    """The quote that is open after this text, or an empty string. ``quote`` is the one that is open before it."""
+    start = text.find(quote) + 1 if quote else 0
+    if quote and not start:
+        return quote
+    closed = _CLOSED_QUOTES.match(text, start)
+    end = closed.end() if closed else start
+    return text[end : end + 1]
 
 
 def read_attributes(text: str) -> dict[str, str]:

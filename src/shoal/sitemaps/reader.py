@@ -71,7 +71,7 @@ class SitemapLimits(Struct, frozen=True, kw_only=True):
 
 
 class SitemapReader:
-    """Iterate over it once for the entries of a file.
+    """Reads the entries of a file. Iterate over it once.
 
     SitemapError if the file is not a sitemap, is damaged, or exceeds a limit. Entries before the damage come first.
     """
@@ -182,7 +182,7 @@ class SitemapReader:
 
 
 class _Entries:
-    """Makes entries of the elements of a file. Only what one entry needs is kept."""
+    """Makes entries of the elements of a file. It keeps one entry at a time."""
 
     def __init__(self) -> None:
         self.format: Format | None = None

@@ -86,8 +86,8 @@ class SitemapSpider(Spider):
     async def parse_sitemap(
         self, response: Response, level: int = 0, budget: int | None = None, skip: int = 0
     ) -> AsyncIterator[object]:
-        """Request what a sitemap lists. ``level``: the number of indexes above it. ``budget``: how many sitemaps may be
-        read below it. ``skip``: how many of its entries were read before."""
+        """Request the pages and sitemaps that a sitemap lists. ``level``: the number of indexes above it. ``budget``:
+        how many sitemaps may be read below it. ``skip``: how many of its entries were read before."""
         budget = self._choice.max_sitemaps if budget is None else budget
         portion = _Portion(self._choice, response, skip)
         children: dict[str, None] = {}
@@ -118,12 +118,12 @@ class SitemapSpider(Spider):
             yield from (each.url for each in entry.alternates)
 
     def _requests(self, response: Response, urls: list[str], level: int, budget: int) -> Iterator[Request]:
-        """The sitemaps of an index. What is left of the budget is divided among them, so that indexes that list new
-        indexes forever have an end, whichever workers read them."""
+        """Yield the requests for the sitemaps of an index. They share the rest of the budget, so that indexes that list
+        new indexes forever come to an end, whichever workers read them."""
         if level >= _MAX_LEVEL or len(urls) > budget:
             kept = 0 if level >= _MAX_LEVEL else budget
             self.log.warning(
-                "%d sitemaps are not read url=%s: indexes are nested %d levels deep, and %d more sitemaps are allowed",
+                "%d sitemaps are not read url=%s: it is nested %d levels deep, and only %d more sitemaps are allowed",
                 len(urls) - kept, response.url, level, budget,
             )  # fmt: skip
             self.stats.inc("sitemaps not read", len(urls) - kept)
@@ -177,7 +177,7 @@ class SitemapSpider(Spider):
 
 
 class _Choice(NamedTuple):
-    """What a spider takes from its sitemaps."""
+    """The settings of a SitemapSpider, checked and compiled."""
 
     rules: list[tuple[re.Pattern[str], str]]
     follow: list[re.Pattern[str]]

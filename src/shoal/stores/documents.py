@@ -32,12 +32,12 @@ class StoredValue(Generic[T]):
         return (await self._read())[0]
 
     async def change(self, update: Callable[[T | None], T | None]) -> T | None:
-        """Replace the value by what ``update`` makes of it, and return that. None deletes it. If another process was
+        """Replace the value by the result of ``update``, and return it. None deletes it. If another process was
         faster, ``update`` is called again with the newer value. If it returns the same object, nothing is written."""
         return await self.change_with_run(lambda value: (update(value), None))
 
     async def change_with_run(self, update: Callable[[T | None], tuple[T | None, Run | None]]) -> T | None:
-        """The same, and create the run that ``update`` returns in the same step, unless there is one of that name."""
+        """Like ``change``, and create the run that ``update`` returns in the same step, unless that run exists."""
         for attempt in range(_ATTEMPTS):
             value, replaces = await self._read()
             changed, run = update(value)
@@ -48,7 +48,7 @@ class StoredValue(Generic[T]):
             if await self._documents.put_document(self._key, content, replaces=replaces, version=version, run=run):
                 return changed
             await asyncio.sleep(random.uniform(0, 0.01 * (attempt + 1)))
-        raise StoreError(f"document {self._key!r} changes all the time; try again later")
+        raise StoreError(f"cannot change document {self._key!r}: other processes keep changing it; try again later")
 
     async def _read(self) -> tuple[T | None, bytes]:
         found = await self._documents.get_document(self._key)

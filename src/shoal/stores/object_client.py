@@ -68,7 +68,7 @@ class ObjectClient:
     async def put(self, path: str, data: bytes, content_type: str, replaces: Version | None = None) -> None:
         """Write a new object, or replace this version of it. One of ``CONFLICTS`` if another process wrote it.
 
-        A server without conditional writes replaces whatever there is."""
+        A server without conditional writes replaces any version."""
         if not self.place.conditional:
             return await self.replace(path, data, content_type)
         mode: Literal["create"] | UpdateVersion = "create"
@@ -82,7 +82,7 @@ class ObjectClient:
         return None
 
     async def replace(self, path: str, data: bytes, content_type: str) -> None:
-        """Write an object, whatever there is."""
+        """Write an object. Replace any existing version."""
         await obstore.put_async(
             self._store, path, data, attributes={"Content-Type": content_type}, mode="overwrite", use_multipart=False
         )
@@ -104,7 +104,7 @@ class ObjectClient:
             return None
 
     async def check(self) -> None:
-        """Fail if the bucket cannot be read: it does not exist, or the server does not answer. Writes nothing."""
+        """Raise an error if the bucket does not exist or the server does not answer. Writes nothing."""
         try:
             await obstore.get_async(self._store, _NO_OBJECT)
         except FileNotFoundError as exc:

@@ -6,7 +6,7 @@ import re
 
 
 def timeout_seconds(text: str | None, default: float) -> float:
-    """The seconds that a call may take. ValueError if the text is not a positive number."""
+    """Parse the seconds that a call may take. ValueError if the text is not a positive number."""
     if text is None:
         return default
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", text) or float(text) <= 0:

@@ -80,7 +80,7 @@ _worker_lock = threading.Lock()
 @_on(after_setup_logger)
 @_on(after_setup_task_logger)
 def _keep_logs_printable(logger: logging.Logger, **_: object) -> None:
-    """Escape control characters: text of pages must not control the terminal or forge log lines."""
+    """Escape control characters in the log: text of pages must not control the terminal or forge log lines."""
     for handler in logger.handlers:
         handler.addFilter(LogFilter())
 
@@ -89,8 +89,8 @@ def _keep_logs_printable(logger: logging.Logger, **_: object) -> None:
 def crawl(self: Task, session_id: str, url: str, lease: str, store: str) -> dict[str, object]:
     """Fetch one page of a session under the lease in the task. ``url`` is only for display, as in Flower.
 
-    A page that failed is a failed task, and a page that is tried again a task with a retry. The next attempt is a task
-    of its own: until then the page waits in the frontier.
+    Celery shows a failed page as a failed task, and a page that will be retried as a retry. The next attempt is a new
+    task: until then the page waits in the frontier.
     """
     return _work(self, session_id, lease, store)
 
@@ -122,7 +122,7 @@ def _page_worker() -> PageWorker:
 
 @_on(worker_process_init)
 def _start_worker(**_: object) -> None:
-    """Runs after the fork: a process cannot share event loops and connections with its parent."""
+    """Start the worker after the fork: a process cannot share event loops and connections with its parent."""
     global _worker
     collect_rarely()
     _worker = PageWorker(in_background=False)

@@ -19,7 +19,7 @@ log = logging.getLogger("shoal.tasks")
 _threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker")
 
 # This process never waits for task results. Without this, Celery subscribes to the result of each task that it sends.
-# It holds as long as the object lives.
+# The global keeps the context open for the life of the process.
 _denial = denied_join_result()
 _denial.__enter__()
 

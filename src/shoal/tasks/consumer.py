@@ -7,12 +7,12 @@ import time
 from celery.worker.consumer import Consumer
 
 _BATCH_EVERY = 0.2
-"""Seconds for which events are collected. Flower is late by as much. A message per event took a third of the time of a
-worker's main process."""
+"""Seconds for which events are collected, which is also the delay of Flower. One message per event took a third of the
+time of a worker's main process."""
 
 
 class EventBatchingConsumer(Consumer):  # type: ignore[misc]
-    """Celery's own consumer sends them with each turn of its loop."""
+    """Sends events every ``_BATCH_EVERY`` seconds. Celery's own consumer sends them with each turn of its loop."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)

@@ -63,7 +63,7 @@ class _SentTask(Struct):
 
 
 class Pace:
-    """Measures how many pages per second were done lately."""
+    """Measures how many pages per second were done in about the last second."""
 
     def __init__(self) -> None:
         self.per_second = 0.0
@@ -71,7 +71,7 @@ class Pace:
         self._began = self._at = 0.0
 
     def update(self, count: int, now: float) -> bool:
-        """``count``: all pages done so far. Returns whether it has changed."""
+        """Update the speed. ``count``: all pages done so far. Returns whether it has changed."""
         before, self._count = self._count, count
         if before is None or now <= self._at:
             self._began = self._at = now
@@ -228,7 +228,7 @@ class _Dispatch:
 
     async def _robots_first(self, leases: Sequence[Lease]) -> tuple[list[Lease], list[Lease]]:
         """Split leases into those whose robots.txt has to be fetched first, one per origin, and those that can be
-        fetched now. The others of an unknown origin are released: they wait in the frontier."""
+        fetched now. Further leases of such an origin are released: they wait in the frontier."""
         if not self._obeys_robots:
             return [], list(leases)
         unknown = await self._unknown_origins({origin_of(lease.request.url) for lease in leases})

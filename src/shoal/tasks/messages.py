@@ -78,7 +78,7 @@ def read_task(session_id: object, lease: object, store: object) -> Lease:
 
 
 def check_belongs(lease: Lease, session: Session) -> None:
-    """RequestError unless the session could have made the request."""
+    """Raise RequestError unless the session could have made the request."""
     request, options = lease.request, session.options
     is_plain = request.method == "GET" and not request.body and request.proxy is None and request.callback is None
     if not is_plain or request.errback != ERRBACK or request.timeout != options.timeout:

@@ -120,7 +120,7 @@ class _OpenSession:
         counters = Counters()
         self.handler = PageHandler(spider, own, scheduler, onion.fetch, counters)
         self.robots_handler = PageHandler(spider, own, scheduler, onion.fetch_robots or onion.fetch, counters)
-        # Pages are settled at the same time, so none of them may teach the scheduler: see Settler.
+        # Pages are settled concurrently, so the scheduler must not learn from them: see Settler.
         self.settler = Settler(session.frontier, scheduler, counters, Persistence(shared=True), learns=False)
         self.tasks: dict[int, asyncio.Task[Settlement]] = {}
         """Pages in flight, by token."""
@@ -207,7 +207,7 @@ class _TaskRunner:
         return await self._settle(opened, settlement)
 
     async def _is_over(self, opened: _OpenSession) -> bool:
-        """Checked at most once a second: a cancelled session may fetch one more page."""
+        """Whether the session is over. Checked at most once a second: a cancelled session may fetch one more page."""
         if time.monotonic() >= opened.check_state_at:
             opened.is_over = await self._persist(opened.session.state) in OVER
             opened.check_state_at = time.monotonic() + _STATE_EVERY

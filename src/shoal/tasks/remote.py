@@ -1,4 +1,4 @@
-"""Distributed batches, as the API sees them. Celery and its store may be down; each request tries them again."""
+"""Distributed batches for the API. If Celery or its store is down, each request tries again."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RemoteBatches:
         }
 
     def last_status(self) -> dict[str, object]:
-        """What is known without asking anyone."""
+        """The last known status. It calls neither the store nor the broker."""
         if not self.is_configured and self.opened is None:
             message = "Celery is not configured: set CELERY_BROKER_URL, or use a frontier on Redis or PostgreSQL"
         elif self.workers is None:
@@ -130,7 +130,7 @@ class RemoteBatches:
 
 
 def _dispatcher(config: Config, watch: CeleryWatch) -> Executor:
-    """ConfigError if Celery is not installed."""
+    """Create the dispatcher. ConfigError if Celery is not installed."""
     try:
         from shoal.tasks.dispatch import Dispatcher
     except ModuleNotFoundError as exc:
@@ -140,7 +140,7 @@ def _dispatcher(config: Config, watch: CeleryWatch) -> Executor:
 
 @asynccontextmanager
 async def opened_service(config: Config) -> AsyncIterator[BatchService]:
-    """Batches on Celery workers, for a process that sends some and ends. Those of others are left to them."""
+    """Open batches on Celery workers, for a process that sends some and exits. It resumes no other sessions."""
     watch = CeleryWatch()
     dispatcher = _dispatcher(config, watch)
     store = await open_store(distributed_frontier(config))

@@ -13,7 +13,7 @@ from shoal.errors import ConfigError
 
 TASK = "shoal.crawl"
 ROBOTS_TASK = "shoal.robots"
-"""Fetches a robots.txt that a page needs. It has no rate limit, so that a page takes one turn of the rate limit."""
+"""Fetches a robots.txt that a page needs. It has no rate limit: only the page itself counts."""
 QUEUE = "shoal"
 
 
@@ -30,7 +30,7 @@ class CelerySettings(Struct, frozen=True, kw_only=True):
 
 
 def celery_settings(environ: Mapping[str, str] = os.environ) -> CelerySettings:
-    """ConfigError names the variable that is invalid."""
+    """Read the settings. ConfigError names an invalid variable."""
     known = CelerySettings()
     rate = environ.get("CELERY_TASK_RATE_LIMIT", known.rate_limit or "").strip().lower()
     if rate and rate not in ("0", "none", "off") and not re.fullmatch(r"\d+(\.\d+)?(/[smh])?", rate):

@@ -23,7 +23,7 @@ _MAX_MISSED = 2  # polls in a row without a reply after which a worker counts as
 
 
 class _Connection(Protocol):
-    """What is used of a connection to the broker."""
+    """The methods of a broker connection that are used here."""
 
     def ensure_connection(self, *, max_retries: int, timeout: float) -> object: ...
 
@@ -59,7 +59,7 @@ class CeleryWatch:
 
     @property
     def members(self) -> list[CeleryWorker]:
-        """The workers that replied to one of the last polls. None answers while the broker does not respond."""
+        """The workers that replied to one of the last polls. All are silent while the broker does not respond."""
         away = self.workers is None
         return [
             CeleryWorker(name, pid, not missed and not away) for (name, pid), missed in sorted(self._missed.items())

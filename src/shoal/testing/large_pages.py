@@ -31,7 +31,7 @@ def links(count: int, hosts: int = 20, start: int = 0) -> list[Request]:
 
 
 async def lease_rest(frontier: Frontier) -> list[Lease]:
-    """Lease everything that remains, also what is still incoming."""
+    """Lease all remaining requests, including links that are still incoming."""
     leases: list[Lease] = []
     while True:
         leases += (await frontier.lease(5000, TTL)).leases

@@ -50,7 +50,7 @@ SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 _SHORT_QUEUE_PART = 5
-"""One of so many further examples has a short queue."""
+"""There is one further example with a short queue for this many examples."""
 FOREVER = 1e6
 
 
@@ -276,7 +276,7 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(kinds=st.sampled_from([None, ["timeout", "worker lost", FULL_KIND]]), numbers=st.sets(st.integers(0, 9)))
     @rare
     def retry_some_of_the_dead(self, kinds: list[str] | None, numbers: set[int]) -> None:
-        """By their fingerprints."""
+        """Retry dead requests by their fingerprints."""
         urls = sorted({entry.request.url for entry in self.pair.model.in_state("dead")})
         urls = [url for number, url in enumerate(urls) if number in numbers]
         assert self._do(self._retry_urls(kinds, urls)) == self.pair.model.retry_dead(kinds, urls)

@@ -93,12 +93,12 @@ class Room(NamedTuple):
     """How many links may enter the queue in one call."""
 
     model: Model
-    queued_else: int
-    """Of the requests that were queued when the call began, those that were not added."""
+    base: int
+    """The number of queued requests when the call began, minus ``Model.entered`` at that time."""
 
     def is_used_up(self) -> bool:
         limit = self.model.options.link_limit
-        return limit is not None and self.queued_else + self.model.entered >= limit
+        return limit is not None and self.base + self.model.entered >= limit
 
 
 class Model:
@@ -147,7 +147,7 @@ class Model:
         return self._add(named, None)
 
     def _add(self, named: Iterable[tuple[Hashable, Request]], parent: Entry | None, room: Room | None = None) -> Pushed:
-        """``room``: how many may enter the queue. None: all."""
+        """Add requests. ``room``: how many may enter the queue. None: all."""
         added = known = refused = 0
         for name, request in named:
             if any(entry.name == name for entry in self.entries):
@@ -210,7 +210,7 @@ class Model:
         return [entry for entry in self.in_state("leased") if entry.until <= self.world.now]
 
     def lose(self, entry: Entry) -> None:
-        """The worker of a leased request is lost."""
+        """End the lease of a request whose worker is lost."""
         entry.state = "ready"
         if entry.begun and entry.attempts >= self.options.max_attempts:
             entry.state, entry.kind = "dead", LOST_KIND

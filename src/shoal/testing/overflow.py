@@ -109,7 +109,7 @@ class OverflowContract(ContractTests):
         assert await lease_names(frontier) == ["1", "2", "target"]
 
     async def test_requests_return_to_a_full_queue(self, harness: Harness) -> None:
-        """Only links are refused, not what was in the queue before."""
+        """Only links are refused, not requests that were in the queue before."""
         frontier = await harness.open(limited(1))
         await push(frontier, "one")
         one = await lease_one(frontier)

@@ -212,7 +212,7 @@ class RolesContract(ContractTests):
     async def test_of_runs_created_at_once_only_the_first_sees_no_earlier_one(
         self, harness: Harness, frontier: Frontier
     ) -> None:
-        """So processes that start together can agree on one run."""
+        """This lets processes that start together agree on one run."""
         store = harness.store
 
         async def create(number: int) -> bool:

@@ -36,7 +36,7 @@ async def stay_alive(harness: Harness, frontier: Frontier, seconds: int) -> None
 
 
 class WorkersContract(ContractTests):
-    """Every worker may fence those that are silent. The store decides who is."""
+    """Every worker may fence silent workers. The store decides which ones are silent."""
 
     async def test_a_silent_worker_is_fenced(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, *range(4))

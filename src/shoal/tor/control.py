@@ -17,7 +17,7 @@ class ControlError(Exception):
 
 
 class Bootstrap(NamedTuple):
-    """How far a daemon is. 100 %: it can build circuits."""
+    """The startup progress of a daemon. At 100 % it can build circuits."""
 
     percent: int
     summary: str
@@ -85,15 +85,15 @@ class Control:
         return line.decode("utf-8", "replace").rstrip("\r\n")
 
     async def bootstrap(self) -> Bootstrap:
-        """How far the daemon is."""
+        """The startup progress of the daemon."""
         found = _PHASE.search((await self.ask("GETINFO status/bootstrap-phase"))[0])
         if found is None:
-            raise ControlError("it did not say how far it is")
+            raise ControlError("it did not report its startup progress")
         return Bootstrap(int(found[1]), found[2], found[3] or "")
 
     async def is_connected(self) -> bool:
-        """Whether the daemon has a connection to a relay. It says that it has circuits long after the network has
-        gone."""
+        """Whether the daemon has a connection to a relay. Its own report of circuits stays
+        positive long after the network is gone."""
         return any(line.endswith(" CONNECTED") for line in await self.ask("GETINFO orconn-status"))
 
     async def socks_port(self) -> int:

@@ -14,19 +14,18 @@ from shoal.config import TorSettings
 from shoal.errors import TorError
 from shoal.tor.circuits import Circuit, Circuits
 from shoal.tor.control import Control, ControlError
-from shoal.tor.process import Folder, TorProcess, find_program, signal_name, start_process, version_of
+from shoal.tor.hold import Hold
+from shoal.tor.process import Folder, TorProcess, describe_exit, find_program, start_process, version_of
 
 log = logging.getLogger("shoal.tor")
 
 _POLL_STARTING = 0.1
 _PROBE_EVERY = 2.0
 _RESTART_AFTER = (0.5, 30.0)
-"""Seconds before another daemon is started, first and at most."""
+"""Seconds before a restart: the first pause, and the longest."""
 _STEADY = 60.0
-"""Seconds after which the end of a daemon has nothing to do with the one before."""
-_HOLD = (1.0, 30.0)
-"""Seconds that pages wait when the daemon has no connection, first and at most. Then some try again: the daemon
-does not connect unless somebody needs it."""
+"""A daemon that ran for this many seconds resets the pause before a restart."""
+_CHECK_READY = 1.0
 
 OnProgress = Callable[[int, str], None]
 
@@ -49,8 +48,7 @@ class TorDaemon:
         self._folder: Folder | None = None
         self._supervising: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._held_until = 0.0
-        self._hold = _HOLD[0]
+        self._hold = Hold()
         self._on_progress: OnProgress = lambda percent, summary: None
 
     # -- for others
@@ -58,7 +56,7 @@ class TorDaemon:
     @property
     def ready(self) -> bool:
         """Whether pages can be sent now."""
-        return self._address is not None and time.monotonic() >= self._held_until
+        return self._address is not None and not self._hold.active
 
     @property
     def pid(self) -> int | None:
@@ -76,16 +74,16 @@ class TorDaemon:
         self._supervising = asyncio.create_task(self._supervise(process))
 
     async def keep(self) -> None:
-        """Run for as long as the daemon does. TorError if it can never get ready."""
+        """Run until the daemon is closed. TorError if it can never get ready."""
         assert self._supervising is not None
         await asyncio.shield(self._supervising)
 
     async def wait_ready(self) -> None:
-        """TorError if the daemon can never get ready."""
+        """Wait until pages can be sent. TorError if the daemon can never get ready."""
         assert self._supervising is not None
         while not self.ready:
             changed = asyncio.create_task(self._changed.wait())
-            await asyncio.wait({changed, self._supervising}, return_when=asyncio.FIRST_COMPLETED, timeout=_HOLD[0])
+            await asyncio.wait({changed, self._supervising}, return_when=asyncio.FIRST_COMPLETED, timeout=_CHECK_READY)
             changed.cancel()
             if self._supervising.done():
                 await self._supervising
@@ -102,10 +100,13 @@ class TorDaemon:
         return f"socks5://{circuit.user}:{circuit.password}@{host}:{port}"
 
     def renew(self, isolation: str) -> None:
-        """Another circuit for the next pages of an isolation key."""
+        """Use another circuit for the next pages of an isolation key."""
         self.circuits.renew(isolation)
 
-    async def explains_failure(self, epoch: int) -> bool:
+    def arrived(self, epoch: int) -> None:
+        """Nothing to remember: the daemon itself says whether it is connected."""
+
+    async def explains_failure(self, epoch: int, sent: float | None = None) -> bool:
         """Whether a page failed because of the daemon that ``epoch`` names: it is gone, hangs, or is cut off
         from its network. In the last case, pages wait for a moment."""
         control = self._control
@@ -113,14 +114,12 @@ class TorDaemon:
             return True
         try:
             if await control.is_connected():
-                self._hold = _HOLD[0]
+                self._hold.reset()
                 return False
         except ControlError:
             return True
-        if time.monotonic() >= self._held_until:
-            log.warning("Tor has lost the connection to its network: pages wait %g s", self._hold)
-            self._held_until = time.monotonic() + self._hold
-            self._hold = min(_HOLD[1], 2 * self._hold)
+        if seconds := self._hold.begin():
+            log.warning("Tor has lost the connection to its network: pages wait %g s", seconds)
         return True
 
     async def close(self) -> None:
@@ -160,7 +159,7 @@ class TorDaemon:
                 deadline = time.monotonic() + self._settings.bootstrap_timeout
 
     async def _start_again(self) -> TorProcess:
-        """Another daemon. The first one could start, so what fails now (a full disk) may work later."""
+        """Start another daemon, with retries: the first one could start, so a failure (a full disk) may pass."""
         assert self._folder is not None
         pause = _RESTART_AFTER[0]
         while True:
@@ -180,7 +179,7 @@ class TorDaemon:
             await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 await process.end_of_output()
-                return signal_name(ending.result())
+                return describe_exit(ending.result())
             return following.result()
         finally:
             ending.cancel()
@@ -201,7 +200,7 @@ class TorDaemon:
                 self._control = control
                 self._address = "127.0.0.1", await control.socks_port()
                 self.epoch += 1
-                self._hold, self._held_until = _HOLD[0], 0.0
+                self._hold.reset()
                 self._changed.set()
                 while True:
                     await asyncio.sleep(_PROBE_EVERY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import AsyncExitStack
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ from shoal.tor.circuits import Circuit, Circuits
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.tor")
+
+_EXIT_REPLIES = (4, 5)
+"""Reply codes of RFC 1928 that Tor gets from an exit: the host was not found, or refused the connection."""
 
 
 class Tor(Protocol):
@@ -34,7 +38,14 @@ class Tor(Protocol):
 
     def renew(self, isolation: str) -> None: ...
 
-    async def explains_failure(self, epoch: int) -> bool: ...
+    def arrived(self, epoch: int) -> None:
+        """Something came through the network of the daemon of this epoch."""
+        ...
+
+    async def explains_failure(self, epoch: int, sent: float | None = None) -> bool:
+        """Whether a page failed because of the daemon of this epoch. ``sent``: when the page was sent, if a daemon
+        that is not connected to its network fails like this."""
+        ...
 
     async def keep(self) -> None: ...
 
@@ -59,7 +70,7 @@ class TorLayer:
         return self.tor.ready
 
     async def keep(self) -> None:
-        """Run for as long as the daemon does. TorError if it can never be used."""
+        """Run until the daemon is closed. TorError if it can never be used."""
         await self.tor.keep()
 
     def isolation_of(self, url: str) -> str:
@@ -67,24 +78,27 @@ class TorLayer:
         return f"{self._run_id} {host_of(url)}"
 
     def renew(self, url: str) -> None:
-        """Another circuit for the next requests to the host of a URL."""
+        """Use another circuit for the next requests to the host of a URL."""
         self.tor.renew(self.isolation_of(url))
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         self._check(request)
         if not self.tor.ready:
             raise Postponed("Tor is not ready", contacted=False)
-        isolation, epoch = self.isolation_of(request.url), self.tor.epoch
+        isolation, epoch, sent = self.isolation_of(request.url), self.tor.epoch, time.monotonic()
         circuit = self.tor.circuits.take(isolation)
         try:
             response = await fetch(request.replace(proxy=self.tor.url_of(circuit)))
         except FetchError as error:
-            if await self.tor.explains_failure(epoch):
+            if error.socks_reply in _EXIT_REPLIES:
+                self.tor.arrived(epoch)
+            if await self.tor.explains_failure(epoch, sent if _may_be_cut_off(error) else None):
                 raise Postponed(f"Tor failed: {error}", contacted=error.contacted) from error
             raise
+        self.tor.arrived(epoch)
         response.request = request  # a spider that repeats it must not get the address of the daemon
         if response.status in self._renew_statuses and self.tor.circuits.blocked(isolation, circuit):
-            log.info("%s answered %d: it gets another circuit", host_of(request.url), response.status)
+            log.info("%s answered %d: using another circuit", host_of(request.url), response.status)
         return response
 
     def _check(self, request: Request) -> None:
@@ -102,6 +116,11 @@ class TorLayer:
                     f"{host} is {reason}, which may not be contacted (serve.allow)",
                     kind="address", retryable=False, contacted=False,
                 )  # fmt: skip
+
+
+def _may_be_cut_off(error: FetchError) -> bool:
+    """Whether a daemon fails like this that has no circuit: it keeps a page waiting, or says that it cannot connect."""
+    return error.retryable and error.kind in ("proxy", "timeout") and error.socks_reply not in _EXIT_REPLIES
 
 
 async def open_tor(config: Config, run_id: str, guard: AddressGuard | None, stack: AsyncExitStack) -> TorLayer:

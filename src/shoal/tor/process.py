@@ -1,6 +1,6 @@
 """The process of a Tor daemon: its program, its folder, its configuration, its end.
 
-The daemon is killed when the process that started it ends, however that came. The kernel sends the signal, so it also
+The daemon is killed when the process that started it ends for any reason. The kernel sends the signal, so it also
 reaches a daemon that hangs. A folder that a killed worker left behind is deleted by the next one.
 """
 
@@ -89,7 +89,7 @@ async def _run(program: str, *words: str) -> tuple[int, str]:
 
 
 def _environ() -> dict[str, str]:
-    """Of the daemon. Passwords of this process are none of its business."""
+    """The environment of the daemon, without the passwords of this process."""
     return {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
 
 
@@ -210,12 +210,12 @@ _EXPECTED = (
 
 
 def _is_expected(warning: str) -> bool:
-    """Warnings about a private network or root, and the one that others explain."""
+    """Whether a warning can be ignored: about a private network, about root, or one that another warning explains."""
     return warning.startswith(_EXPECTED)
 
 
 def torrc_of(folder: Path) -> str:
-    """The lines that every daemon gets. They win over the user's own."""
+    """The settings of every daemon. They override the user's own."""
     return "\n".join(
         [
             f'DataDirectory "{folder / "data"}"',
@@ -253,7 +253,7 @@ def _users_torrc(name: str | None) -> str:
 
 
 async def start_process(program: str, settings: TorSettings, folder: Folder, *more_words: str) -> TorProcess:
-    """Start a daemon, with more words on its command line. TorError if its configuration is wrong."""
+    """Start a daemon, with extra arguments on its command line. TorError if its configuration is wrong."""
     folder.clear()
     words = [
         "-f", str(folder.write("torrc", torrc_of(folder.path))),
@@ -289,7 +289,7 @@ async def try_start(settings: TorSettings) -> str:
                 while not (folder.path / "control").exists():
                     if process.returncode is not None:
                         await process.end_of_output()
-                        raise TorError(f"{program} {signal_name(process.returncode)}. {process.complaints}")
+                        raise TorError(f"{program} {describe_exit(process.returncode)}. {process.complaints}")
                     await asyncio.sleep(0.05)
         except TimeoutError as exc:
             raise TorError(f"{program} did not start within {_START_TIMEOUT:g} s") from exc
@@ -300,6 +300,6 @@ async def try_start(settings: TorSettings) -> str:
     return f"{version} ({program})"
 
 
-def signal_name(code: int) -> str:
-    """``ended with code 1``, or ``was killed by SIGKILL``."""
+def describe_exit(code: int) -> str:
+    """Describe the exit code of a process: ``ended with code 1``, or ``was killed by SIGKILL``."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -45,7 +45,7 @@ def _encode(host: str) -> tuple[str, str]:
         return "", str(exc)
 
 
-def foreign_host(url: str) -> str:
+def non_ascii_host(url: str) -> str:
     """Return the host of a URL or link if it is not ASCII, unchanged; or else an empty string."""
     if url.isascii():
         return ""

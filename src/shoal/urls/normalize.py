@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from hashlib import blake2b
 from socket import AF_INET6, inet_aton, inet_ntoa, inet_pton
 
 from yarl import URL
 
-from shoal.errors import RequestError
-from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host, foreign_host
+from shoal.errors import RequestError, TooComplexError
+from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host, non_ascii_host
 
 log = logging.getLogger("shoal.urls")
 
 # Already in normal form: lower-case host, no user, no fragment, nothing to quote or unquote. A "/." may start a dot
-# segment, so it is looked at again. A default port and a host that ends like an unusual IP address are not normal.
+# segment, so it is checked again. A default port and a host that ends like an unusual IP address are not normal.
 _CHARACTERS = r"\w\-~!$&'()*+,;=@./"
 _QUOTED = r"%(?:2[0235B]|3[CE]|5[B-E]|60|7[BCDF]|[89A-F][0-9A-F])"
 _QUERY = rf"(?:\?(?!\Z)[{_CHARACTERS}:?]*(?:{_QUOTED}[{_CHARACTERS}:?]*)*)?"
@@ -250,36 +249,98 @@ def resolve(base: str, hrefs: Iterable[str]) -> list[str]:
 
 def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], bool]:
     """Return what ``resolve`` does, and whether no link was ignored because of a limit."""
-    page = _Base(base)
-    origin = page.origin
+    joiner = LinkJoiner(base)
+    origin, quick = joiner.page.origin, joiner.page.quick
     found: dict[str, None] = {}
     match = _NORMAL_PATH.fullmatch
-    foreign: set[str] = set()
-    slow, room, complete = 0, _MAX_CHARACTERS, True
+    complete = True
     for href in hrefs:
         if "/." not in href and match(href):
             found[origin + href] = None
         elif href and href[0] != "#":
-            if not href.isascii() and (host := foreign_host(href)) and host not in foreign:
-                if len(foreign) >= MAX_PER_PAGE:
-                    complete = False
-                    continue
-                foreign.add(host)
-            if room > 0 and (url := page.quick(href)):
-                room -= len(url)
+            if joiner.room > 0 and href.isascii() and (url := quick(href)):  # as `join_other` does, without the call
+                joiner.room -= len(url)
                 found[url] = None
                 continue
-            # Invalid and duplicate links cost the same.
-            slow += 1
-            room -= 4 * (len(base) + len(href))  # up to 0.2 microseconds a character
-            if slow > _MAX_SLOW or room < 0:
+            try:
+                found[joiner.join_other(href)] = None
+            except RequestError:
+                pass
+            except TooComplexError:
                 complete = False
-                continue
-            with suppress(RequestError):
-                found[_normalize(_join(base, _clean(href)))] = None
-    if slow > _MAX_SLOW or room < 0:
+    if joiner.is_exhausted:
         log.warning(
             "too many links, ignored the rest url=%s: more than %d need quoting, or they have more than %d characters",
             base[:200], _MAX_SLOW, _MAX_CHARACTERS,
         )  # fmt: skip
     return list(found), complete
+
+
+class LinkJoiner:
+    """Joins the links of one page, with limits for all of them together: names to encode, links that take the slow
+    path, and characters. A page may have a base of 60,000 characters and 100,000 short links."""
+
+    __slots__ = ("_foreign", "_max_foreign", "_max_slow", "_slow", "page", "room")
+
+    def __init__(self, base: str, *, max_foreign: int = MAX_PER_PAGE, max_slow: int = _MAX_SLOW) -> None:
+        """``base`` is in normal form. ``max_foreign``: how many internationalized host names are encoded. ``max_slow``:
+        how many links may take the slow path."""
+        self.page = _Base(base)
+        self.room = _MAX_CHARACTERS
+        """The characters that are left."""
+        self._max_foreign, self._max_slow = max_foreign, max_slow
+        self._foreign: set[str] = set()
+        self._slow = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether links were refused because there were too many."""
+        return self._slow > self._max_slow or self.room < 0
+
+    def join(self, href: str) -> str:
+        """Return the normal form of a link. RequestError if it is not an http(s) URL. TooComplexError if the links of
+        the page exceed a limit."""
+        try:
+            if "/." not in href and _NORMAL_PATH.fullmatch(href):
+                return self.page.origin + href
+            if not href or href[0] == "#":
+                return self.page.url
+        except TypeError:
+            raise RequestError(f"invalid URL: {href!r:.200} is not text") from None
+        return self.join_other(href)
+
+    def join_other(self, href: str) -> str:
+        """The same for a link that is not a path in normal form."""
+        page = self.page
+        if not href.isascii():
+            self._count_name(href)
+        if self.room > 0 and (url := page.quick(href)):
+            self.room -= len(url)
+            return url
+        # Invalid and duplicate links cost the same.
+        self._slow += 1
+        self.room -= 4 * (len(page.url) + len(href))  # up to 0.2 microseconds a character
+        if self.is_exhausted:
+            raise TooComplexError(
+                f"the page is too complex: more than {self._max_slow} of its links need quoting, or its links have "
+                f"more than {_MAX_CHARACTERS} characters"
+            )
+        return _normalize(_join(page.url, _clean(href)))
+
+    def charge(self, href: str) -> None:
+        """Count a link that other code joins. TooComplexError if the links of the page exceed a limit."""
+        if not href.isascii():
+            self._count_name(href)
+        self.room -= len(self.page.url) + len(href)
+        if self.room < 0:
+            raise TooComplexError(f"the page is too complex: its links have more than {_MAX_CHARACTERS} characters")
+
+    def _count_name(self, href: str) -> None:
+        host = non_ascii_host(href)
+        if not host or host in self._foreign:
+            return
+        if len(self._foreign) >= self._max_foreign:
+            raise TooComplexError(
+                f"the page is too complex: its links have more than {self._max_foreign} internationalized host names"
+            )
+        self._foreign.add(host)

@@ -1,4 +1,4 @@
-"""One WARC file while it is written, and what a dead process left of one.
+"""Writes one WARC file, and recovers the file of a dead process.
 
 A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not done.
 """
@@ -17,6 +17,7 @@ from shoal.sinks.storage import GrowingFile, replace_file, storage_errors, sync_
 from shoal.warc.records import read_lease
 
 OPEN = ".open"
+_MODE = 0o600  # requests have cookies and passwords
 _BLOCK = 1 << 16
 _KIND = b"WARC-Type: "
 
@@ -34,7 +35,7 @@ class WarcFile:
     def __init__(self, path: str, info: bytes, run_id: str) -> None:
         """``path`` is its final name. ``info`` is its first record."""
         self.path = path
-        self._file = GrowingFile(path + OPEN, run_id)
+        self._file = GrowingFile(path + OPEN, run_id, mode=_MODE)
         self._file.open(0, fresh=True)
         try:
             self._file.truncate(0)
@@ -79,7 +80,7 @@ def publish(path: str, first: int, size: int, dropped: Sequence[PagePart]) -> No
             return
         if dropped or os.path.getsize(path + OPEN) != size:
             with open(path + OPEN, "rb") as old:
-                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped))))
+                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped)), mode=_MODE))
             os.unlink(path + OPEN)
         else:
             os.rename(path + OPEN, path)

@@ -72,8 +72,8 @@ def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind]) -> list[st
             lost = "by an unknown time" if rewind.lost_seconds is None else f"by up to {rewind.lost_seconds:.1f} s"
             lines.append(f"  noticed {moment}, {lost}")
         lines.append(
-            "Pages of the lost time were crawled again, and outputs were set back. What other programs pushed or\n"
-            "changed in that time (work queues, retry-failed, host settings) is missing: repeat it."
+            "Pages of the lost time were crawled again, and outputs were set back. Changes that\n"
+            "other programs made in that time (work queues, retry-failed, host settings) are lost: repeat them."
         )
     return lines
 

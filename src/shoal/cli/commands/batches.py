@@ -69,7 +69,7 @@ def try_page(
     ] = [],
     render: Annotated[
         str | None,
-        typer.Option("--render", metavar="MODE", help="Use a browser: always, or auto: if the page needs it."),
+        typer.Option("--render", metavar="MODE", help="Use a browser: always, or auto (if the page needs it)."),
     ] = None,
     wait_for: Annotated[
         str | None,

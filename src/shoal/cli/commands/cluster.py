@@ -180,7 +180,7 @@ def status(
     cluster: ClusterName,
     coordinator: CoordinatorUrl = None,
     frontier: FrontierUrl = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Print again every second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
     events: Annotated[
         int, typer.Option("--events", metavar="N", help="Show the last N events (default 8).", min=0)
     ] = 8,

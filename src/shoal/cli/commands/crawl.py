@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
-from shoal.cli.commands.processes import fork_ahead, process_crawl, work_as_part
+from shoal.cli.commands.processes import fork_ahead, process_crawl, run_if_worker_process
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -122,7 +122,7 @@ def crawl(
     deny: Denied = [],
     depth: Depth = None,
     same_site: Annotated[
-        bool, typer.Option("--same-site/--any-site", help="Stay on the first page's host (default), or leave it.")
+        bool, typer.Option("--same-site/--any-site", help="Crawl only the first page's host (default), or any host.")
     ] = True,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write the text of pages as Markdown.")] = False,
     max_pages: Annotated[
@@ -247,7 +247,7 @@ def execute(
     """Crawl on this machine, then show the summary and exit."""
     from shoal.runs.crawl import Crawl
 
-    work_as_part(spider, resolved, quiet=quiet)
+    run_if_worker_process(spider, resolved, quiet=quiet)
     if processes is not None:
         made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
     else:
@@ -283,7 +283,7 @@ def show_and_exit(
 
 
 def _beside(show: During | None, metrics_port: str | None, *, ui: bool) -> During | None:
-    """What runs beside a crawl: its progress, the server of its metrics, and its dashboard."""
+    """Tasks that run during a crawl: its progress, the server of its metrics, and its dashboard."""
     during = [] if show is None else [show]
     if metrics_port is not None:
         from shoal.metrics.serving import listen, parse_address, serve

@@ -22,7 +22,7 @@ def doctor(setting: Setting = []) -> None:
     """Check libraries, settings, servers, the browser and Tor.
 
     It connects to the servers that the configuration names, and starts Chromium and Tor. The exit code is 1 if
-    something that is required or configured does not work. A dash marks what is optional.
+    something that is required or configured does not work. A dash marks optional parts that are missing.
     """
     from shoal.cli.diagnosis import examine
 

@@ -1,4 +1,4 @@
-"""`shoal history`, `workers` and `compare`: how runs work and worked."""
+"""`shoal history`, `workers` and `compare`: the progress of runs, their processes, and differences."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def workers(
 ) -> None:
     """List the processes that work on runs.
 
-    They report every 5 seconds. A lost process stopped without saying so: it was killed, or cannot reach the store.
+    They report every 5 seconds. A lost process stopped reporting: it was killed, or cannot reach the store.
     """
     from shoal.monitoring.fleet import read_fleet
     from shoal.monitoring.processes import read_run_processes
@@ -183,7 +183,7 @@ def compare(
 ) -> None:
     """Compare two runs: pages, items, failures, fields.
 
-    For fields, the share of items is shown that have a value in them. Name the older run first.
+    For each field, it shows the share of items that have a value. Name the older run first.
     """
     from shoal.monitoring.compare import compare_runs
 

@@ -43,7 +43,7 @@ def hosts(
     run_id: RunOption = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List the N busiest hosts (default 30).")] = 30,
     search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="List only hosts with this in their name.")
+        str, typer.Option("--search", metavar="TEXT", help="List only hosts whose name contains TEXT.")
     ] = "",
 ) -> None:
     context.obj = (frontier, run_id)
@@ -88,7 +88,7 @@ def _print_hosts(states: list[HostState], needs: dict[str, dict[str, Need]]) -> 
 
 @hosts_app.add(examples="shoal hosts show example.com --frontier redis://host")
 def show(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
-    """Show all that is known of a host.
+    """Show everything known about a host.
 
     Its delay and block, its robots.txt as it was read, its identities, and which of its pages need a browser.
     """
@@ -206,7 +206,7 @@ def _update_host(context: typer.Context, host: str, update: HostUpdate, what: st
 
 
 def _describe(update: HostUpdate) -> str:
-    """What changes, such as ``delay 2.0``."""
+    """Describe the changes, such as ``delay 2.0``."""
     from msgspec import UNSET
     from msgspec.structs import asdict
 

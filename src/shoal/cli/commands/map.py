@@ -53,9 +53,9 @@ def map(
 ) -> None:
     """List the URLs of a site.
 
-    They are those in the sitemaps that robots.txt names, or else in /sitemap.xml. If the site has no sitemap, they are
-    the links of its pages, up to three steps from URL. Pages that sitemaps list are not fetched. Each URL is printed
-    once, as soon as it is found. Progress goes to standard error.
+    The URLs come from the sitemaps that robots.txt names, or else from /sitemap.xml. If the site has no sitemap, they
+    come from the links of its pages, up to three steps from URL. Pages that sitemaps list are not fetched. Each URL is
+    printed once, as soon as it is found. Progress goes to standard error.
     """
     from shoal.cli import progress
     from shoal.runs.crawl import run_blocking
@@ -80,7 +80,7 @@ def map(
     printer.on_closed = made.stop
     console = progress.console()
     progress.set_up_logging(console, "ERROR" if quiet else "WARNING")
-    logging.getLogger("shoal.run").setLevel("ERROR")  # that a crawl stops is no news here
+    logging.getLogger("shoal.run").setLevel("ERROR")  # hides the notice that the crawl was stopped
     run_blocking(made, None if quiet else progress.show(console))
     code = _report(made, printer, quiet=quiet)
     if printer.is_closed:
@@ -89,7 +89,7 @@ def map(
 
 
 class _Printer:
-    """Prints URLs until nobody reads them any more."""
+    """Prints URLs until the reader of the pipe has gone."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -118,7 +118,7 @@ class _Printer:
 
 
 def _report(made: SiteMap, printer: _Printer, *, quiet: bool) -> int:
-    """Say what was found, and return the exit code."""
+    """Print what was found, and return the exit code."""
     from shoal.crawling.verdict import judge
 
     printer.flush()
@@ -127,7 +127,7 @@ def _report(made: SiteMap, printer: _Printer, *, quiet: bool) -> int:
         print(f"shoal: {made.error}", file=sys.stderr)
         return 1
     if not quiet and made.count:
-        links = f"the links of {summary.counters.fetched} pages (no sitemap has any)"
+        links = f"the links of {summary.counters.fetched} pages (no sitemap lists URLs)"
         print(f"{made.count} URLs from {f'{made.sitemaps} sitemaps' if made.entries else links}", file=sys.stderr)
         if made.limit_reached:
             print("there may be more: --limit is reached", file=sys.stderr)

@@ -52,7 +52,7 @@ def _show_line(line: str) -> None:
         _log.log(number, "%s", message)
 
 
-def work_as_part(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
+def run_if_worker_process(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
     """If this process was started by a crawl with ``--processes``, work for it and exit. Otherwise do nothing."""
     from shoal.runs.process_part import ProcessPart, run_part
 

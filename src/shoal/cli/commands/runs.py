@@ -36,7 +36,7 @@ def runs(
         str | None, typer.Option("--state", metavar="STATE", help="List only runs in this state, such as running.")
     ] = None,
     search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="List only runs with this in their spider or ID.")
+        str, typer.Option("--search", metavar="TEXT", help="List only runs whose spider or ID contains TEXT.")
     ] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs (default 20).")] = 20,
     all_projects: Annotated[
@@ -94,7 +94,7 @@ def _column(value: object) -> str:
 def stats(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Print again every second until the run is finished.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the run is finished.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the queued, done and failed requests of a run."""

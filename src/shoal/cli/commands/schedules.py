@@ -35,13 +35,13 @@ JitterOption = Annotated[
 OverlapOption = Annotated[
     str | None,
     typer.Option(
-        "--overlap", metavar="POLICY", help="While the run before still works: skip (default), wait or cancel it."
+        "--overlap", metavar="POLICY", help="If the previous run still works: skip (default), wait, or cancel it."
     ),
 ]
 MissedOption = Annotated[
     str | None,
     typer.Option(
-        "--missed", metavar="POLICY", help="After all servers were down, start one run (default), all or none."
+        "--missed", metavar="POLICY", help="For times while no server ran, start one run (default), all or none."
     ),
 ]
 KeepOption = Annotated[
@@ -68,7 +68,7 @@ async def _opened(frontier: str | None) -> AsyncIterator[Schedules]:
 
 
 def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], what: str = "", name: str = "") -> None:
-    """``what`` it does to the schedule ``name``, for the log of actions; empty if it changes nothing."""
+    """Run ``work`` on the schedules, and record ``what`` it did to the schedule ``name``. Empty: it changes nothing."""
 
     async def main() -> None:
         async with _opened(frontier) as schedules:
@@ -252,9 +252,9 @@ def resume(name: Name, frontier: FrontierUrl = None) -> None:
 
 @schedule_app.add(examples="shoal schedule run nightly --frontier redis://host")
 def run(name: Name, frontier: FrontierUrl = None) -> None:
-    """Start a run of a schedule now, beside its times.
+    """Start a run of a schedule now, in addition to its times.
 
-    A server works on the run of a single spider, workers on that of a distributed one. The overlap policy applies.
+    If the mode of the spider is "single", a server works on the run, otherwise workers do. The overlap policy applies.
     """
 
     async def work(schedules: Schedules) -> None:
@@ -265,7 +265,7 @@ def run(name: Name, frontier: FrontierUrl = None) -> None:
         config = resolve(None, given({"frontier": frontier}), []).config
         fired = await schedules.run(name, run_maker(lambda: Orchestrator(frontier=config.frontier), config.serve.allow))
         if fired.run is None:
-            print(f"schedule {name}: the run waits until the run before has ended")
+            print(f"schedule {name}: the run waits until the previous run has ended")
         else:
             cancelled = f"; run {fired.cancelled} is cancelled" if fired.cancelled else ""
             print(f"schedule {name}: run {fired.run.run_id} is queued{cancelled}")

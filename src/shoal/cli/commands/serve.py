@@ -38,13 +38,13 @@ def serve(
 ) -> None:
     """Serve the HTTP API and the dashboard.
 
-    Open its address in a browser to see and steer crawls. Clients send batches of URLs and get their content; they
+    Open its address in a browser to watch and control crawls. Clients send batches of URLs and get their content; they
     start and control runs, and see hosts and clusters. /docs describes the API. The server listens on this machine
     only. To listen on another address, set a token (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless
     --allow lists them.
     """
     options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
-    _serve(resolve(None, options, setting).config, visits=False)
+    _serve(resolve(None, options, setting).config, ui_only=False)
 
 
 @app.add(
@@ -67,20 +67,20 @@ def ui(
     or the frontier of shoal.toml. It does not crawl itself: `shoal serve` also runs batches, schedules and
     notifications.
     """
-    from shoal.cli.run_store import stored
+    from shoal.cli.run_store import running_frontier
 
     config = resolve(None, given({"serve.host": host, "serve.port": port, "frontier": frontier}), setting).config
-    _serve(replace(config, frontier=stored(config.frontier)), visits=True)
+    _serve(replace(config, frontier=running_frontier(config.frontier)), ui_only=True)
 
 
-def _serve(config: Config, *, visits: bool) -> None:
+def _serve(config: Config, *, ui_only: bool) -> None:
     from shoal.cli import progress
 
     try:
         from shoal.server import process
     except ModuleNotFoundError as exc:
-        name = "ui" if visits else "serve"
+        name = "ui" if ui_only else "serve"
         raise ConfigError(f"`shoal {name}` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
     config.refuse_tor("the API")
     progress.set_up_logging(progress.console(), config.log_level)
-    process.serve(config, visits=visits)
+    process.serve(config, ui_only=ui_only)

@@ -51,7 +51,7 @@ def shell(
 
 
 class _Page:
-    """The page in the shell, and the names that its user has."""
+    """The page in the shell, and the names that the shell defines."""
 
     def __init__(self, settings: Config, render: bool) -> None:
         settings.refuse_tor("the shell")

@@ -36,7 +36,7 @@ class PostgresCoordinator:
         self._name = ""
         self._client = secrets.randbits(63)
         self._session = 0
-        """How often it tried to join: a late call from an earlier session does not count for this one."""
+        """How often it tried to join. The server ignores a late call from an earlier session."""
         self._epoch = 0
         """The epoch of the last slot that this member knows it held."""
         self._channel = "shoal_" + sha256(f"{address.schema}.{self._cluster}".encode()).hexdigest()[:40]
@@ -45,7 +45,7 @@ class PostgresCoordinator:
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> PostgresCoordinator:
-        """CoordinatorError if the database cannot be used, CoordinatorAwayError if it cannot be reached."""
+        """Connect. CoordinatorError if the database cannot be used, CoordinatorAwayError if it cannot be reached."""
         with coordinator_errors():
             address = PostgresAddress.parse(url)
             address = msgspec.structs.replace(address, timeout=min(address.timeout, call_timeout(ttl)))
@@ -127,15 +127,15 @@ class PostgresCoordinator:
         self._changed.set()
 
     async def wait(self, seconds: float) -> None:
-        """Changes since the last call count. Without a connection it only waits: the next call connects, and sees what
-        changed."""
+        """Wait for a change since the last ``wait``. Without a connection it only waits: the next call connects, and
+        sees what changed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         self._changed.clear()
 
     async def close(self) -> None:
-        """A member that has not left is lost when its session ends."""
+        """Disconnect. A member that has not left is lost when its session ends."""
         self._changed.set()
         await self._database.close(_CLOSE_TIMEOUT)
 

@@ -67,7 +67,7 @@ class RedisCoordinator:
 
     @classmethod
     async def open(cls, url: str, cluster: str, ttl: float) -> RedisCoordinator:
-        """CoordinatorError if the server cannot be used, CoordinatorAwayError if it cannot be reached."""
+        """Connect. CoordinatorError if the server cannot be used, CoordinatorAwayError if it cannot be reached."""
         with coordinator_errors():
             address = RedisAddress.parse(url)
             address = address._replace(timeout=min(address.timeout, call_timeout(ttl)))
@@ -78,7 +78,7 @@ class RedisCoordinator:
             return await self._server.run_script(_SCRIPTS, step, self._cluster, *arguments)
 
     async def _run_as_member(self, step: str, *arguments: Word) -> Answer:
-        """None if this is not a member any more."""
+        """Run a script as this member. None if this is not a member any more."""
         if not self._session:
             return None
         return await self._run(step, storable_bytes(self._name), self._session, *arguments)
@@ -173,8 +173,8 @@ class RedisCoordinator:
     # -- waiting
 
     async def wait(self, seconds: float) -> None:
-        """Changes since the last view of the cluster count. When the time is over, the call to the server stays open,
-        and the next ``wait`` continues with it."""
+        """Wait for a change since the last view of the cluster. When the time is over, the call to the server stays
+        open, and the next ``wait`` continues with it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             follower = self._follower = self._follower or self._follow()
@@ -197,7 +197,7 @@ class RedisCoordinator:
         return task
 
     async def close(self) -> None:
-        """A member that has not left is lost when its session ends."""
+        """Disconnect. A member that has not left is lost when its session ends."""
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.wait({self._follower}, timeout=_CLOSE_TIMEOUT)

@@ -89,12 +89,12 @@ class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
                 wire.shutdown(socket.SHUT_RDWR)
 
     def _invoke(self, timeout: float, *request: object, **options: object) -> object:
-        """The first request. A server that is starting may never answer it."""
+        """Send the first request, with a shorter timeout: a server that is starting may never answer it."""
         return super()._invoke(min(timeout, self._connect_timeout), *request, **options)
 
     def _connect(self, *place: object) -> tuple[float, float]:
-        """Kazoo does not tell the granted session timeout, only the read timeout, which is two thirds of it, in
-        milliseconds."""
+        """Connect, and note the session timeout that the server granted. Kazoo returns only the read timeout in
+        milliseconds, which is two thirds of it."""
         read_timeout, connect_timeout = super()._connect(*place)
         self.ttl = read_timeout * 1.5 / 1000
         return read_timeout, connect_timeout

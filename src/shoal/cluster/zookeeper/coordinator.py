@@ -195,7 +195,7 @@ class ZookeeperCoordinator:
             return known.with_own(self._name, record)
 
     async def _read_versions(self) -> _Versions:
-        """They change when members, slots or counts change, but not with a heartbeat."""
+        """Read the versions. They change with members, slots and counts, but not with a heartbeat."""
         config, slots, members = await self._session.must_read(
             data_of(self._paths.config), data_of(self._paths.slots), data_of(self._paths.members)
         )
@@ -241,7 +241,7 @@ class ZookeeperCoordinator:
         )
 
     async def _slots(self, held: Collection[str], seen: int) -> tuple[Slot, ...]:
-        """``last`` changes only together with ``slots``, so it is read again only then."""
+        """The slots. ``last`` changes only together with ``slots``, so it is read again only then."""
         if seen != self._last_seen:
             (indexes,) = await self._session.must_read(children_of(self._paths.last))
             found = await self._session.read(*(data_of(self._paths.last_of(index)) for index in indexes))
@@ -299,8 +299,8 @@ class ZookeeperCoordinator:
             return await self._take(index, own[1].mtime, config[1].version, slots[1].version)
 
     async def _take(self, index: int, now: int, config_version: int, slots_version: int) -> int | None:
-        """The epoch is at least the time in microseconds, so it grows even after the server lost its data. The version
-        of ``slots`` ensures that members take slots one at a time."""
+        """Take a slot under a new epoch, which is at least the time in microseconds: so it grows even after the server
+        lost its data. The version of ``slots`` ensures that members take slots one at a time."""
         paths, name, known = self._paths, self._name, self._last.get(index)
         before = known.record if known else LastRecord("", 0)
         epoch = max(before.epoch + 1, now * 1000)
@@ -372,7 +372,7 @@ class ZookeeperCoordinator:
 
 
 def _member(name: str, fact: tuple[bytes, ZnodeStat], now: int) -> Member:
-    """``now``: the server's time in milliseconds."""
+    """The member in a znode. ``now``: the server's time in milliseconds."""
     data, stat = fact
     record = json.decode(data, type=MemberRecord)
     age = max(0, now - stat.mtime) / 1000

@@ -120,8 +120,8 @@ class ZookeeperSession:
             raise self._away(type(exc).__name__) from exc
         except (exceptions.NoAuthError, exceptions.AuthFailedError) as exc:
             raise CoordinatorError(
-                f"{self.address.shown} does not allow it: another user owns the znodes, or the password is wrong; "
-                "give user and password as zookeeper://user:password@host"
+                f"{self.address.shown} denied access: another user owns the znodes, or the password is wrong. "
+                "Pass user and password as zookeeper://user:password@host"
             ) from exc
         except exceptions.KazooException as exc:
             raise CoordinatorError(
@@ -195,7 +195,7 @@ class ZookeeperSession:
     # -- callbacks from kazoo's threads
 
     def _wake(self, _event: object = None) -> None:
-        """Called by kazoo for one change, or when the connection was lost."""
+        """Note a change. Kazoo calls it once for each watch, and when the connection is lost."""
         self._call_soon(self._note_change)
 
     def _note_change(self) -> None:
@@ -213,8 +213,8 @@ class ZookeeperSession:
             self.stay_alive(math.inf)  # until a member joins in the next session
 
     def _forget_zxid(self) -> None:
-        """A server that lost its data refuses clients that have seen later transactions. So forget the last one after a
-        while. Afterwards a server that lags may show old data."""
+        """Forget the last transaction that was seen: a server that lost its data refuses clients that have seen later
+        ones. Afterwards a server that lags may show old data."""
         if self.client.state == KazooState.SUSPENDED:
             self.client.last_zxid = 0
 

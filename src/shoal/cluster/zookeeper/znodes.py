@@ -69,7 +69,7 @@ class Paths:
         self.last = f"{root}/last"
         self.events = f"{root}/events"
         self.folders = (self.clock, self.members, self.roster, self.slots, self.last, self.events)
-        """They are created before the config."""
+        """The znodes to create before the config."""
 
     def member(self, name: str) -> str:
         return f"{self.members}/{as_element(name)}"

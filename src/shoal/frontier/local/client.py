@@ -18,7 +18,7 @@ _SLOW = frozenset({"audit", "find", "retry_dead", "dead_kinds", "delete_run", wi
 """Calls that may read a whole run."""
 _SLOW_FACTOR = 60.0
 _CLOSE_TIMEOUT = 1.0
-"""Seconds that the last messages may take."""
+"""Seconds that the last messages may take when the connection is closed."""
 _decode_welcome = msgspec.msgpack.Decoder(wire.Welcome).decode
 
 
@@ -106,7 +106,8 @@ class OwnerConnection:
         self._is_closed = False
 
     async def call(self, method: str, run: bytes, arguments: msgspec.Raw) -> msgspec.Raw:
-        """The encoded result. StoreAwayError if the owner does not answer; the error that the call raised there."""
+        """Make a call and return its encoded result. StoreAwayError if the owner does not answer; otherwise the error
+        that the call raised in the owner."""
         link = self._link
         if link is None or not link.is_open:
             link = await self._connect()
@@ -134,7 +135,7 @@ class OwnerConnection:
 
     async def _open_socket(self, path: str) -> _Link:
         try:
-            if os.getuid() not in (0, os.stat(path).st_uid):  # ask nobody else what to fetch
+            if os.getuid() not in (0, os.stat(path).st_uid):  # another user must not choose what is fetched
                 raise StoreError(f"the socket {path} belongs to another user")
             async with asyncio.timeout(self._timeout):
                 _, link = await asyncio.get_running_loop().create_unix_connection(_Link, path)
@@ -153,7 +154,8 @@ class OwnerConnection:
     def _check(self, welcome: wire.Welcome) -> None:
         if welcome.version != __version__:
             raise StoreError(
-                f"the process that owns the frontier runs Shoal {welcome.version}, this one {__version__}; use the same"
+                f"the process that owns the frontier runs Shoal {welcome.version}, this one {__version__}; "
+                "use the same version"
             )
         known, self._welcome = self._welcome, welcome
         if known is not None and not known.durable and known.store != welcome.store:
@@ -171,6 +173,6 @@ class OwnerConnection:
 
 def _ended() -> StoreError:
     return StoreError(
-        "the process that held the frontier in memory has ended, and the crawl with it; "
-        "use --frontier sqlite:///file.db to keep it"
+        "the process that held the frontier in memory has ended, and the run is lost; "
+        "to keep the next one, use --frontier sqlite:///file.db"
     )

@@ -24,7 +24,6 @@ from shoal.frontier.local import wire
 from shoal.frontier.local.places import name_of_file, reserved
 from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, name_process
 from shoal.frontier.local.server import FrontierServer
-from shoal.frontier.sqlite.file import announce_socket
 from shoal.ports import FrontierOptions, Holder, Store
 
 log = logging.getLogger("shoal.frontier")
@@ -71,6 +70,8 @@ async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str
         await server.start(path)
         try:
             if file is not None:
+                from shoal.frontier.sqlite.file import announce_socket  # a crawl in memory needs no SQLite
+
                 announce_socket(file, str(path))
             yield server
         finally:
@@ -87,13 +88,15 @@ class PendingOwner:
         self._lines = lines
 
     def wait(self) -> str:
-        """The path of its socket. It blocks until the owner serves, and raises the error that the owner failed with,
+        """Block until the owner serves, and return the path of its socket. Raises the error that the owner failed with,
         such as StoreBusyError."""
         line = self._lines.readline()
         try:
             answer = json.loads(line)
         except ValueError:
-            raise StoreError("the process for the frontier did not start") from None
+            raise StoreError(
+                "the process that owns the frontier ended before it could serve; its standard error says why"
+            ) from None
         if "path" not in answer:
             wire.raise_error((answer["error"], answer["message"]))
         return str(answer["path"])
@@ -110,9 +113,9 @@ def start_owner(file: str) -> str:
 def main(file: str) -> None:
     """Detach from the process that started this one, and own a file."""
     if os.fork():
-        os._exit(0)  # whoever started it waits only for the line
+        os._exit(0)  # its parent waits only for the line
     answers = os.dup(1)
-    _discard(1)
+    _redirect_to_null(1)
     run_owner("", file, answers)
 
 
@@ -136,22 +139,22 @@ async def _serve(name: str, file: str | None, answers: int) -> None:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             server = await stack.enter_async_context(serving(store, watch, file, name))
-            _say({"path": str(server.path)}, answers)
+            _report_start({"path": str(server.path)}, answers)
             await _until_idle(server)
     except ShoalError as exc:
         kind, message = wire.error_of(exc)
-        _say({"error": kind, "message": message}, answers)
+        _report_start({"error": kind, "message": message}, answers)
 
 
-def _say(answer: dict[str, str], answers: int) -> None:
-    """Tell the process that started this one how that went."""
+def _report_start(answer: dict[str, str], answers: int) -> None:
+    """Report to the process that started this one: the path of the socket, or the error."""
     with suppress(OSError):
         os.write(answers, json.dumps(answer).encode() + b"\n")
         os.close(answers)
 
 
-def _discard(output: int) -> None:
-    """Let go of an output that belongs to other processes too."""
+def _redirect_to_null(output: int) -> None:
+    """Release this process's end of an output that it inherited, so that its reader does not wait for this process."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, output)
     os.close(nothing)
@@ -172,7 +175,7 @@ async def _until_idle(server: FrontierServer) -> None:
         if not has_changed and not server.clients:
             return
         if not server.clients:
-            _discard(2)  # whoever reads it must not wait for this process
+            _redirect_to_null(2)
         patience = _IDLE
 
 

@@ -4,8 +4,8 @@ Sockets are in a folder of the user that nobody else can enter: ``$XDG_RUNTIME_D
 folder for temporary files. The owner of a SQLite file writes the path of its socket into the lock file beside the
 file, so ``sqlite:///file`` is enough to find it. A frontier in memory has a name: ``local:NAME``.
 
-The owner holds a lock on ``NAME.lock`` beside its socket. Whoever gets the lock knows that a socket left there is
-stale.
+The owner holds a lock on ``NAME.lock`` beside its socket. A process that gets the lock knows that a socket left there
+is stale.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class ProcessSlot(NamedTuple):
 
 
 def started_at(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine was. None if it has ended; 0 if that is not known."""
+    """When a process was started, in clock ticks since the system booted. None if it has ended; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *fields = file.read().rpartition(b")")[2].split()
@@ -80,8 +80,8 @@ def _answers(pid: int) -> int | None:
 
 
 def peer_of(connection: socket.socket, stated: int) -> int:
-    """The process at the other end of a connection; 0 if this system does not show it. ``stated``: what it says itself,
-    for systems where nobody else does."""
+    """The process id at the other end of a connection; 0 if unknown. ``stated``: the id that the client sent, for
+    systems that do not report it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return stated

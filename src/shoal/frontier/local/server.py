@@ -29,10 +29,10 @@ log = logging.getLogger("shoal.frontier")
 
 _DEAD_PAGE = 200
 _ITEM_BYTES = 16 * 2**20
-"""Items in one answer take about as much; at least one item is always sent."""
+"""About how many bytes of items one answer may have. At least one item is always sent."""
 _BACKLOG = 128
 _CLOSE_TIMEOUT = 1.0
-"""Seconds that the last answers may take."""
+"""Seconds that the last answers may take when the server is closed."""
 _CHANGES = frozenset({"push", "retry_dead", "transition", "update_host", "complete", "fail", "release"})
 """Calls after which there may be something to lease."""
 _decode_hello = msgspec.msgpack.Decoder(tuple[wire.Hello]).decode
@@ -40,11 +40,11 @@ _decode_cursor = msgspec.msgpack.Decoder(tuple[int]).decode
 
 
 class _Client(asyncio.Protocol):
-    """A connection: who is at its other end, and the frontiers that it uses."""
+    """A connection: the process at its other end, and the frontiers that it uses."""
 
     def __init__(self, server: FrontierServer) -> None:
         self.slot: ProcessSlot | None = None
-        """None if this system does not show the process. Then its leases expire by time alone."""
+        """None if the process is unknown. Then its leases end only when they expire."""
         self.frontiers: dict[bytes, Frontier] = {}
         self.dead: dict[int, AsyncIterator[History]] = {}
         self.transport: asyncio.Transport
@@ -73,7 +73,7 @@ class _Client(asyncio.Protocol):
 
     def _greet(self, call: wire.Call) -> None:
         if call.method != wire.HELLO:
-            raise FrontierError(f"its first call is {call.method!r:.40}")
+            raise FrontierError(f"its first call must be {wire.HELLO!r}, not {call.method!r:.40}")
         (hello,) = _decode_hello(call.arguments)
         pid = peer_of(self.transport.get_extra_info("socket"), hello.pid)
         started = started_at(pid) if pid else None
@@ -148,11 +148,11 @@ class FrontierServer:
 
     @property
     def clients(self) -> int:
-        """How many are connected."""
+        """The number of connected clients."""
         return len(self._clients)
 
     async def wait_for_change(self) -> None:
-        """Until a client connects or leaves."""
+        """Wait until a client connects or disconnects."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -185,7 +185,7 @@ class FrontierServer:
         except msgspec.MsgspecError as exc:
             error = FrontierError(f"the arguments of {call.method} can't be read: {exc}")
             answer = wire.frame(wire.encode((call.number, wire.error_of(error), None)))
-        except Exception as exc:  # whatever the call raises is the client's
+        except Exception as exc:  # every error of a call is sent to its client
             if not isinstance(exc, (FrontierError, ValueError)):
                 log.debug("%s failed", call.method, exc_info=exc)
             answer = wire.frame(wire.encode((call.number, wire.error_of(exc), None)))
@@ -226,7 +226,7 @@ class FrontierServer:
     async def _dead(self, client: _Client, frontier: Frontier, cursor: int) -> wire.DeadPage:
         """The next dead requests of a cursor; 0 makes a new one."""
         if cursor and cursor not in client.dead:
-            raise StoreAwayError("the list of dead requests was interrupted")
+            raise StoreAwayError("the connection was lost while dead requests were listed; list them again")
         histories = client.dead.pop(cursor) if cursor else frontier.dead()
         page = []
         async for history in histories:
@@ -239,7 +239,7 @@ class FrontierServer:
 
 
 def _shortened(items: list[LoggedItem]) -> list[LoggedItem]:
-    """As many of these items as one answer should have."""
+    """As many of these items as fit into one answer."""
     size = 0
     for count, item in enumerate(items, 1):
         size += len(item.payload)

@@ -10,7 +10,6 @@ from functools import partial
 from shoal.errors import StoreAwayError, StoreBusyError
 from shoal.frontier.local.owner import start_owner
 from shoal.frontier.local.store import SocketStore
-from shoal.frontier.sqlite.file import announced_socket
 from shoal.ports import Store
 
 _PATIENCE = 10.0
@@ -36,9 +35,9 @@ async def share_file(file: str) -> Store:
     return await SocketStore.connect(partial(_start, file, join=True))
 
 
-async def start_alone(file: str) -> str:
-    """Start a process that owns a file, and return its socket. StoreBusyError if another process works on the file, and
-    goes on to."""
+async def start_new_owner(file: str) -> str:
+    """Start a process that owns a file, and return its socket. Wait a few seconds for another process that works on the
+    file to end; StoreBusyError if it does not."""
     return await _start(file, join=False)
 
 
@@ -58,6 +57,8 @@ async def _start(file: str, *, join: bool) -> str:
 
 def _socket_of(file: str) -> str | None:
     """The socket of the process that works on a file. None if nobody listens there."""
+    from shoal.frontier.sqlite.file import announced_socket  # takes a while to import
+
     path = announced_socket(file)
     if path is None:
         return None

@@ -101,12 +101,12 @@ class SocketStore(_Remote):
         return frontier
 
     async def close(self) -> None:
-        """Leases that were not released end with this process, or expire."""
+        """Close the connection. Leases that were not released end with this process, or expire."""
         await self._connection.close()
 
 
 class SocketFrontier(_Remote):
-    """See `shoal.ports.Frontier`. Only what a lease is known by travels to the owner: its fingerprint and token."""
+    """See `shoal.ports.Frontier`. Of a lease, only its fingerprint and token are sent to the owner."""
 
     def hold(self, holder: Holder) -> None:
         key = wire.decode_run_key(self._run)
@@ -145,7 +145,7 @@ class SocketFrontier(_Remote):
         return answer
 
     async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        """``last`` stays here: nothing can rewind the log of a local owner."""
+        """``last`` is not sent: nothing can rewind the log of a local owner."""
         items: list[LoggedItem] = await self._call(wire.FRONTIER["read_items"], after, limit, None)
         return items
 

@@ -2,7 +2,7 @@
 
 A message is a length of four bytes and msgpack. A call names a method from a fixed table, which is made from the ports:
 `STORE` and `FRONTIER`. Each method has decoders for its arguments and its result, so a message can only become the
-values that the port declares. Errors travel as the name of a class of `shoal.errors` and a text.
+values that the port declares. Errors are sent as the name of a class of `shoal.errors` and a text.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Who connects."""
+    """The first message of a client."""
 
     version: str
-    """Of Shoal. Both sides must be the same."""
+    """The version of Shoal. Both sides must have the same one."""
     client: str
     """Random; the same for all connections of one client."""
     pid: int
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    """Who answers."""
+    """The owner's answer to `Hello`."""
 
     version: str
     store: str
@@ -154,7 +154,7 @@ decode_run_key = msgspec.msgpack.Decoder(RunKey).decode
 
 
 def error_of(error: BaseException) -> tuple[str, str]:
-    """An error as it travels: the nearest class that clients know."""
+    """An error as it is sent: the nearest class that clients know, and the text."""
     for kind in type(error).__mro__:
         if kind.__name__ in _ERRORS:
             return kind.__name__, str(error)
@@ -162,7 +162,7 @@ def error_of(error: BaseException) -> tuple[str, str]:
 
 
 def raise_error(error: tuple[str, str]) -> None:
-    """Raise an error that travelled."""
+    """Raise an error that was received."""
     kind, text = error
     raise _ERRORS.get(kind, FrontierError)(text)
 
@@ -181,7 +181,7 @@ class Messages:
         self._rest = bytearray()
         """The beginning of a message."""
         self._wanted = _LENGTH
-        """How many bytes the rest must have before it is worth a look."""
+        """How many bytes `_rest` must have before its message or the length of it is complete."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that end with these bytes. FrontierError for one that is too long."""
@@ -199,7 +199,8 @@ class Messages:
 
     @staticmethod
     def _size(data: bytes, start: int) -> int:
-        """The size of the message that begins here, with its length; that of the length if it is not there yet."""
+        """The size of the message that begins here, including its length prefix; the size of the prefix alone while it
+        is incomplete."""
         if len(data) - start < _LENGTH:
             return _LENGTH
         length = int.from_bytes(data[start : start + _LENGTH], "big")

@@ -34,7 +34,7 @@ class Bucket:
         self.spilled = 0
 
     def push(self, number: int) -> None:
-        """Add a request behind all others."""
+        """Add a request after all others."""
         self._fresh.append(number)
 
     def put_back(self, number: int) -> None:
@@ -83,7 +83,7 @@ class Backlog:
         return bucket
 
     def push(self, rank: float, number: int) -> None:
-        """Add a new request behind all others of its rank (the negative of its priority)."""
+        """Add a new request after all others of its rank (the negative of its priority)."""
         (self._buckets.get(rank) or self._bucket(rank)).push(number)
 
     def put_back(self, rank: float, number: int) -> None:
@@ -153,7 +153,7 @@ class Spill:
         return rows
 
     def find(self, number: int) -> bytes | None:
-        """The record of a request. It scans the table, which is fine for a person's question."""
+        """The record of a request. It scans the whole table, so it is only for inspection."""
         row = self._db.execute("SELECT record FROM spill WHERE number = ?", (number,)).fetchone()
         return row[0] if row else None
 

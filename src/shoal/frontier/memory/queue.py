@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class _Held(msgspec.Struct, gc=False):
-    """A lease that is out."""
+    """A lease that is held."""
 
     number: int
     """Of its request."""
@@ -72,7 +72,7 @@ class _Held(msgspec.Struct, gc=False):
 
 
 class MemoryQueue:
-    """See `shoal.ports.Queue`. No method gives way to another task while it changes something, so each call is one
+    """See `shoal.ports.Queue`. No method yields to another task while it changes something, so each call is one
     atomic step. Only a large page needs more steps: see `MemoryStages`."""
 
     def __init__(
@@ -225,7 +225,7 @@ class MemoryQueue:
     # -- ending a lease
 
     def _current(self, lease: Lease) -> _Held | None:
-        """The lease that is out, if the token of ``lease`` is its current one."""
+        """The held lease, if the token of ``lease`` is its current one."""
         held = self._held.get(lease.fingerprint)
         return None if held is None or held.token != lease.token else held
 

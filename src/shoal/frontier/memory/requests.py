@@ -54,7 +54,7 @@ class Taken(NamedTuple):
 class Requests:
     """All requests of a run. Each has a number: 0, 1, 2 ... in the order in which they were added.
 
-    Past ``in_memory`` ready requests, new ones go to disk. No method gives way to another task.
+    Past ``in_memory`` ready requests, new ones go to disk. No method yields to another task.
     """
 
     def __init__(self, options: FrontierOptions, hosts: dict[str, Host]) -> None:
@@ -80,7 +80,7 @@ class Requests:
     # -- adding
 
     def select_new(self, named: Iterable[tuple[bytes, Request]]) -> NewRequests:
-        """The requests that the run does not have yet, encoded. RequestError if one cannot be; nothing is changed."""
+        """The requests that the run does not have yet, encoded. RequestError if one cannot be encoded."""
         new: NewRequests = {}
         for fingerprint, request in named:
             if fingerprint not in new and self.fingerprints.find(fingerprint) is None:
@@ -102,7 +102,7 @@ class Requests:
     def add_children(
         self, ended: Completion | Failure, parent: int, new: NewRequests, duplicates: int, now: float
     ) -> Pushed:
-        """Add the selected children of a page, which left out ``duplicates`` links itself."""
+        """Add the selected children of a page. ``duplicates``: links that the worker left out already."""
         refused = 0
         if ended.children:
             # An earlier page of the same batch may have added the same link.
@@ -239,7 +239,8 @@ class Requests:
         return read_record(record)
 
     def search(self, url: str) -> int | None:
-        """Find a request by its URL that has another name: it was not filtered, or is not a GET. Reads all records."""
+        """Find a request by its URL whose fingerprint differs: it was not filtered, or is not a GET. Reads all
+        records."""
         found = self.records.search(url.encode())
         return next((number for number in found if self.records.request(number).url == url), None)
 
@@ -267,7 +268,7 @@ class Requests:
         self._spilled -= len(rows)
 
     def close(self) -> None:
-        """Leave the hosts, and delete what is on disk."""
+        """Remove the lanes from their hosts, and delete the requests on disk."""
         for lane in self.lanes.by_name.values():
             lane.host.lanes = [entry for entry in lane.host.lanes if entry[0] is not self.lanes]
         if self._spill is not None:

@@ -62,7 +62,7 @@ class MemoryStages:
         return Moved(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
-        """The history of a staged link. It reads all of them, which is fine for a person's question."""
+        """The history of a staged link. It reads all staged links, so it is only for inspection."""
         for parent, portions in self._portions.items():
             for name, payload in (link for portion in portions for link in portion):
                 if name == fingerprint:
@@ -70,7 +70,7 @@ class MemoryStages:
         return None
 
     def count(self) -> int:
-        """How many links are staged, counted anew."""
+        """The number of staged links, recounted."""
         return sum(len(portion) for portions in self._portions.values() for portion in portions)
 
     def clear(self) -> None:

@@ -25,7 +25,7 @@ _decode = msgspec.msgpack.Decoder(Request).decode
 _MAX_STATUS = 32_767
 
 _USUAL = (200, True, False, 0, None, "", None, "", 0, 0, 0)
-"""Of the columns of a lease that ends, from its status. `finish` knows the same values."""
+"""The usual values of the columns of a lease that ends, from its status on. `finish` has the same ones."""
 
 # A Request in msgpack begins with the number of its fields, in three bytes, and its URL, which is stored in a column of
 # its own. Its payload is all the rest.
@@ -50,7 +50,7 @@ class RequestColumns:
         return len(self._rows)
 
     def add(self, owner: int, named: Iterable[tuple[bytes, Request]]) -> None:
-        """RequestError if one cannot be encoded."""
+        """Add requests. RequestError if one cannot be encoded."""
         hosts, append = self._hosts, self._rows.append
         for fingerprint, request in named:
             url = request.url
@@ -138,7 +138,8 @@ class EndingColumns:
         self.add(len(self.places), Failure(lease=lease, kind=kind, reason=reason, contacted=False))
 
     def as_arguments(self) -> tuple[object, ...]:
-        """The driver checks each entry of an array, so a column with nothing but the usual value is empty."""
+        """The arguments of `finish`. The driver checks each entry of an array, so a column that has only its usual
+        value is passed as an empty array."""
         tokens, fingerprints, *others = zip(*self._rows, strict=True)
         columns = (
             () if column.count(usual) == len(column) else column for column, usual in zip(others, _USUAL, strict=True)

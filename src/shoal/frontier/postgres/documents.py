@@ -8,7 +8,7 @@ from shoal.ports import Document, Run
 from shoal.ports.documents import check_document
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
-_LAST = "\U0010ffff".encode()  # behind every printable character
+_LAST = "\U0010ffff".encode()  # sorts after every printable character
 _NO_RUN = (None,) * 7
 _encode = msgspec.msgpack.Encoder().encode
 

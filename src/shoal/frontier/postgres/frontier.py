@@ -166,10 +166,10 @@ class PostgresFrontier:
                     leases.append(Lease(request, fingerprint, token, attempt, host_of(url), deadline, learned_delay))
             if unreadable.places:
                 await self._end(unreadable)
-                # Their tokens are used up. A repeat of this call finds the others.
+                # Skip their tokens, so that a repeat of this call finds the readable leases.
                 used, limit = used + len(unreadable.places), min(limit, MAX_LEASES - used - len(unreadable.places))
             moved = bool(incoming) and await self._help()
-            # late: the server's clock has jumped; now its time is known
+            # If the call was late because the server's clock has jumped, try again: now its time is known.
             if leases or not limit or not (unreadable.places or late or moved):
                 return Leased(leases, wait, poll_after or 0.0)
 
@@ -219,7 +219,8 @@ class PostgresFrontier:
     # -- ending a lease
 
     async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, Moved]]:
-        """By position in the batch, the new state and what became of the children. Lost leases are left out."""
+        """End leases. Returns by position in the batch the new state and what became of the children, without lost
+        leases."""
         if not endings.places:
             return {}
         with self._receipts.watch(proven=True) as call:

@@ -88,7 +88,7 @@ class PostgresStore(PostgresDocuments):
         return [_run_of(row) for row in rows]
 
     async def delete_run(self, run_id: str) -> None:
-        """In short steps. If it is interrupted, the run is hidden; delete it again to remove the rest."""
+        """Delete a run in short steps. If it is interrupted, the run is hidden; delete it again to remove the rest."""
         number = await self._database.value("begin_delete", storable_text(run_id), patient=True)
         if number is None:
             raise no_run(run_id)
@@ -111,7 +111,7 @@ class PostgresStore(PostgresDocuments):
         return PostgresFrontier(self._database, found[0], options, self._offset, holder)
 
     async def close(self) -> None:
-        """Leases that were not released expire."""
+        """Close the connections. Leases that were not released expire."""
         await self._database.close()
 
 

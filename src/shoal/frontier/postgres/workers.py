@@ -24,7 +24,7 @@ class PostgresWorkers:
         return due
 
     async def fence_silent(self) -> dict[str, int]:
-        """One call for each dead worker."""
+        """See `shoal.ports.Workers`. Makes one call for each dead worker."""
         fenced: dict[str, int] = {}
         while rows := await self._database.call("fence_silent", self._run, self._offset()):
             fenced |= {row["worker"]: row["leases"] for row in rows}

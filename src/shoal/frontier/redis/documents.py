@@ -8,7 +8,7 @@ from shoal.ports import Document, Run
 from shoal.ports.documents import check_document
 from shoal.stores.redis.client import Answer, Word
 
-_LAST = "\U0010ffff".encode()  # behind every printable character
+_LAST = "\U0010ffff".encode()  # sorts after every printable character
 
 
 class RedisDocuments:

@@ -82,7 +82,7 @@ class RedisFrontier:
         self._time = ServerClock(scripts.client.address.timeout)
         self._has_joined = False
         self._has_stale_lanes = False
-        """The lanes were placed by other options."""
+        """Whether the lanes were placed under other options, and must be placed again."""
         self.complete, self.fail, self.release = endings.complete, endings.fail, endings.release
         self.update_host = self._lanes.update_host
         inspection = RunInspection(self._run, self._run_continued)
@@ -171,7 +171,7 @@ class RedisFrontier:
             leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
                 await self._run_proven("settle", *unreadable.endings())
-            if leases or not (records or buried):  # else there may be more behind the unreadable ones
+            if leases or not (records or buried):  # else there may be more after the unreadable ones
                 return Leased(leases, float(wait) if wait else None, float(poll_after))
             part += 1
 

@@ -62,7 +62,7 @@ class Layout:
 _OUTCOME = Layout(state=U8, status=U16, items=U32, at=F64)
 PROGRESS = _OUTCOME + Layout(host=HOST_NUMBER, attempts=U16)
 HEAD = PROGRESS + Layout(sequence=U64, token=TOKEN, worker=U16)
-"""The part of a request's record that changes with its state. ``worker`` is the number of who leased it last."""
+"""The part of a request's record that changes with its state. ``worker`` is the number of its last holder."""
 GRANTED_HEAD = PROGRESS + Layout(sequence=U64, lease=U16, call=Field("6s", "c6"), worker=U16)
 """The same, with the two parts of a token: the number of the lease in its call, and what the tokens of a call share."""
 DONE_PART = _OUTCOME + Layout(order=U32)
@@ -128,7 +128,7 @@ FOREVER = 1e9
 
 
 def read_text(blob: bytes, at: int) -> tuple[str, int]:
-    """A text at this offset, and the offset behind it."""
+    """A text at this offset, and the offset after it."""
     (size,) = SIZE.unpack_from(blob, at)
     at += SIZE.size
     return blob[at : at + size].decode(errors="replace"), at + size

@@ -51,7 +51,7 @@ _HAS = {
 _PAYLOAD_AT = tuple(
     HEAD.size + 1 + bool(has & HAS_RANK) * RANK.size + bool(has & HAS_PARENT) * PARENT.size for has in range(256)
 )
-"""Where the payload of a record begins, by the byte behind its head."""
+"""Where the payload of a record begins, by the byte after its head."""
 
 _LEASED = HEAD.only("host", "attempts", "token")
 
@@ -78,7 +78,7 @@ class UnreadableError(ValueError):
 
 
 def read_record(record: bytes) -> tuple[RecordHead, Request]:
-    """UnreadableError if another program wrote it."""
+    """Read the record of a request. UnreadableError if another program wrote it."""
     return read_head(record), _read_request(record)
 
 
@@ -111,7 +111,7 @@ class Parcel:
         self._hosts: dict[str, int] = {}
 
     def add_request(self, request: Request, fingerprint: bytes, parent: bytes = b"") -> None:
-        """RequestError if it cannot be encoded."""
+        """Add a request. RequestError if it cannot be encoded."""
         try:
             payload = _encode(request)
         except ENCODING_ERRORS as exc:
@@ -175,7 +175,7 @@ class Parcel:
 
 
 def pack_token(token: int) -> bytes:
-    """As bytes: numbers of Lua have only 53 bits."""
+    """A token as bytes: numbers of Lua have only 53 bits."""
     return token.to_bytes(8, "little")
 
 

@@ -1,7 +1,7 @@
 """Runs on a Redis server, shared by all workers of a fleet.
 
 All keys of a store begin with a prefix in braces: ``{shoal}:``, or another with ``?prefix=name``. So several stores
-can be on one server, and Redis Cluster keeps each store on one node. The keys behind the prefix:
+can be on one server, and Redis Cluster keeps each store on one node. The keys, without the prefix:
 
 - ``store``: the format, the last numbers of runs and hosts, the state of the clock. ``runs``: the number of each run.
 - ``name``, ``host``: the number of each host, and its record.
@@ -61,7 +61,7 @@ class RedisStore(RedisDocuments):
 
     @classmethod
     async def open(cls, url: str, *, offset: Callable[[], float] = lambda: 0.0) -> RedisStore:
-        """StoreAwayError if the server cannot be reached now, StoreError if it cannot be used.
+        """Connect to the server. StoreAwayError if it cannot be reached now, StoreError if it cannot be used.
 
         ``offset``: seconds to add to the server's clock, for tests.
         """
@@ -154,7 +154,7 @@ class RedisStore(RedisDocuments):
         return RedisFrontier(self._scripts, run_id, found[0], options, holder)
 
     async def close(self) -> None:
-        """Leases that were not released expire."""
+        """Close the connections. Leases that were not released expire."""
         await self._scripts.client.close()
 
 

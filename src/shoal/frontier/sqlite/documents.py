@@ -8,7 +8,7 @@ from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.ports import Document, Run
 from shoal.ports.documents import check_document
 
-_LAST = "\U0010ffff"  # behind every printable character
+_LAST = "\U0010ffff"  # sorts after every printable character
 
 
 class SQLiteDocuments:

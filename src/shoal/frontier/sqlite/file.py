@@ -44,7 +44,7 @@ class SQLiteFile:
     """A connection in its own thread. Steps that are passed to ``read`` and ``write`` run there, one at a time.
 
     Only such steps may use ``db``. After a change was rolled back, ``restore`` is called there before the next step: it
-    reads what the process keeps in memory from the file again.
+    reloads from the file what the process keeps in memory.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool) -> None:
@@ -64,7 +64,7 @@ class SQLiteFile:
         try:
             await self._thread.run(self._open)
         except BaseException:
-            # If the caller was cancelled, the file is opened all the same.
+            # If the caller was cancelled, the file is opened anyway.
             self._thread.stop(self._close)
             raise
 
@@ -229,7 +229,7 @@ class SQLiteFile:
             self.db.execute("ROLLBACK")
 
     def _explain(self, exc: sqlite3.Error) -> FrontierError:
-        """The error in our words: what failed, and what to do."""
+        """The ShoalError for an error of SQLite. Its text says what failed, and what to do."""
         code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             return FrontierError(
@@ -249,7 +249,9 @@ class SQLiteFile:
 
     def damaged(self, what: str) -> StoreError:
         """The error for a file that has unexpected content."""
-        return StoreError(f"{self.path} is damaged ({what}); rescue it with `sqlite3 FILE .recover`, or name another")
+        return StoreError(
+            f"{self.path} is damaged ({what}); rescue it with `sqlite3 FILE .recover`, or name another file"
+        )
 
     async def close(self) -> None:
         """Finish the steps that were passed before, write the log into the file, and release the lock."""
@@ -263,7 +265,7 @@ class SQLiteFile:
         self._closed = True
         try:
             if not self.readonly:
-                with suppress(sqlite3.Error):  # the log keeps it all, and the next process reads it from there
+                with suppress(sqlite3.Error):  # nothing is lost: the next process reads the log
                     self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self.db.close()
         finally:
@@ -271,13 +273,13 @@ class SQLiteFile:
 
 
 def announce_socket(path: str, socket: str) -> None:
-    """Write into the lock file where other processes reach this one. Call it while this process has the file open."""
+    """Write the path of this process's socket into the lock file. Call it while this process has the file open."""
     with open(os.path.realpath(path) + ".lock", "r+b") as lock:
         lock.write(b"%d\n%b" % (os.getpid(), os.fsencode(socket)))
 
 
 def announced_socket(path: str) -> str | None:
-    """Where the process that works on a file, or was killed while it did, said that others reach it."""
+    """The path of the socket in the lock file of a file. The process that announced it may have been killed since."""
     try:
         with open(os.path.realpath(path) + ".lock", "rb") as lock:
             socket = lock.read(4096).partition(b"\n")[2]

@@ -1,7 +1,7 @@
 """The frontier of a run in a SQLite file, composed of its parts.
 
-One process works on a file at a time. So the frontier keeps in memory what decides quickly: the best request of each
-lane, the politeness of each host, the leases that are out, the newest fingerprints. It reads all of that from the file
+One process works on a file at a time. So the frontier keeps in memory what it needs most often: the best requests of
+each lane, the politeness of each host, the held leases, the newest fingerprints. It reads all of that from the file
 when the run is opened, and again after a transaction was rolled back.
 """
 
@@ -61,8 +61,8 @@ class SQLiteFrontier(ComposedFrontier):
     # -- memory and file; the store calls these within a transaction
 
     def load(self) -> None:
-        """Read everything that is in memory from the file. The hosts are new too. When all runs are loaded, the store
-        calls ``place``."""
+        """Read from the file everything that the frontier keeps in memory, with new hosts. When all runs are loaded,
+        the store calls ``place``."""
         self._queue.halted = self._run.state() in HALTED
         self._load_queue()
         self._seen.load()
@@ -78,7 +78,7 @@ class SQLiteFrontier(ComposedFrontier):
     def end_old_leases(self, keeps: Callable[[Holder | None], bool]) -> None:
         """End the leases and roles of processes that are gone. Each lease that had begun was an attempt."""
         ledger = self._run.ledger()
-        self._leases.lose(self._leases.not_kept(keeps), ledger, self._run.clock())
+        self._leases.lose(self._leases.of_dead_holders(keeps), ledger, self._run.clock())
         self._run.save(ledger)
         self._roles.free(keeps)
         self.place()

@@ -33,13 +33,13 @@ class Histories:
         self._run = run.number
 
     def add_event(self, request: int, at: float, what: str, detail: str, holder: Holder | None = None) -> None:
-        """``holder``: of the lease that it is about."""
+        """Record an event. ``holder``: the holder of the lease that it is about."""
         worker = "" if holder is None else storable(holder.slot)
         sql = "INSERT INTO event (request, at, what, detail, worker) VALUES (?, ?, ?, ?, ?)"
         self._db.execute(sql, (request, at, what, storable(detail), worker))
 
     def search(self, url: str) -> int | None:
-        """Find a request by its URL that has another name: it was not filtered, or is not a GET. Reads all rows."""
+        """Find a request by its URL whose fingerprint differs: it was not filtered, or is not a GET. Reads all rows."""
         rows = self._db.execute(
             "SELECT id, payload FROM request WHERE run = ? AND instr(payload, ?) > 0", (self._run, url.encode())
         )
@@ -62,7 +62,7 @@ class Histories:
         )  # fmt: skip
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:
-        """The next dead requests after this number, each with its own."""
+        """The next dead requests after this number, each with its number."""
         sql = f"{_HISTORY} WHERE run = ? AND state = {DEAD} AND id > ? ORDER BY id LIMIT ?"
         return [(row[0], self._history(row)) for row in self._db.execute(sql, (self._run, after, _PAGE)).fetchall()]
 

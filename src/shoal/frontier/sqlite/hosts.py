@@ -46,7 +46,7 @@ class SQLiteHosts:
         return await self._file.read(step)
 
     def _refresh(self) -> None:
-        """Another process writes to a file that is opened readonly."""
+        """Reload the hosts of a file that is opened readonly, because another process writes to it."""
         if self._file.file.readonly:
             self._hosts.forget()
             self._reload()

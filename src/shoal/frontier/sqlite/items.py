@@ -10,7 +10,8 @@ from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.ports import LoggedItem
 
 _SEQUENCE_BITS = 40
-"""Of an id. With one number as their key, items are in one tree, and not also in an index."""
+"""The bits of an item's id that hold its sequence number; the run is above them. With one number as the key, the table
+needs no index of its own."""
 _MAX_RECENT = 4_000_000
 """Bytes of the last items that are kept in memory."""
 _OVERHEAD = 250
@@ -63,7 +64,7 @@ class SQLiteItemLog:
     def append(self, pages: Iterable[tuple[bytes, int, Sequence[bytes]]], ledger: Ledger) -> None:
         """Log the items of pages: the fingerprint of each, how many items it has already, and the new ones.
 
-        A dead request that is retried may have items. New ones get the numbers behind them, so no key is used twice.
+        A dead request that is retried may have items. New ones get the numbers after them, so no key is used twice.
         Call it within a transaction.
         """
         new = []

@@ -87,7 +87,7 @@ class SharedHosts:
         return self.by_name[name]
 
     def read(self, name: str) -> Host:
-        """The same, without keeping it."""
+        """The same, but the host is not kept in memory."""
         if name in self.by_name:
             return self.by_name[name]
         host = Host(name)
@@ -183,14 +183,14 @@ class StoredLanes:
         return max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
 
     def save_limit(self) -> None:
-        """Save how many queued requests leave no room for links."""
+        """Save the queue size at which links are refused."""
         limit = self._options.link_limit
         if limit != self._link_limit:
             self._db.execute("UPDATE run SET link_limit = ? WHERE number = ?", (limit, self._run))
             self._link_limit = limit
 
     def add(self, new: Sequence[NewRequest], now: float, refused: Collection[bytes] = ()) -> dict[bytes, int]:
-        """Store new requests behind all others of their priority; those that are refused are dead. Returns their
+        """Store new requests after all others of their priority; those that are refused are dead. Returns their
         numbers in the file."""
         (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
         rows, dead = [], []
@@ -251,7 +251,7 @@ class StoredLanes:
 
     def retry_dead(self, kinds: Sequence[str] | None, only: Sequence[int] | None, ledger: Ledger, now: float) -> int:
         """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`. Refused links come last,
-        as many as there is room for. ``only``: the numbers of the requests that are meant."""
+        as many as there is room for. ``only``: limit this to the requests with these numbers."""
         dead = f"run = ? AND state = {DEAD} AND kind"
         if only is not None:
             dead = f"id IN ({', '.join(map(str, only))}) AND {dead}"

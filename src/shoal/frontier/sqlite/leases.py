@@ -33,7 +33,7 @@ _decode = msgspec.msgpack.Decoder(Request).decode
 
 
 class HeldLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease that is out."""
+    """A lease that is held."""
 
     number: int
     fingerprint: bytes
@@ -90,8 +90,8 @@ class Leases:
             origin = None if nonce is None else (before, nonce)
             self._held[name] = HeldLease(number, name, token, attempts, items, lane, rank, holder, bool(begun), origin)
 
-    def not_kept(self, keeps: Callable[[Holder | None], bool]) -> list[HeldLease]:
-        """The leases whose holders are not kept."""
+    def of_dead_holders(self, keeps: Callable[[Holder | None], bool]) -> list[HeldLease]:
+        """The leases whose holders are gone. ``keeps``: whether a holder is still alive."""
         return [held for held in self._held.values() if not keeps(held.holder)]
 
     def holders(self) -> list[Holder | None]:
@@ -112,7 +112,7 @@ class Leases:
     # -- granting
 
     def granted_under(self, call: LeaseCall) -> list[Lease]:
-        """The leases that are out and were granted to this call, by their tokens."""
+        """The held leases that were granted to this call, by their tokens."""
         base = token_base(call.nonce)
         held = [each for each in self._held.values() if base < each.token <= base + MAX_LEASES]
         sql = "SELECT payload FROM request WHERE id = ?"
@@ -158,7 +158,7 @@ class Leases:
     # -- extending
 
     def current(self, lease: Lease) -> HeldLease | None:
-        """The lease that is out, if the token of ``lease`` is its current one."""
+        """The held lease, if the token of ``lease`` is its current one."""
         held = self._held.get(lease.fingerprint)
         return held if held is not None and held.token == lease.token else None
 

@@ -94,7 +94,7 @@ class SQLiteRoles:
         return row is not None and bool(row[0])
 
     def free(self, keeps: Callable[[Holder | None], bool]) -> None:
-        """Free the roles whose holders are not kept: the processes that held them are gone."""
+        """Free the roles whose holders are gone. ``keeps``: whether a holder is still alive."""
         held = self._db.execute("SELECT role, slot, epoch FROM role WHERE run = ? AND token != 0", (self._run,))
         for role, slot, epoch in held.fetchall():
             if not keeps(None if slot is None else Holder(slot, epoch)):

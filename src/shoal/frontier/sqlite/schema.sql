@@ -23,7 +23,7 @@ CREATE TABLE run (
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
     newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
     incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
-    link_limit INTEGER                     -- how many queued requests leave no room for links; none: no limit
+    link_limit INTEGER                     -- the queue size at which links are refused; null: no limit
 );
 
 -- The politeness of hosts. All runs in the file share it.

@@ -21,7 +21,7 @@ _QUERY_SIZE = 64
 
 
 class Seen:
-    """Call it within transactions of the file, and ``load`` after one was rolled back."""
+    """The fingerprints that a run has. Call it within transactions of the file, and ``load`` after a rollback."""
 
     def __init__(self, db: sqlite3.Connection, run: int) -> None:
         self._db = db
@@ -51,7 +51,7 @@ class Seen:
         self._next = through.index(min(through))
 
     def known(self, fingerprints: Iterable[bytes]) -> set[bytes]:
-        """The fingerprints of these that the run has."""
+        """Which of these fingerprints the run has."""
         known = set()
         rest = []
         newest, through = self._newest, self._through

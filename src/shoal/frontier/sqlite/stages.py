@@ -77,7 +77,7 @@ class Stages:
         return Moved(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
-        """The history of a staged link. It reads all of them, which is fine for a person's question."""
+        """The history of a staged link. It reads all staged links, so it is only for inspection."""
         rows = self._db.execute(
             "SELECT s.links, r.payload FROM stage s JOIN request r ON r.id = s.parent"
             " WHERE s.run = ? AND instr(s.links, ?) > 0",
@@ -90,7 +90,7 @@ class Stages:
         return None
 
     def count(self) -> int:
-        """How many links are staged, counted anew."""
+        """The number of staged links, recounted."""
         sql = "SELECT coalesce(sum(size), 0) FROM stage WHERE run = ?"
         count: int = self._db.execute(sql, (self._run.number,)).fetchone()[0]
         return count
@@ -99,7 +99,8 @@ class Stages:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Around a call that stages links and moves them, so that it can count them: others do not `help`."""
+        """Use it around a call that stages and moves links. Meanwhile `help` does nothing, so that the call can count
+        its links."""
         self._movers += 1
         try:
             yield

@@ -24,7 +24,7 @@ class StepThread:
         Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
 
     async def run(self, step: Callable[[], T]) -> T:
-        """Run a step and return its result. If the caller is cancelled, the step runs all the same."""
+        """Run a step and return its result. If the caller is cancelled, the step runs anyway."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((step, loop, future))  # type: ignore[arg-type]  # the result of the step is that of its future

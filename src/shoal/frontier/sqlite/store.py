@@ -75,7 +75,7 @@ class SQLiteStore(SQLiteDocuments):
         """Open a file, or create it. StoreBusyError while another process works on it, unless ``readonly``; StoreError
         if it cannot be used.
 
-        ``keeps``: whether a holder of leases and roles in the file is still there. It is called with the store, the run
+        ``keeps``: whether a holder of leases and roles in the file is still alive. It is called with the store, the run
         and the holder, in the thread of the file. By default all holders are gone."""
         file = SQLiteFile(path, readonly=readonly)
         await file.open()
@@ -209,7 +209,7 @@ class SQLiteStore(SQLiteDocuments):
         return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:
-        """Close the file. Leases that are still out end when the run is opened again, as after a crash."""
+        """Close the file. Leases that are still held end when the run is opened again, as after a crash."""
         await self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""What needs attention now, whether or not anybody is notified of it."""
+"""Finds current problems for the dashboard, even if no notifications are configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDER = ("critical", "warning")
 
 
 class Attention:
-    """Finds the problems of a store, for one reader after the other."""
+    """Finds the problems of a store. One caller at a time may use it."""
 
     def __init__(
         self, store: Store, config: Config, notifications: Notifications, schedules: Schedules, *,

@@ -1,7 +1,7 @@
-"""Server-sent events: a page that is open shows changes by itself.
+"""Server-sent events: an open page updates itself.
 
-A view is rendered once for all who look at it, and sent only if it changed. A view that nobody looks at costs nothing,
-nor does one that will not change any more.
+A view is rendered once for all its readers, and sent only if it changed. A view without readers, or one that is final,
+costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
 _LIFETIME = 3600.0  # seconds: the browser reconnects, and its session is checked again
 
 END = "event: end\ndata:\n\n"
-"""The message that tells a browser not to connect again."""
+"""The message that tells a browser not to reconnect."""
 
 
 class Rendered(NamedTuple):
@@ -29,14 +29,14 @@ class Rendered(NamedTuple):
 
     html: str
     is_final: bool = False
-    """Whether it will not change any more."""
+    """Whether it will never change again."""
 
 
 Render = Callable[[], Awaitable[Rendered]]
 Errors = tuple[type[Exception], ...]
 
 STORE_AWAY: Errors = (ShoalError, OSError)
-"""Errors of an update that are not defects."""
+"""Expected errors of an update. They are logged without a traceback."""
 
 
 class _View:
@@ -72,8 +72,8 @@ class LiveViews:
         return self._streams >= MAX_STREAMS
 
     async def stream(self, key: object, render: Render, *, expected: Errors = STORE_AWAY) -> AsyncIterator[str]:
-        """The messages of an event stream: the view now, and again whenever it changed. ``expected``: errors of an
-        update that are not defects."""
+        """Yield the messages of an event stream: the view now, and after each change. ``expected``: errors of an update
+        that are logged without a traceback."""
         self._streams += 1
         try:
             view = await self._join(key, render, expected)

@@ -1,7 +1,6 @@
 """Renders the pages of the dashboard.
 
-Everything that comes from strangers is text: Jinja escapes it, and the content security policy lets no inline script
-run.
+Untrusted content is shown as text: Jinja escapes it, and the content security policy blocks inline scripts.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _environment() -> Environment:
 
 @cache
 def _asset(name: str) -> str:
-    """The address of a static file. It changes with the content, so browsers may keep the file for ever."""
+    """The address of a static file. It changes with the content, so browsers may cache the file forever."""
     content = (files("shoal.server.dashboard") / "static" / name).read_bytes()
     return f"/ui/static/{name}?v={hashlib.blake2b(content, digest_size=6).hexdigest()}"
 
@@ -110,8 +109,8 @@ def _common(request: Request) -> dict[str, object]:
 def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
     """Serve a screen at ``path``: its page, its live part, and an event stream with updates of that part.
 
-    ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). With
-    ``is_final`` among them, the page stays as it is.
+    ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). If
+    ``is_final`` is among them and true, the page gets no updates.
     """
 
     async def show(request: Request) -> Response:

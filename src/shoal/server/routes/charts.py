@@ -46,9 +46,9 @@ async def read_chart(
     run_id: RunId,
     chart: ChartName,
     request: Request,
-    hours: Annotated[float | None, Query(gt=0, le=10_000, description="How far back. Default: the whole run.")] = None,
+    hours: Annotated[float | None, Query(gt=0, le=10_000, description="Hours to show. Default: the whole run.")] = None,
 ) -> Response:
-    """The history of a run as lines over time. It is thinned with age."""
+    """The history of a run as lines over time. Older points are further apart."""
     server = server_of(request)
     await find_run(server, run_id)
     return json_response(

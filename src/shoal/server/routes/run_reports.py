@@ -1,4 +1,4 @@
-"""`/api/runs/compare`, and `/history`, `/workers`, `/failures`, `/items/recent` of a run: how it works and worked."""
+"""`/api/runs/compare`, and `/history`, `/workers`, `/failures`, `/items/recent` of a run."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _valid_urls(urls: UrlList | None) -> list[str] | None:
 
 
 async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
-    if server.visits:
+    if server.ui_only:
         message = "`shoal ui` crawls nothing itself: start the run with mode `distributed`, or use `shoal serve`"
         raise ProblemError(409, "not here", message)
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
@@ -193,10 +193,10 @@ async def _transition(request: Request, run_id: str, state: RunState, what: str)
 
 @router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
 async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
-    """Retry the failed requests of a run, with all attempts: all, or those of some kinds, a host or a pattern of URLs.
-    Requests that robots.txt disallows stay failed unless you
-    name the kind `robots`. Links that were refused because the queue was full return while it has room, the others stay
-    failed: call this again later. Resume the run afterwards if it is finished."""
+    """Retry the failed requests of a run: all, or those of some kinds, a host or a pattern of URLs. Each gets
+    its full number of attempts again. Requests that robots.txt disallows stay failed unless you name the kind `robots`.
+    Links that were refused because the queue was full are queued again while it has room. The others stay failed: call
+    this again later. Resume the run afterwards if it is finished."""
     frontier = await open_frontier(server_of(request), run_id)
     which = which or RetryFailed()
     chosen = DeadFilter.of(which.kinds or (), which.host, which.url)
@@ -284,8 +284,8 @@ async def read_url(
 
 @router.post("/{run_id}/url/retry", response_model=Retried, responses=problems(401, 404, 422, 503))
 async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Response:
-    """Retry one failed URL, with all attempts. One that has not failed, or that robots.txt or the scope forbids, stays
-    as it is: then `retried` is 0. Resume the run afterwards if it is finished."""
+    """Retry one failed URL, with its full number of attempts. `retried` is 0 if it has not failed, or robots.txt or the
+    scope forbids it. Resume the run afterwards if it is finished."""
     frontier = await open_frontier(server_of(request), run_id)
     page = Page(which.url)
     if await frontier.find(page, exact=True) is None:

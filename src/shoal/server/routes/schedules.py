@@ -63,8 +63,8 @@ async def read_schedule(name: Name, request: Request) -> Response:
 
 @router.put("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 409, 413, 422, 503))
 async def change(name: Name, body: ChangeSchedule, request: Request) -> Response:
-    """Replace what a schedule runs and when. New times count from now. One that is defined in shoal.toml is changed
-    there: 409."""
+    """Replace the definition of a schedule. The new times apply from now on. 409 if it is defined in shoal.toml: change
+    it there."""
     server = server_of(request)
     await _find(server.schedules, name)
     definition = _define(server, name, body)
@@ -76,7 +76,7 @@ async def change(name: Name, body: ChangeSchedule, request: Request) -> Response
 
 @router.post("/{name}/pause", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
 async def pause(name: Name, request: Request) -> Response:
-    """Start no more runs until you resume the schedule. A run that works continues."""
+    """Start no more runs until you resume the schedule. An active run continues."""
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.pause(name)
@@ -86,7 +86,7 @@ async def pause(name: Name, request: Request) -> Response:
 
 @router.post("/{name}/resume", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
 async def resume(name: Name, request: Request) -> Response:
-    """Continue with the next time. Times during the pause are not made up for."""
+    """Resume a schedule at its next time. Times during the pause are skipped."""
     server = server_of(request)
     await _find(server.schedules, name)
     await server.schedules.resume(name)
@@ -97,7 +97,7 @@ async def resume(name: Name, request: Request) -> Response:
 
 @router.post("/{name}/run", status_code=201, response_model=ScheduleRun, responses=problems(401, 404, 409, 422, 503))
 async def run(name: Name, request: Request) -> Response:
-    """Start a run now. The overlap policy applies: 409 if the run before still works and the policy is `skip`."""
+    """Start a run now. The overlap policy applies: 409 if the previous run is still active and the policy is `skip`."""
     server = server_of(request)
     await _find(server.schedules, name)
     try:
@@ -106,7 +106,7 @@ async def run(name: Name, request: Request) -> Response:
         raise ProblemError(422, "bad request", public_message(exc)) from exc
     if fired.cancelled:
         await server.scheduled_runs.cancelled(fired.cancelled)
-    if fired.run is not None and not server.visits:
+    if fired.run is not None and not server.ui_only:
         await server.scheduled_runs.launch(fired.run)
     server.schedule_runner.wake()
     run_id = "" if fired.run is None else fired.run.run_id
@@ -116,7 +116,7 @@ async def run(name: Name, request: Request) -> Response:
 
 @router.delete("/{name}", response_model=ScheduleRemoved, responses=problems(401, 404, 409, 422, 503))
 async def remove(name: Name, request: Request) -> Response:
-    """Delete a schedule. Its runs stay. One that is defined in shoal.toml is removed there: 409."""
+    """Delete a schedule. Its runs stay. 409 if it is defined in shoal.toml: remove it there."""
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.remove(name)

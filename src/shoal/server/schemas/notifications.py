@@ -14,7 +14,7 @@ from shoal.server.schemas.common import RUN_ID, Word, with_examples
 class ProblemModel(BaseModel):
     """A problem that was reported."""
 
-    key: Annotated[str, Field(description="The same as long as it is the same problem.")]
+    key: Annotated[str, Field(description="Identifies the problem while it lasts.")]
     kind: ProblemKind
     severity: Severity
     run_id: str
@@ -22,9 +22,9 @@ class ProblemModel(BaseModel):
     title: str
     text: str
     since: Annotated[float, Field(description="Unix time, in seconds.")]
-    reported_at: Annotated[float, Field(description="When the last message on it was made.")]
-    closed_at: Annotated[float | None, Field(description="When it was over; `null` while it lasts.")] = None
-    undelivered: Annotated[list[str], Field(description="Channels that have not delivered all messages on it yet.")]
+    reported_at: Annotated[float, Field(description="When its last message was created.")]
+    closed_at: Annotated[float | None, Field(description="When it ended; `null` while it lasts.")] = None
+    undelivered: Annotated[list[str], Field(description="Channels that have not delivered all of its messages yet.")]
 
 
 class ChannelModel(BaseModel):
@@ -32,12 +32,12 @@ class ChannelModel(BaseModel):
 
     name: str
     type: Literal["webhook", "smtp", "slack", "telegram", "apprise"]
-    failing: Annotated[bool, Field(description="It failed so often that the other channels report it.")]
+    failing: Annotated[bool, Field(description="It failed so often that other channels report it.")]
     delivered: Annotated[int, Field(description="Messages that it delivered.")]
-    delivered_at: Annotated[float, Field(description="When it last did; 0 if never.")]
+    delivered_at: Annotated[float, Field(description="Unix time of the last delivery; 0 if never.")]
     failures: Annotated[int, Field(description="Attempts in a row that failed.")]
-    next_at: Annotated[float, Field(description="It is not tried before; 0 if it works.")]
-    error: Annotated[str, Field(description="Of the last attempt; empty if it worked.")]
+    next_at: Annotated[float, Field(description="Unix time of the next attempt; 0 if it works.")]
+    error: Annotated[str, Field(description="Error of the last attempt; empty if it succeeded.")]
 
 
 class NotificationPage(BaseModel):
@@ -68,7 +68,7 @@ class NotificationPage(BaseModel):
     channels: list[ChannelModel]
     watched_since: Annotated[
         float | None,
-        Field(description="When a server began to look for problems; earlier events are not reported. `null`: never."),
+        Field(description="When a server began to check for problems; earlier events are not reported. `null`: never."),
     ]
 
 
@@ -81,7 +81,7 @@ class SendTest(StrictModel):
 
 
 class TestResult(BaseModel):
-    """What became of a test message."""
+    """The result of a test message."""
 
     channel: str
     delivered: bool
@@ -89,7 +89,7 @@ class TestResult(BaseModel):
 
 
 class TestPage(BaseModel):
-    """What became of the test messages."""
+    """The results of the test messages."""
 
     model_config = with_examples({"results": [{"channel": "ops", "delivered": True, "error": ""}]})
 

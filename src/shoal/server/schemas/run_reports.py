@@ -1,4 +1,4 @@
-"""Bodies of the routes below `/api/runs` that show how runs work and worked."""
+"""Bodies of the reports below `/api/runs`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SampleModel(RequestCounts):
 
     at: Annotated[float, Field(description="Unix time, in seconds.")]
     incoming: Annotated[int, Field(description="Links of done pages that are not queued yet.")]
-    pages_per_second: Annotated[float | None, Field(description="Since the sample before; `null` for the first one.")]
+    pages_per_second: Annotated[float | None, Field(description="Since the previous sample; `null` for the first one.")]
     items_per_second: float | None
 
 
@@ -58,7 +58,7 @@ class ProcessModel(BaseModel):
     name: str
     state: Annotated[
         Literal["working", "silent", "lost", "ended"],
-        Field(description="`lost`: it stopped without saying so. `ended`: it stopped in good order."),
+        Field(description="`silent`: its heartbeat is late. `lost`: killed or cut off. `ended`: stopped normally."),
     ]
     role: Annotated[
         Literal["crawl", "worker", "runner", "server"],
@@ -66,7 +66,7 @@ class ProcessModel(BaseModel):
     ]
     machine: str
     pid: int
-    slot: Annotated[str, Field(description="The name under which it leases; empty if it needs none.")]
+    slot: Annotated[str, Field(description="Its name in leases; empty if it needs none.")]
     epoch: int
     started_at: Annotated[float | None, Field(description="Unix time; `null` if it has not reported yet.")]
     last_seen: Annotated[float, Field(description="Seconds since its last heartbeat or report.")]
@@ -152,12 +152,12 @@ class RecentItemsPage(BaseModel):
 
 
 class FiguresModel(BaseModel):
-    """What a run achieved, so far or in the end."""
+    """The results of a run, so far or at its end."""
 
     run_id: str
     spider: str
     state: RunStateName
-    outcome: Annotated[str, Field(description="How it ended, for people.")]
+    outcome: Annotated[str, Field(description="Its state as text, such as `finished at its page limit, 5 left`.")]
     created_at: float
     seconds: Annotated[float, Field(description="From its creation to its end, or to now.")]
     pages: int
@@ -174,7 +174,7 @@ class DifferenceModel(BaseModel):
     unit: Literal["count", "seconds", "per second", "share"]
     a: float | None
     b: float | None
-    change: Annotated[float | None, Field(description="0.1 if `b` is 10 % larger; `null` if that cannot be said.")]
+    change: Annotated[float | None, Field(description="0.1 if `b` is 10 % larger; `null` if undefined.")]
 
 
 class ComparisonPage(BaseModel):

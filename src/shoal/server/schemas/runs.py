@@ -215,7 +215,7 @@ class EventModel(BaseModel):
     at: Annotated[float, Field(description="Unix time, in seconds.")]
     what: Annotated[str, Field(description="What happened, or the state it has now.")]
     detail: str
-    worker: Annotated[str, Field(description="The worker whose lease it was; empty if it was no worker's.")]
+    worker: Annotated[str, Field(description="The worker that held the lease; empty if none did.")]
 
 
 _HISTORY = {
@@ -244,7 +244,7 @@ class HistoryModel(BaseModel):
     reason: str
     kind: Annotated[str, Field(description="Kind of the failure; empty if it did not fail.")]
     events: list[EventModel]
-    worker: Annotated[str, Field(description="The worker that has leased it, or whose lease was its last one.")]
+    worker: Annotated[str, Field(description="The worker that holds its lease, or held the last one.")]
 
 
 class UrlModel(HistoryModel):

@@ -20,11 +20,11 @@ _SCHEDULE = {
 
 Overlap = Annotated[
     Literal["skip", "wait", "cancel"],
-    Field(description="At a time while the run before still works: start nothing, start when it ended, or cancel it."),
+    Field(description="If the previous run is still active: skip the time, wait until the run ends, or cancel it."),
 ]
 Missed = Annotated[
     Literal["one", "all", "none"],
-    Field(description="After all servers were down: start the latest time, all of them, or none."),
+    Field(description="Times at which no server ran: start a run for the latest, for all of them, or for none."),
 ]
 
 
@@ -66,7 +66,7 @@ class AddSchedule(ChangeSchedule):
 
 
 class ScheduleModel(BaseModel):
-    """A schedule and what it did so far. Times are Unix times, in seconds."""
+    """A schedule and its state. Times are Unix times, in seconds."""
 
     model_config = with_examples(_SCHEDULE)
 
@@ -84,14 +84,14 @@ class ScheduleModel(BaseModel):
     origin: Annotated[Literal["file", "store"], Field(description="`file`: it is defined in shoal.toml.")]
     paused: bool
     next: Annotated[float | None, Field(description="The next time, without jitter; `null` while it is paused.")] = None
-    waiting: Annotated[float | None, Field(description="A time whose run starts when the run before has ended.")] = None
+    waiting: Annotated[float | None, Field(description="A time whose run starts when the previous run ends.")] = None
     run_id: Annotated[str, Field(description="The newest run, or an empty string.")]
-    run_state: Annotated[str | None, Field(description="Its state; `null` if there is none, or it was deleted.")] = None
+    run_state: Annotated[str | None, Field(description="State of that run; `null` if it does not exist.")] = None
     fired_at: Annotated[float | None, Field(description="The time of the newest run.")] = None
     fired: Annotated[int, Field(description="Number of runs.")]
     skipped: Annotated[int, Field(description="Number of times that were skipped because of `overlap`.")]
-    missed_times: Annotated[int, Field(description="Number of times that were not made up for.")]
-    missed_at: Annotated[float | None, Field(description="The last of them.")] = None
+    missed_times: Annotated[int, Field(description="Number of missed times without a run.")]
+    missed_at: Annotated[float | None, Field(description="The last missed time.")] = None
     error: Annotated[str, Field(description="Why the last run could not start or failed, or an empty string.")]
 
 
@@ -104,7 +104,7 @@ class ScheduleList(BaseModel):
 
 
 class ScheduleRun(BaseModel):
-    """A run that was started now. `run_id` is empty if it waits for the run before."""
+    """A run that was started now. `run_id` is empty if it waits for the previous run."""
 
     model_config = with_examples({"name": "nightly", "run_id": RUN_ID, "waits": False})
 

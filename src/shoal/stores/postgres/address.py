@@ -31,7 +31,7 @@ class PostgresAddress(Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> PostgresAddress:
-        """StoreError if it is not a valid PostgreSQL URL. The message never shows the password."""
+        """Parse a PostgreSQL URL. StoreError if it is invalid; the message never shows the password."""
         try:
             parts = urlsplit(url)
             has_several = "," in parts.netloc

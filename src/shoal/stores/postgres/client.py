@@ -26,7 +26,7 @@ _CONNECTIONS = 2
 """One of them may be busy with a long call. With two, a thousand workers fit on a server."""
 _MAX_TRIES = 8
 _PATIENT_FACTOR = 60
-"""How much longer a call may take that reads or changes a whole run."""
+"""The factor for the timeout of a call that reads or changes a whole run."""
 
 # A dead client must not hold its locks, and a firewall must not drop an idle connection.
 _SESSION = """
@@ -132,7 +132,7 @@ class PostgresClient:
             given_up: list[bool] = []
 
             def give_up() -> None:
-                # Cancelling would wait for the silent server once more. The other connections are as silent.
+                # Cancelling would wait for the silent server again. The other connections are silent too.
                 given_up.append(True)
                 link.terminate()
                 self._drop_idle()
@@ -229,7 +229,7 @@ class PostgresClient:
         async with link.transaction():
             process = await link.fetchval("SELECT pg_backend_pid()")
         self._functions = await install(link)
-        # A pooler tells its clients a made-up process id, as none of the server's processes is theirs.
+        # A pooler reports a made-up process ID to its clients: they have no server process of their own.
         self._pooled = process != link.get_server_pid()
         if not self._pooled:
             await link.close(timeout=self.address.timeout)  # the next connection gets settings for its whole life
@@ -246,7 +246,7 @@ class PostgresClient:
                         )
 
     async def close(self, grace: float | None = None) -> None:
-        """Calls in progress end first, if they do so within ``grace`` seconds, or the timeout of a call."""
+        """Close the connections. First wait for calls in progress: ``grace`` seconds, or the timeout of a call."""
         self._closed = True
         if self._calls:
             _, late = await asyncio.wait(set(self._calls), timeout=self.address.timeout if grace is None else grace)

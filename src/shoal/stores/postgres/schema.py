@@ -35,7 +35,7 @@ _RISKS = {
 _REGISTRY = """
     CREATE TABLE IF NOT EXISTS migration (
         component text NOT NULL, number integer NOT NULL, name text NOT NULL, at timestamptz NOT NULL DEFAULT now(),
-        PRIMARY KEY (component, number));
+        digest text, PRIMARY KEY (component, number));
     CREATE TABLE IF NOT EXISTS functions (
         name text PRIMARY KEY, component text NOT NULL, version integer NOT NULL, at timestamptz NOT NULL DEFAULT now())
 """
@@ -85,7 +85,8 @@ def functions_schema(address: PostgresAddress, component: Component) -> str:
 async def install(link: Connection, address: PostgresAddress, component: Component) -> str:
     """Create or upgrade tables and functions, if needed. Returns the schema of the functions.
 
-    Many processes may do this at the same time. StoreError if a newer Shoal has changed the tables.
+    Many processes may do this at the same time. StoreError if a newer Shoal has changed the tables, or an unreleased
+    one made other tables.
     """
     name = functions_schema(address, component)
     async with link.transaction():
@@ -122,18 +123,32 @@ async def _is_current(link: Connection, address: PostgresAddress, component: Com
     table = f'"{address.schema}".migration'
     if await link.fetchval("SELECT to_regclass($1) IS NULL", table):
         return False
+    current = True
     for each in (CLOCK, component):
-        known = max(migrations(each))
-        applied = await link.fetchval(f"SELECT max(number) FROM {table} WHERE component = $1", each.name)
-        if applied is not None and applied > known:
+        # As JSON, because tables of unreleased versions may lack the column.
+        query = f"SELECT number, to_jsonb(m) ->> 'digest' FROM {table} m WHERE component = $1"
+        rows = await link.fetch(query, each.name)
+        applied, known = {row[0]: row[1] for row in rows}, migrations(each)
+        if applied and max(applied) > max(known):
             raise StoreError(
                 f"the schema {address.schema} of {address.place} was made by a newer Shoal ({each.name} format "
-                f"{applied}, this one knows {known}); upgrade"
+                f"{max(applied)}, this one knows {max(known)}); upgrade"
             )
-        if applied != known:
-            return False
+        if any(digest != _digest(known[number][1]) for number, digest in applied.items()):
+            raise StoreError(
+                f"the tables in the schema {address.schema} of {address.place} were made by an unreleased Shoal "
+                f"({each.name}), and this one cannot use them; drop the schema, or use another ?schema=name"
+            )
+        current = current and applied.keys() == known.keys()
+    if not current:
+        return False
     exists: bool = await link.fetchval("SELECT to_regnamespace($1) IS NOT NULL", f'"{name}"')
     return exists
+
+
+def _digest(statements: str) -> str:
+    """Identifies a migration. Comments and white space do not count."""
+    return hashlib.sha256(" ".join(re.sub(r"--.*", "", statements).split()).encode()).hexdigest()[:16]
 
 
 async def _migrate(link: Connection, address: PostgresAddress, component: Component) -> None:
@@ -148,8 +163,9 @@ async def _migrate(link: Connection, address: PostgresAddress, component: Compon
         for number, (name, text) in missing.items():
             await link.execute(text)
             await link.execute(
-                "INSERT INTO migration (component, number, name) VALUES ($1, $2, $3)", component.name, number, name
-            )
+                "INSERT INTO migration (component, number, name, digest) VALUES ($1, $2, $3, $4)",
+                component.name, number, name, _digest(text),
+            )  # fmt: skip
     except asyncpg.DuplicateTableError as exc:
         raise StoreError(
             f"the schema {address.schema} of {address.place} has tables of another program ({exc});"

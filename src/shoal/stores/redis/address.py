@@ -48,7 +48,7 @@ class RedisAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """StoreError if it is not a valid Redis URL. The message never shows a password."""
+        """Parse a Redis URL. StoreError if it is invalid; the message never shows a password."""
         shown = mask(url).partition("?")[0]  # the query may have passwords too
         try:
             parts = urlsplit(url)
@@ -109,7 +109,7 @@ def _node(place: str, port: int) -> tuple[str, int]:
 
 
 def _prefix(name: str) -> str:
-    """In braces, so that Redis Cluster keeps all keys of a store on one node."""
+    """The prefix of all keys. Its braces make Redis Cluster keep the keys of a store on one node."""
     if not re.fullmatch(r"[^{}\s]{1,100}", name):
         raise ValueError(f"invalid prefix {name!r}: use 1 to 100 characters without spaces and braces")
     return "{" + name + "}:"

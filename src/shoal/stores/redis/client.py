@@ -99,7 +99,7 @@ class RedisClient:
 
     @classmethod
     async def open(cls, address: RedisAddress, *, warn: bool = True) -> RedisClient:
-        """StoreAwayError if the server cannot be reached now, StoreError if Shoal cannot use it.
+        """Connect. StoreAwayError if the server cannot be reached now, StoreError if Shoal cannot use it.
 
         ``warn``: log a warning about settings with which the server may lose data.
         """
@@ -114,7 +114,7 @@ class RedisClient:
         return client
 
     def _connect(self) -> Redis | RedisCluster:
-        """redis-py must not retry: a call that timed out may have been executed."""
+        """Create redis-py's client. It must not retry: a call that timed out may have been executed."""
         at = self.address
         never = Retry(NoBackoff(), 0)
         sockets: Arguments = {
@@ -138,10 +138,10 @@ class RedisClient:
         )  # fmt: skip
         return Redis.from_pool(pool)
 
-    # -- checks when it is opened
+    # -- checks when the connection is opened
 
     async def _check(self) -> Info:
-        """The answer to INFO; empty if the user may not ask for it."""
+        """Check the server, and return its answer to INFO; empty if the user may not run INFO."""
         try:
             info = await self._client.execute_command("INFO")
         except NoPermissionError:
@@ -230,7 +230,7 @@ class RedisClient:
             return await self._call("EVAL", text, *given)
 
     async def follow(self, stream: str, after: str) -> str:
-        """Wait for entries of a stream behind this one, on a connection of its own. Returns the last entry, or
+        """Wait for entries of a stream after this one, on a connection of its own. Returns the last entry, or
         ``after`` if none came within most of the timeout of a call."""
         milliseconds = max(1, round(800 * self.address.timeout))  # 0 would block for ever
         found = await self._call("XREAD", "BLOCK", milliseconds, "STREAMS", f"{self.address.prefix}{stream}", after)

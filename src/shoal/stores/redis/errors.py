@@ -65,7 +65,7 @@ def _script_error(code: str, text: str, where: str) -> ShoalError | None:
             "that lagged, a power cut). Nothing was changed; call recover()"
         )
     if code == FENCED:
-        return FencedError(f"{text.removeprefix(FENCED).lstrip()}; earlier epochs get nothing more")
+        return FencedError(f"{text.removeprefix(FENCED).lstrip()}; calls under earlier epochs are refused")
     return None
 
 

@@ -143,7 +143,7 @@ BEGIN
     ELSIF _former.holder IS NULL THEN
         UPDATE cluster c SET epoch = greatest(c.epoch + 1, (clock(0) * 1e6)::bigint)
             WHERE c.id = _cluster AND _index >= 0 AND _index < c.runner
-                AND c.runner > (  -- some holders may still have to retire
+                AND c.runner > (  -- after a scale down, too many may hold slots
                     SELECT count(*) FROM slot s WHERE s.cluster = _cluster AND s.holder IS NOT NULL)
             RETURNING c.epoch INTO _epoch;
         IF FOUND THEN

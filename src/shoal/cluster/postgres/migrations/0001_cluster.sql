@@ -14,7 +14,7 @@ CREATE TABLE member (
     name text NOT NULL,
     client bigint NOT NULL,                   -- random number of a process
     session integer NOT NULL,                 -- how often the process has joined
-    last_heartbeat double precision NOT NULL,       -- the last heartbeat
+    last_heartbeat double precision NOT NULL, -- time of its last heartbeat
     until double precision NOT NULL,          -- end of its session
     fit boolean NOT NULL,
     doing text NOT NULL,

@@ -1,6 +1,6 @@
 -- Join the cluster. ARGV: name, session, ttl, where, wanted numbers of Runners and Backup Runners, and 1 if it joins
--- again. The numbers apply if the cluster has no members; it keeps known ones for a member that joins again. Returns 0 if
--- another member has this name.
+-- again. The numbers apply if the cluster has no members. A member that joins again does not change the numbers of a known
+-- cluster. Returns 0 if another member has this name.
 
 local name, session, ttl, where = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local known = member_of(name)

@@ -12,9 +12,9 @@ for _, each in pairs(slots) do
   if each.holder ~= '' then held = held + 1 end
 end
 local slot = slots[index]
-if held >= tonumber(runner) or (slot and slot.holder ~= '') then return 0 end -- some holders may still have to retire
+if held >= tonumber(runner) or (slot and slot.holder ~= '') then return 0 end -- after a scale down, too many may hold slots
 
--- At least the time: a server that has lost its data must not give the same epoch again.
+-- At least the time: a server that has lost its data must not issue the same epoch again.
 local epoch = math.max((tonumber(last) or 0) + 1, microseconds)
 call('HSET', HEAD, 'epoch', epoch)
 save_slot(index, name, epoch, '')

@@ -47,9 +47,9 @@ BEGIN
 END
 $$;
 
--- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. Who frees a host
--- checks them. They are few, since thousands of runs may wait for one host; the next lease of its run after its due time
--- checks any other lane.
+-- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. A call that frees
+-- a host checks them. They are few, because thousands of runs may wait for one host. Any other lane is checked by the next
+-- lease of its run after its due time.
 CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
@@ -85,7 +85,7 @@ BEGIN
             SELECT u.host, count(*)::integer AS n, bool_or(u.contacted) AS contacted
             FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host ORDER BY u.host
         ) e;
-    -- By the index, so in order. width_bucket() finds a place in a sorted array.
+    -- The index makes this lock the rows in order. width_bucket() finds a place in a sorted array.
     UPDATE host h SET in_flight = h.in_flight - _freed.counts[width_bucket(h.id, _freed.hosts)],
         ended_at = CASE WHEN _freed.contacted[width_bucket(h.id, _freed.hosts)] THEN greatest(h.ended_at, _now)
             ELSE h.ended_at END

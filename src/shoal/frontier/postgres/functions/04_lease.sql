@@ -138,7 +138,7 @@ BEGIN
 END
 $$;
 
--- Lease up to _limit requests, best first, under tokens that follow _base. The first _used tokens are used up.
+-- Lease up to _limit requests, best first, under tokens that follow _base. The first _used tokens are skipped.
 -- _not_after: nobody waits for an answer after this time of the server, so nothing is leased.
 -- _slot, _epoch: leases belong to this worker or slot of a cluster.
 -- _begun: the attempt counts now, else when the lease is reissued.
@@ -181,7 +181,7 @@ DECLARE
 BEGIN
     -- One statement, as a statement costs more than a lookup.
     SELECT _limit > 0 AND r.state NOT IN ({HALTED}),
-        -- The worst one: before the best one, the index may have entries of thousands of lanes that were leased from.
+        -- Looks for the worst lane: in front of the best one, the index may have dead entries of thousands of lanes.
         EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}
             ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1),
         _receipt IS NULL OR EXISTS (
@@ -355,7 +355,7 @@ BEGIN
         PERFORM 1 FROM ledger g WHERE g.run = ANY(_back.runs || _run) ORDER BY g.run FOR NO KEY UPDATE;
         GET DIAGNOSTICS _rows = ROW_COUNT;
         IF _rows <> (SELECT count(DISTINCT u.run) FROM unnest(_back.runs || _run) u(run)) THEN
-            PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');             -- a run is being deleted: retry without it
+            PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');  -- a run is being deleted: retry without it
         END IF;
         UPDATE ledger g SET ready = g.ready + b.ready, waiting = g.waiting - b.waiting,
             leased = g.leased - b.leased, dead = g.dead + b.dead

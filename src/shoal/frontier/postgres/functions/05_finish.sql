@@ -73,8 +73,8 @@ BEGIN
     END IF;
     SELECT array_agg(u.token) AS tokens, array_agg(u.nth::integer) AS nths INTO _sorted
         FROM (SELECT * FROM unnest(_token) WITH ORDINALITY u(token, nth) ORDER BY u.token) u;
-    -- By the index of tokens, so in order; the comparison of runs must not use another one. width_bucket() finds a place in a
-    -- sorted array.
+    -- The index of tokens makes this lock the rows in order; the comparison of runs must not use another index.
+    -- width_bucket() finds a place in a sorted array.
     WITH gone AS (
         DELETE FROM held h WHERE h.token = ANY(_token) AND h.run IS NOT DISTINCT FROM _run AND h.state = {LEASED}
             AND h.fingerprint = _fingerprint[_sorted.nths[width_bucket(h.token, _sorted.tokens)]]
@@ -206,8 +206,8 @@ END
 $$;
 
 -- Make dead requests of these kinds ready; with _except, of all other kinds. Links that were refused return in the order in
--- which they would be leased, while there is room beside the others. _only: fingerprints of the requests that are meant; NULL
--- for all. Returns how many.
+-- which they would be leased, while there is room beside the others. _only: limit this to these fingerprints; null: no
+-- limit. Returns how many.
 CREATE FUNCTION retry_dead(_run integer, _offset double precision, _kinds text[], _except boolean, _only bytea[])
 RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE

@@ -84,7 +84,7 @@ RETURNS TABLE (
     ORDER BY u.nth
 $$;
 
--- The states of requests that were leased under these tokens: of those that are done, or still leased, under them. Else -1.
+-- For each token, the state of its request if that is done or still leased under the token; else -1.
 CREATE FUNCTION lease_outcomes(_run integer, _fingerprints bytea[], _tokens bigint[])
 RETURNS TABLE (state smallint) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT coalesce(
@@ -95,7 +95,7 @@ RETURNS TABLE (state smallint) LANGUAGE sql SET search_path FROM CURRENT AS $$
     FROM unnest(_fingerprints, _tokens) WITH ORDINALITY u(fingerprint, token, nth) ORDER BY u.nth
 $$;
 
--- Some of the dead requests, behind this one.
+-- The next dead requests after this one.
 CREATE FUNCTION dead_page(_run integer, _after bigint, _limit integer)
 RETURNS bigint[] LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT ARRAY(SELECT o.id FROM outcome o WHERE o.run = _run AND o.state = {DEAD} AND o.id > _after

@@ -30,16 +30,24 @@ BEGIN
 END
 $$;
 
--- All runs, or those of a spider, a project or in some states; newest first.
+-- All runs, or those of a spider, a project or in some states; newest first. A dashboard calls it every two seconds, so the
+-- plan is kept, and only small rows are sorted: settings may be long.
 CREATE FUNCTION runs(_spider text, _project text, _states text[], _limit integer)
 RETURNS TABLE (
     id integer, run_id text, spider text, state text, created_at double precision, settings bytea, project text,
     ended_at double precision
-) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings, r.project, r.ended_at FROM run r
-    WHERE (_spider IS NULL OR r.spider = _spider)
-        AND (_project IS NULL OR r.project = _project) AND (_states IS NULL OR r.state = ANY(_states)) AND NOT r.deleting
-    ORDER BY r.number DESC LIMIT _limit
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+BEGIN
+    RETURN QUERY
+        SELECT r.id, r.run_id, r.spider, r.state, r.created_at, r.settings, r.project, r.ended_at
+        FROM (
+            SELECT n.id, n.number FROM run n
+            WHERE (_spider IS NULL OR n.spider = _spider) AND (_project IS NULL OR n.project = _project)
+                AND (_states IS NULL OR n.state = ANY(_states)) AND NOT n.deleting
+            ORDER BY n.number DESC LIMIT _limit
+        ) n CROSS JOIN LATERAL (SELECT * FROM run r WHERE r.id = n.id LIMIT 1) r
+        ORDER BY n.number DESC;
+END
 $$;
 
 CREATE FUNCTION run_state(_run_id text) RETURNS text LANGUAGE plpgsql AS $$
@@ -82,7 +90,7 @@ BEGIN
 END
 $$;
 
--- Delete some requests of a run, behind this fingerprint. Returns the last fingerprint of this step; null if there are no
+-- Delete some requests of a run, after this fingerprint. Returns the last fingerprint of this step; null if there are no
 -- more requests. If the client dies, deleting the run again continues.
 CREATE FUNCTION delete_requests(_run integer, _offset double precision, _after bytea, _limit integer)
 RETURNS bytea LANGUAGE plpgsql AS $$
@@ -118,7 +126,7 @@ BEGIN
 END
 $$;
 
--- Delete some items of a run, behind this one. Returns the last one; null if there are no more.
+-- Delete some items of a run, after this one. Returns the last one; null if there are no more.
 CREATE FUNCTION delete_items(_run integer, _after bigint, _limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     _last bigint;

@@ -23,7 +23,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO heard (run, at, since) VALUES (_run, _now, _now) ON CONFLICT DO NOTHING;
         _heard.since := _now;
-    ELSIF _now - _heard.at > _session * {HEARD_GAP} / 4 THEN  -- nobody waits for the row
+    ELSIF _now - _heard.at > _session * {HEARD_GAP} / 4 THEN  -- one call updates the row, the others skip it
         PERFORM 1 FROM heard h WHERE h.run = _run FOR NO KEY UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE heard h SET at = greatest(h.at, _now),
@@ -62,17 +62,26 @@ CREATE FUNCTION leave(_run integer, _worker text, _epoch bigint) RETURNS void LA
     DELETE FROM worker w WHERE w.run = _run AND w.name = _worker AND w.epoch <= _epoch
 $$;
 
--- Workers that send heartbeats, and all others that hold leases; these have no session.
+-- Workers that send heartbeats, and all others that hold leases; these have no session. The clock is read once, and leases
+-- are counted by number before names are looked up: a run has many more leases than workers.
 CREATE FUNCTION workers(_run integer, _offset double precision)
 RETURNS TABLE (
     worker text, machine text, pid integer, session double precision, silent_for double precision, leases bigint
-) LANGUAGE sql SET search_path FROM CURRENT AS $$
-    SELECT coalesce(w.name, h.name), coalesce(w.machine, ''), coalesce(w.pid, 0), coalesce(w.session, 0),
-        coalesce(greatest(clock(_offset) - w.beat_at, 0), 0), coalesce(h.leases, 0)
-    FROM (SELECT * FROM worker w WHERE w.run = _run) w
-    FULL JOIN (
-        SELECT n.name, count(*) AS leases FROM held h JOIN holder n ON n.run = h.run AND n.number = h.worker
-        WHERE h.run = _run AND h.state = {LEASED} GROUP BY n.name
-    ) h ON h.name = w.name
-    ORDER BY 1
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision := clock(_offset);
+BEGIN
+    RETURN QUERY
+        SELECT coalesce(w.name, h.name), coalesce(w.machine, ''), coalesce(w.pid, 0), coalesce(w.session, 0),
+            coalesce(greatest(_now - w.beat_at, 0), 0), coalesce(h.leases, 0)
+        FROM (SELECT * FROM worker w WHERE w.run = _run) w
+        FULL JOIN (
+            SELECT n.name, c.leases FROM (
+                SELECT h.worker AS number, count(*) AS leases FROM held h
+                WHERE h.run = _run AND h.state = {LEASED} AND h.worker > 0 GROUP BY h.worker
+            ) c JOIN holder n ON n.run = _run AND n.number = c.number
+        ) h ON h.name = w.name
+        ORDER BY 1;
+END
 $$;

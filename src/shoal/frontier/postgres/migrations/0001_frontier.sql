@@ -27,7 +27,7 @@ CREATE TABLE run (
     max_attempts integer NOT NULL DEFAULT 3,
     delay double precision NOT NULL DEFAULT 0,
     concurrency integer NOT NULL DEFAULT 8,
-    link_limit bigint,                        -- how many queued requests leave no room for links; null: no limit
+    link_limit bigint,                        -- the queue size at which links are refused; null: no limit
     deleting boolean NOT NULL DEFAULT false   -- hidden, and partly deleted
 );
 

@@ -72,7 +72,7 @@ end
 -- -- runs
 
 local COUNTERS = {'sequence', 'freed', unpack(STATS)}
-local LEDGER = '<' .. string.rep('d', #COUNTERS) -- all counters in one field: a hash with few fields searches for each
+local LEDGER = '<' .. string.rep('d', #COUNTERS) -- all counters in one field: Redis searches a small hash field by field
 local runs, own = {}, nil
 
 -- Start to collect the changes of a run.

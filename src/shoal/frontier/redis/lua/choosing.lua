@@ -1,4 +1,4 @@
--- In front of lease.lua: choosing the best requests, with a heap of lanes by their next request.
+-- Prepended to lease.lua: chooses the best requests, with a heap of lanes by their next request.
 
 local in_play, choose, shorten = {}, nil, nil
 
@@ -68,7 +68,7 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     return best, is_other, i - 1, j - 1
   end
 
-  -- Read requests behind the front of a lane, in growing steps, and enough for a new front.
+  -- Read requests after the front of a lane, in growing steps, and enough for a new front.
   local function look_ahead(lane)
     local first, step = lane.from_list or 0, lane.step or share
     local wanted = math.min(lane.room - lane.count, step) + FRONT_LENGTH
@@ -86,7 +86,7 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     lane.from_list, lane.from_set = first + from_list, (lane.from_set or 0) + from_set
   end
 
-  -- '.' if there is nothing behind what was read of a lane.
+  -- '.' if no request of a lane is left to read.
   local function more_of(lane) return lane.more or sub(lane.record, -1) end
 
   -- Advance a lane to its next request; false if its host is full or it has no more.
@@ -135,7 +135,7 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     return front .. 'o' .. more, from_list, from_set
   end
 
-  -- Leave what is left of a lane.
+  -- Collect what is left of a lane; `finish` writes it.
   function shorten(lane)
     local rest, from_list, from_set = rest_of(lane)
     own.rests[lane.number] = rest

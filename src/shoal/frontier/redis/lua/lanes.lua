@@ -6,8 +6,8 @@
 --
 -- When a request on a host ends, only the lane of the same run is moved, as there may be thousands of runs. Other runs
 -- check their `full` lanes when they lease. To check only when something changed, ended requests are counted for the
--- store (`freed`) and for each run; the difference is what other runs freed. A lane in `full` has that difference at its
--- last check as score. Lanes with the lowest score are checked first, so none starves.
+-- store (`freed`) and for each run; the difference is what other runs freed. The score of a lane in `full` is that
+-- difference at its last check. Lanes with the lowest score are checked first, so none starves.
 --
 -- The record of a lane has its front: its best requests, in order. All others come after the front. New ones with rank 0, as
 -- most have, are in a list (`q:HOST`), in the order of their arrival; the rest is in a sorted set (`p:HOST`), which needs

@@ -1,11 +1,11 @@
 -- Lease the best requests whose host is due. ARGV:
---   limit; ttl; time after which the client does not wait any more, or ''; 1 if the leases are begun, 0 if they are sent
+--   limit; ttl; time at which the client gives up, or ''; 1 if the leases are begun, 0 if they are sent
 --   last 6 bytes of the tokens (the first 2 are the number of the lease in this call)
 --   client id if it may repeat this call, or ''; nonce of the call; part of the call
 --   if under a slot of a cluster: slot and epoch
 -- Returns the seconds until there may be more ('' if time alone brings nothing), the server's time, learned delays of
 -- hosts, fingerprints, records, how many records were missing, and after how many seconds to poll again. Returns only
--- 'late' and the time if the client does not wait any more.
+-- 'late' and the time if the client has given up.
 
 local limit, ttl, begun = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
 local base, client, round, part = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
@@ -213,7 +213,7 @@ end
 
 -- -- the call
 
--- The client does not wait any more: nobody would work on the leases.
+-- The client has given up: nobody would work on the leases.
 local server_time = real - tonumber(ARGV[2])
 if ARGV[7] ~= '' and server_time > tonumber(ARGV[7]) then return {'late', string.format('%.6f', server_time)} end
 

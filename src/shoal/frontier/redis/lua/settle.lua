@@ -65,7 +65,7 @@ for i = 1, count do
       numbers[#numbers + 1] = host
       if page.children > 0 and (new == DONE or new == DEAD) then read_children(page) end
       if chunks > 0 and call('HLEN', stage_key(token)) ~= chunks then return '' end
-    elseif state == DONE and outcome == DONE then -- again
+    elseif state == DONE and outcome == DONE then -- a repeat
       orders[i] = select(5, read(DONE_PART, record))
     end
   end

@@ -1,5 +1,6 @@
--- Politeness of hosts: of one host, if ARGV names it, else of the busiest ones. Returns the time, the host "*", the run's options, then for each host its record and how many
--- requests of the run are ready. If there are very many hosts, it returns those that are likely to be busiest.
+-- Politeness of hosts: of one host, if ARGV names it, else of the busiest ones. Returns the time, the host "*", the run's
+-- options, then for each host its record and how many requests of the run are ready. If there are very many hosts, it
+-- returns those that are likely to be busiest.
 
 local ALL, SOME = 1000, 300
 local numbers, is_listed = {}, {}

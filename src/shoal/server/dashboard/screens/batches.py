@@ -16,7 +16,7 @@ _SESSIONS = 50
 
 def check_serves(server: Server) -> None:
     """ProblemError if batches belong to other processes."""
-    if server.visits:
+    if server.ui_only:
         raise ProblemError(
             404, "no batches", "Batches are shown by `shoal serve`: this server only shows the runs of a store."
         )

@@ -1,4 +1,4 @@
-"""The hosts of the active runs: how fast they are fetched from, and why."""
+"""The hosts of the active runs: their delays and the reasons for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter()
 _PAGE = 100
 _MAX_SEARCHED = 1000
 _MAX_RUNS = 10
-"""How many runs are asked for their hosts. Each costs a call of the store."""
+"""How many runs are included. Each costs a call of the store."""
 
 
 async def load(server: Server, request: Request) -> dict[str, object]:

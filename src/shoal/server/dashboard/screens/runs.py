@@ -18,7 +18,7 @@ STATES: tuple[RunState, ...] = ("queued", "running", "paused", "finished", "canc
 _PAGE = 50
 _MAX_SEARCHED = 5000
 _KEPT_SECONDS = 30.0
-"""How long the counters of a run that has ended are kept. A retry of its failed pages makes it active again."""
+"""Seconds for which the counters of an ended run are cached. A retry of failed pages makes it active again."""
 
 
 async def load(server: Server, request: Request) -> dict[str, object]:

@@ -46,11 +46,11 @@ async def load(server: Server, request: Request) -> dict[str, object]:
 
 
 class _Outlines:
-    """Pages of results without their contents. A page that is shown again reads only what is new."""
+    """Pages of results without their contents. When a page is shown again, only new results are read."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[tuple[int, str], list[tuple[int, Result]]]] = {}
-        """By session and position: what the page was read at, and its results."""
+        """By session and position: the number of results and the state at the last read, and the page."""
 
     async def read(self, session: Session, after: int, results: int, state: str) -> list[tuple[int, Result]]:
         """``results``: how many the session has now."""

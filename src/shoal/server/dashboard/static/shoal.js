@@ -140,24 +140,24 @@ async function refresh() {
   if (response.ok) {
     Idiomorph.morph(live, await response.text(), { morphStyle: "innerHTML" });
     htmx.process(live);
-    dress(live);
+    enhance(live);
   }
 }
 
 document.addEventListener("htmx:sseError", () => { document.getElementById("connection").hidden = false; });
 document.addEventListener("htmx:sseOpen", () => { document.getElementById("connection").hidden = true; });
 
-// What the reader opened stays open.
+// Keep what the reader opened: updates do not close it.
 Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
   !((name === "open" && node.tagName === "DETAILS") || (name === "tabindex" && node.className === "table"));
-// A chart belongs to its script.
+// Updates do not replace charts: only draw() changes them.
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("chart"));
 
 // -- times in the reader's time zone
 
 const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
-function dress(root) {
+function enhance(root) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     element.textContent = FULL.format(new Date(element.dateTime));
     element.title = element.dateTime;
@@ -173,8 +173,8 @@ function makeScrollable(root) {
   }
 }
 
-document.addEventListener("htmx:afterSwap", (event) => dress(event.target));
-document.addEventListener("DOMContentLoaded", () => dress(document));
+document.addEventListener("htmx:afterSwap", (event) => enhance(event.target));
+document.addEventListener("DOMContentLoaded", () => enhance(document));
 
 // -- charts
 
@@ -244,7 +244,7 @@ function paint(place, data) {
   setTimeout(() => { if (chart.cursor.left < 0) chart.setLegend({ idx: data.times.length - 1 }); });
 }
 
-// The colours of a chart are part of it: draw it anew when the theme changes.
+// The colours of a chart are part of it: redraw it when the theme changes.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const [place, chart] of CHARTS) {
     if (!chart) continue;
