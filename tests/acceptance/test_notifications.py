@@ -416,6 +416,56 @@ def test_a_run_that_fails_a_worker_that_is_killed_and_a_store_that_dies(tmp_path
         assert len(receiver.messages) == 4
 
 
+TROUBLES = """
+[notifications.rules.troubles]
+events = ["stalled", "failure_rate", "schedule_missed"]
+stalled_after = 3
+failure_rate = 0.3
+failure_pages = 3
+
+[notifications.rules.patient]
+spider = "calm"
+events = []
+stalled_after = 3600
+failure_pages = 1000
+
+[spiders.Calm]
+file = "pages.py:Calm"
+
+[schedules.yearly]
+spider = "Broken"
+every = "52w"
+"""
+
+
+def test_troubles_of_runs_and_schedules(tmp_path: Path, site: Target) -> None:
+    """A run that stands still and whose pages fail, in a server, until it ends; a schedule whose run cannot start. The
+    limits of a spider win over those for all."""
+    with beside(Receiver()) as receiver:
+        project(tmp_path, ops=webhook(receiver.url))
+        (tmp_path / "pages.py").write_text(SPIDER + "\nclass Calm(Pages):\n    name = 'calm'\n")
+        text = (tmp_path / "shoal.toml").read_text()
+        before, _, rest = text.partition("[notifications.rules.everything]")
+        channels = rest[rest.index("[notifications.channels") :]
+        (tmp_path / "shoal.toml").write_text(f"{before}{channels}{TROUBLES}")
+        urls = [*(f"{site.url}/{number}?status=404" for number in range(3)), f"{site.url}/hang?gate=1"]
+        with serving(tmp_path, {**ENVIRON, "SHOAL_FRONTIER": "sqlite:///runs.db"}) as api:
+            until_watched(api)
+            calm, run_id = start(api, *urls, spider="Calm"), start(api, *urls)
+            until(lambda: {"problem.new stalled", "problem.new failure_rate"} <= {*receiver.events()}, what="troubles")
+            bodies = {(each := json.loads(body)["problem"])["kind"]: each for _, body in receiver.messages}
+            assert "3 of 3 pages failed; the limit is 30%" in bodies["failure_rate"]["text"]
+            assert "1 in flight. 1 process works on it." in bodies["stalled"]["text"]
+            assert api.ask("POST", "/api/schedules/yearly/run")[0] == 201
+            until(lambda: "problem.new schedule_missed" in receiver.events(), what="the schedule")
+            site.open_gate()
+            until(lambda: "problem.resolved stalled" in receiver.events(), what="the end of the run")
+            assert api.get(f"/api/runs/{calm}")[0] == 200
+            found = {json.loads(body)["problem"]["run_id"] for _, body in receiver.messages}
+            assert calm not in found
+            assert run_id in found
+
+
 def test_commands_routes_and_the_action_log(tmp_path: Path, site: Target) -> None:
     with beside(Receiver()) as receiver:
         project(tmp_path, ops=webhook(receiver.url), gone=webhook("http://127.0.0.1:9/"))

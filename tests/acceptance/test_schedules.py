@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,34 @@ def test_a_server_that_was_frozen_past_its_lease_leaves_its_run_to_another(folde
             assert [visit.path for visit in site.visits()].count("/done") == 1
             assert must(second.get(f"/api/runs/{run_id}/items"))["next"] == 3
             assert (runs_of(second), must(second.get("/api/schedules/a"))["fired"]) == ([run_id], 1)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_single_run_of_a_server_that_was_frozen_past_its_lease(folder: Path, site: Target, is_resumed: bool) -> None:
+    """It goes on, or another server that was asked for the same run does. Each page is done once."""
+    short = {"SHOAL_LEASE__TTL": "6", "SHOAL_WORKER__SESSION": "3"}
+    options = ["--frontier", frontier_url("redis")]
+    body = {"spider": "Here", "arguments": {"url": f"{site.url}/?link=/done&link=/hang%3Fgate%3D1"}}
+    with serving(folder, short, *options) as first:
+        run_id = must(first.ask("POST", "/api/runs", body), 201)["run_id"]
+        site.wait_until(lambda seen: "/hang?gate=1" in [visit.path for visit in seen])
+        first.process.process.send_signal(signal.SIGSTOP)
+        with serving(folder, short, *options) as second:
+            if is_resumed:
+                assert must(second.ask("POST", "/api/runs", body), 201)["run_id"] == run_id
+                site.wait_until(lambda seen: [visit.path for visit in seen].count("/hang?gate=1") >= 2)
+            else:
+                until(lambda: must(second.get(f"/api/runs/{run_id}"))["state"] == "running", what="the run")
+                time.sleep(7)  # longer than a lease
+            first.process.process.send_signal(signal.SIGCONT)
+            site.open_gate()
+            until(lambda: run_id in runs_of(second, "finished"), what="the run finished")
+            until(lambda: must(first.get(f"/api/runs/{run_id}"))["state"] == "finished", what="the first server again")
+            ledger = must(second.get(f"/api/runs/{run_id}/ledger"))
+            assert (ledger["balanced"], ledger["done"]) == (True, 3)
+            assert [visit.path for visit in site.visits()].count("/done") == 1
+            assert must(second.get(f"/api/runs/{run_id}/items"))["next"] == 3
+            assert runs_of(second) == [run_id]
 
 
 def test_a_restart_resumes_the_run_of_a_file(folder: Path, site: Target) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.fleets import site
+from tests.acceptance.fleets import frontier_url, site
 from tests.acceptance.machine import Machine, machine
 from tests.acceptance.serving import until
 from tests.databases import free_port
@@ -65,8 +65,8 @@ def runs_at(address: str) -> list[dict[str, Any]]:
     return found
 
 
-def dashboard_of(here: Machine) -> str:
-    found = until(lambda: re.search(r"dashboard: (\S+)", here.said()), what="the dashboard announced")
+def dashboard_of(here: Machine, err: str = "err.txt") -> str:
+    found = until(lambda: re.search(r"dashboard: (\S+)", here.said(err)), what="the dashboard announced")
     address: str = found[1]
     until(lambda: get(address), what="the dashboard reachable")
     return address
@@ -88,6 +88,17 @@ def test_a_crawl_shows_its_dashboard_which_ends_with_it(here: Machine, url: str,
     until(lambda: runs_at(address)[0]["state"] == "paused", what="the crawl paused")
     crawl.kill()
     until(lambda: get(address) is None, what="the dashboard gone with the killed crawl")
+
+
+def test_a_worker_shows_the_dashboard_of_its_fleet(here: Machine, url: str) -> None:
+    frontier = ["--run-id", "r1", "--frontier", frontier_url("redis")]
+    here.shoal("start", "pages.py", "-a", f"start_url={url}/", *frontier)
+    worker = here.start("worker", "pages.py", *frontier, "-o", "a.jsonl", "-q", "--ui", err="worker.txt")
+    address = dashboard_of(here, "worker.txt")
+    until(lambda: [each["state"] for each in runs_at(address)] == ["running"], what="the run shown")
+    until(lambda: "<dt>Workers</dt><dd>1</dd>" in (get(address) or ""), what="the worker counted")
+    worker.kill()
+    until(lambda: get(address) is None, what="the dashboard gone with the killed worker")
 
 
 def test_the_dashboard_shows_a_file_that_another_process_crawls(here: Machine, url: str) -> None:

@@ -51,6 +51,8 @@ SCRIPTS: dict[str, str] = {
     "document.body.appendChild(a); a.click();",
     "permissions": "navigator.geolocation.getCurrentPosition(() => {}); Notification.requestPermission();",
     "storage": "for (let i = 0; i < 1000; i++) { try { localStorage.setItem('k' + i, 'x'.repeat(1e6)); } catch {} }",
+    "crash URLs": "document.body.innerHTML = '<iframe src=chrome://crash></iframe>'; window.open('chrome://kill'); "
+    "location = 'chrome://crash';",
     "debugger": "debugger; document.title = 'after';",
 }
 """Scripts of pages. TRAP is the URL of the trap."""
@@ -72,6 +74,9 @@ async def serve() -> AsyncIterator[tuple[str, str, list[str]]]:
     trap_app = web.Application()
     trap_app.router.add_route("*", "/{path:.*}", trap)
     trap_url = await _start(trap_app, TRAP_HOST)
+    datagrams, _ = await asyncio.get_running_loop().create_datagram_endpoint(  # WebRTC sends datagrams to the same port
+        lambda: _DatagramTrap(trapped), (TRAP_HOST, int(trap_url.rpartition(":")[2]))
+    )
 
     async def hostile(request: web.Request) -> web.Response:
         script = SCRIPTS[request.query["name"]]
@@ -125,7 +130,16 @@ async def serve() -> AsyncIterator[tuple[str, str, list[str]]]:
         ]
     )  # fmt: skip
     yield await _start(app, "127.0.0.1"), trap_url, trapped
+    datagrams.close()
     await asyncio.gather(*(runner.cleanup() for runner in (app["runner"], trap_app["runner"])))
+
+
+class _DatagramTrap(asyncio.DatagramProtocol):
+    def __init__(self, trapped: list[str]) -> None:
+        self._trapped = trapped
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        self._trapped.append("a datagram")
 
 
 async def _start(app: web.Application, host: str) -> str:

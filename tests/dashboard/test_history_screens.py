@@ -117,3 +117,13 @@ def test_what_needs_attention(stage: Stage, open_page: OpenPage) -> None:
     problem.wait_for(timeout=60_000)
     assert "Critical" in problem.inner_text()
     assert shown.is_same
+
+
+def test_events_of_a_run(stage: Stage, open_page: OpenPage) -> None:
+    """Processes that began and were lost, and what users did, without a reload."""
+    shown = open_page(f"/ui/runs/{stage.fleet.run_id}")
+    rows = shown.page.locator("section[aria-labelledby=run-events] tbody tr")
+    rows.filter(has_text="worker was lost").wait_for(timeout=120_000)
+    assert rows.filter(has_text="worker began").count() == 3
+    assert rows.filter(has_text="created").count() == 1
+    assert "anna" in rows.filter(has_text="start").first.inner_text()

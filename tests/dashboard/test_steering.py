@@ -114,7 +114,7 @@ def test_actions_are_logged(stage: Stage, open_page: OpenPage) -> None:
     row.wait_for(timeout=60_000)
     assert "otto (127.0.0.1)" in row.inner_text()
     assert shown.is_same
-    until(lambda: "otto" in other.page.inner_text("section[aria-labelledby=run-actions]"), what="the run's own log")
+    until(lambda: "otto" in other.page.inner_text("section[aria-labelledby=run-events]"), what="the run's own log")
     shown.open(f"/ui/actions?q={run_id}")
     assert all(run_id in text for text in shown.page.locator("tbody tr").all_inner_texts())
 

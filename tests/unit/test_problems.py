@@ -79,7 +79,9 @@ def test_a_run_is_stalled_when_work_remains_and_nothing_is_done() -> None:
     assert (problem.kind, problem.severity, problem.run_id, problem.spider) == ("stalled", "critical", "r1", "books")
     assert problem.since == NOW - 601
     assert "10 min" in problem.text
-    assert "no worker" in problem.text
+    assert "No process works on it." in problem.text
+    assert "1 process works on it." in one(find_problems(seen(**STALLED, processes=1))).text  # without heartbeats
+    assert "3 processes work on it." in one(find_problems(seen(**STALLED, processes=3))).text
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ class PageWatch:
         """Seconds from sending the request to receiving the headers of the document."""
         self._sent = 0.0
         self.headers: list[tuple[str, str]] = []
+        self.shown = (0, self.headers)
+        """Status and headers of the document that the page shows: actions may have led to another one."""
         self.sent: dict[str, str] = {}
         """The headers of the request for the document, as far as DevTools knows them."""
         self.source: bytes | None = None
@@ -111,6 +113,9 @@ class PageWatch:
         self._wanted: dict[str, Event] = {}
         self._capture: tuple[str, ...] = ()
         self._captured_bytes = 0
+        self._chosen = 0
+        """How many responses are captured, or will be."""
+        self._left_out = False
         self._keeps_source = False
         self._permit: Permit | None = None
 
@@ -168,6 +173,12 @@ class PageWatch:
         """Free the memory that earlier pages left in this page's process. It waits until the page responds."""
         await self._session.send("HeapProfiler.collectGarbage")
 
+    async def layout(self) -> tuple[float, float, float, float]:
+        """How far the page is scrolled, and the width and height of the whole page. Its scripts cannot forge this."""
+        found = await self._session.send("Page.getLayoutMetrics")
+        view, whole = found["cssVisualViewport"], found["cssContentSize"]
+        return view["pageX"], view["pageY"], whole["width"], whole["height"]
+
     def crash(self) -> None:
         self._fail(ConnectionError("the page crashed"))
 
@@ -198,8 +209,12 @@ class PageWatch:
 
     def _on_response(self, event: Event) -> None:
         url = event["response"]["url"]
-        if len(self._wanted) < _MAX_CAPTURED and any(fnmatchcase(url, pattern) for pattern in self._capture):
-            self._wanted[event["requestId"]] = event["response"]
+        if any(fnmatchcase(url, pattern) for pattern in self._capture):
+            if self._chosen < _MAX_CAPTURED:
+                self._chosen += 1
+                self._wanted[event["requestId"]] = event["response"]
+            else:
+                self._leave_out(url)
 
     def _on_data(self, event: Event) -> None:
         self._count(event["requestId"], event["encodedDataLength"])
@@ -228,14 +243,23 @@ class PageWatch:
         self._changed.set()
 
     async def _keep(self, request: str, response: Event) -> None:
+        body = None
         try:
-            answer = await self._session.send("Network.getResponseBody", {"requestId": request})
-            body = _decode(answer)
-            self._captured_bytes += len(body)
-            if self._captured_bytes <= MAX_CAPTURED_BYTES:
+            body = _decode(await self._session.send("Network.getResponseBody", {"requestId": request}))
+        finally:  # the browser has dropped a body that is too large for it
+            if body is not None and self._captured_bytes + len(body) <= MAX_CAPTURED_BYTES:
+                self._captured_bytes += len(body)
                 self.captured.append(Captured(response["url"], response["status"], response["mimeType"], body))
-        finally:
+            else:
+                self._leave_out(response["url"])
             self._end(request)
+
+    def _leave_out(self, url: str) -> None:
+        """Say once for each page that not all responses are captured."""
+        if not self._left_out:
+            self._left_out = True
+            most = f"{_MAX_CAPTURED} responses and {MAX_CAPTURED_BYTES >> 20} MB"
+            log.warning("not captured: %.200r. At most %s of a page are url=%s", url, most, self.request.url)
 
     def _on_paused(self, event: Event) -> None:
         self._do(self._decide(event))
@@ -304,6 +328,7 @@ class PageWatch:
         if self._navigations == 1:
             self.status, self.headers, self.sent = status, headers, event["request"]["headers"]
             self.latency = time.monotonic() - self._sent
+        self.shown = status, headers
         if found.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
             self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -74,9 +74,12 @@ class BrowserFetcher:
         user_agent: str,
         guard: AddressGuard | None = None,
         http: HttpSettings = HttpSettings(),
+        upstreams: Collection[str] | None = None,
     ) -> None:
+        """``upstreams``: the proxies that pages may go through. None: any."""
         self._settings = settings
         self._user_agent = user_agent
+        self._upstreams = upstreams
         self._verify_tls = http.verify_tls
         limits = GatewayLimits(connect_timeout=http.connect_timeout, dns_cache_seconds=http.dns_cache_seconds)
         self._gateway = Gateway(guard, limits, None if http.verify_tls else without_verification())
@@ -95,6 +98,11 @@ class BrowserFetcher:
 
     async def fetch(self, request: Request, options: Render, scope: str = "", upstream: str | None = None) -> Response:
         """Render a page. ``scope``: pages of different scopes share nothing. ``upstream``: a proxy."""
+        if upstream is not None and self._upstreams is not None and upstream not in self._upstreams:
+            raise FetchError(
+                "a proxy can't be used here: it would bypass the address guard (serve.allow)",
+                kind="proxy", retryable=False, contacted=False,
+            )  # fmt: skip
         key = ContextKey(scope, upstream, host_of(request.url))
         stack = AsyncExitStack()
         async with stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Coroutine
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
-from shoal.browser.devtools import LoadedDocument, too_large
+from shoal.browser.devtools import LoadedDocument
 from shoal.browser.pages import Tab
 from shoal.browser.process import shortage
 from shoal.config import BrowserSettings
@@ -23,7 +24,9 @@ from shoal.http.rendering import LOAD_STATES, Action, Click, Evaluate, Fill, Pre
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import FloatRect, Page
+
+log = logging.getLogger("shoal.browser")
 
 T = TypeVar("T")
 
@@ -33,6 +36,9 @@ _REPLACED = frozenset({"content-type", "content-length", "content-encoding", "tr
 _UNDONE = (b"content-encoding", b"content-length", b"transfer-encoding")
 _NET_ERROR = re.compile(r"net::(ERR_\w+)")
 _NO_ROOM = ("ERR_INSUFFICIENT_RESOURCES", "ERR_OUT_OF_MEMORY", "ERR_FILE_NO_SPACE")
+_MAX_SIDE = 16_384
+_MAX_PIXELS = 1280 * _MAX_SIDE
+"""Of a screenshot. Chromium needs several bytes for each, and crashes with more than about 1280 x 100,000."""
 _GROWS = """async () => {
     const before = document.scrollingElement.scrollHeight;
     window.scrollTo(0, before);
@@ -218,27 +224,45 @@ class Rendering:
             pdf = await self._race(page.pdf())
         html = await self._race(page.content())
         body = html.encode("utf-8", "replace")
-        if len(body) > self._settings.max_bytes:
-            raise too_large(self._settings)
-        headers = [(name, value) for name, value in watch.headers if name.lower() not in _REPLACED]
+        if max(len(body), len(screenshot or b""), len(pdf or b"")) > self._settings.max_bytes:
+            most = f"{self._settings.max_bytes} bytes (browser.max_bytes)"
+            message = f"the page, its screenshot or its PDF is larger than {most}"
+            raise FetchError(message, kind="too large", retryable=False)
+        status, received = watch.shown
+        headers = [(name, value) for name, value in received if name.lower() not in _REPLACED]
         self._keep_exchange(watch.source, body)
         response = RenderedResponse(
             self._request.url,
-            status=watch.status or 200,
+            status=status or 200,
             headers=[*headers, ("Content-Type", "text/html; charset=utf-8")],
             body=body,
             request=self._request,
             elapsed=self._watch.latency,
         )
         return response.rendered(
-            screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console)
-        )
+            screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console),
+            shown_url=page.url.partition("#")[0] if page.url.startswith("http") else "",
+        )  # fmt: skip
 
     async def _take_screenshot(self, what: bool | str) -> bytes:
         timeout = self._left() * 1000
-        if isinstance(what, str) and what != "full":
-            return await self._page.locator(what).first.screenshot(timeout=timeout)
-        return await self._page.screenshot(full_page=what == "full", timeout=timeout)
+        if what is True:
+            return await self._page.screenshot(timeout=timeout)
+        left, top, width, height = await self._watch.layout()
+        if what == "full":
+            left = top = 0.0
+        else:
+            element = self._page.locator(str(what)).first
+            box = await element.bounding_box(timeout=timeout)
+            if box is None or _fits(box["width"], box["height"]):
+                return await element.screenshot(timeout=timeout)
+            left, top, width, height = left + box["x"], top + box["y"], box["width"], box["height"]
+        if _fits(width, height):
+            return await self._page.screenshot(full_page=True, timeout=timeout)
+        log.warning("the screenshot is cut: %d x %d pixels are too many url=%s", width, height, self._request.url)
+        wide = min(width, _MAX_SIDE)
+        clip: FloatRect = {"x": left, "y": top, "width": wide, "height": min(height, _MAX_PIXELS // wide)}
+        return await self._page.screenshot(full_page=True, clip=clip, timeout=timeout)
 
     def _other(self, document: LoadedDocument) -> Response:
         """The response for a redirect or a file."""
@@ -292,3 +316,8 @@ class Rendering:
         if code == "ERR_UNSAFE_PORT":
             return FetchError(f"{text}: browsers refuse this port", kind="connect", retryable=False, contacted=False)
         return FetchError(text, kind="connect", retryable=True)
+
+
+def _fits(width: float, height: float) -> bool:
+    """Whether a picture of this size is not too much for the browser."""
+    return width <= _MAX_SIDE and width * height <= _MAX_PIXELS

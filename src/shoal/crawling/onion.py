@@ -19,6 +19,7 @@ from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.spider import Spider
 from shoal.suggestions import did_you_mean
 from shoal.urls.normalize import host_of
+from shoal.urls.scope import Scope
 
 if TYPE_CHECKING:
     from shoal.fetch.direct import DirectFetcher
@@ -168,8 +169,12 @@ def _http_settings(config: Config) -> HttpSettings:
 def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
     """A browser that is started when it is needed."""
     from shoal.browser.fetcher import BrowserFetcher
+    from shoal.identities.roster import all_proxies
 
-    return BrowserFetcher(config.browser, config.user_agent, guard, _http_settings(config))
+    upstreams = None
+    if guard is not None and not config.tor.enabled:  # the layer for Tor refuses all proxies but its own
+        upstreams = all_proxies(config.proxies) if config.proxies else ()
+    return BrowserFetcher(config.browser, config.user_agent, guard, _http_settings(config), upstreams)
 
 
 def make_onion(
@@ -198,7 +203,7 @@ def make_onion(
         identities,  # a block is the identity's: throttle and retries must not see it, and the cache needs no identity
         tor,  # the innermost one: no other layer can send a request past it
     ]
-    _ask_before_navigating(fetcher, robots, hosts)
+    _ask_before_navigating(fetcher, Scope(config.scope, spider.allowed_domains), robots, hosts)
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
     onion = Onion(fetch, route=tor, identities=identities)
@@ -211,17 +216,20 @@ def make_onion(
     )
 
 
-def _ask_before_navigating(fetcher: Fetcher, robots: Robots | None, hosts: Hosts) -> None:
-    """Apply robots.txt and the delay of the host to pages that actions navigate to."""
+def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None, hosts: Hosts) -> None:
+    """Apply the scope, robots.txt, and the delay and block of the host to pages that actions navigate to."""
     from shoal.fetch.routing import RoutingFetcher
 
     async def permit(url: str) -> float | None:
+        if scope.refuses(url) is not None:
+            return None
         try:
             if robots is not None and not await robots.allows(url):
                 return None
-            return (await hosts.host_state(host_of(url))).delay
+            state = await hosts.host_state(host_of(url))
         except FrontierError:
             return None
+        return max(state.delay, state.blocked_for)
 
     if isinstance(fetcher, RoutingFetcher):
         fetcher.permit = permit

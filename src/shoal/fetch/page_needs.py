@@ -70,6 +70,11 @@ _decoder = msgspec.json.Decoder(dict[str, LearnedNeeds])
 
 async def learned_needs(hosts: Hosts, host: str) -> dict[str, Need]:
     """What is known of the pages of a host, by kind."""
+    return {kind: each.need for kind, each in (await _recall(hosts, host)).items()}
+
+
+async def _recall(hosts: Hosts, host: str) -> dict[str, LearnedNeeds]:
+    """What the store knows, without what must be checked again."""
     stored = await hosts.recall(f"render:{host}")
     if stored is None:
         return {}
@@ -77,7 +82,7 @@ async def learned_needs(hosts: Hosts, host: str) -> dict[str, Need]:
         found = _decoder.decode(stored)
     except msgspec.DecodeError:  # another version wrote it
         return {}
-    return {kind: each.need for kind, each in found.items() if each.until > time.time()}
+    return {kind: each for kind, each in found.items() if each.until > time.time()}
 
 
 class PageNeeds:
@@ -87,7 +92,7 @@ class PageNeeds:
         self._hosts = hosts
         self._seen: dict[tuple[str, str], list[Need]] = {}
         """What the last pages of a kind needed, seen by this process."""
-        self._known: dict[str, dict[str, Need]] = {}
+        self._known: dict[str, dict[str, LearnedNeeds]] = {}
         """By host. Used without a store, and for a short time with one."""
         self._fresh_until: dict[str, float] = {}
 
@@ -97,9 +102,10 @@ class PageNeeds:
         if self._hosts is not None and time.monotonic() > self._fresh_until.get(host, 0.0):
             if len(self._known) >= _MAX_KINDS:
                 self._known.clear()
-            self._known[host] = await learned_needs(self._hosts, host)
+            self._known[host] = await _recall(self._hosts, host)
             self._fresh_until[host] = time.monotonic() + _FRESH
-        return self._known.get(host, {}).get(kind_of(url))
+        found = self._known.get(host, {}).get(kind_of(url))
+        return found.need if found is not None and found.until > time.time() else None
 
     async def learn(self, url: str, need: Need) -> None:
         """Record what a successfully fetched page needed."""
@@ -113,11 +119,9 @@ class PageNeeds:
         del self._seen[host, kind]
         known = self._known.setdefault(host, {})
         if self._hosts is not None:
-            known.update(await learned_needs(self._hosts, host))
-        known[kind] = need
+            known.update(await _recall(self._hosts, host))
+        known[kind] = LearnedNeeds(need, time.time() + _VALID)  # the others expire when they would have
         while len(known) > _MAX_KINDS_PER_HOST:
             del known[next(iter(known))]
         if self._hosts is not None:
-            until = time.time() + _VALID
-            stored = {each: LearnedNeeds(found, until) for each, found in known.items()}
-            await self._hosts.remember(f"render:{host}", _encoder.encode(stored), _VALID)
+            await self._hosts.remember(f"render:{host}", _encoder.encode(known), _VALID)

@@ -130,7 +130,7 @@ class Form:
         pressed = self._button(button)
         pairs = self._pairs + _sent_by(pressed)
         action = self._attribute(pressed, "action").strip()
-        url = self._response.urljoin(action) if action else self._response.url
+        url = self._response.urljoin(action) if action else self._response.shown_url or self._response.url
         method = self._attribute(pressed, "method").upper()
         charset = _charset(self._element.attr("accept-charset"), self._response.encoding)
         if method != "POST":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class RenderedResponse(Response):
     """A page as a browser shows it: ``body`` is the HTML after its scripts have run."""
 
-    __slots__ = ("captured", "console", "next_render", "on_release", "page", "pdf", "screenshot")
+    __slots__ = ("captured", "console", "next_render", "on_release", "page", "pdf", "screenshot", "shown_url")
 
     def rendered(
         self,
@@ -24,12 +24,14 @@ class RenderedResponse(Response):
         pdf: bytes | None = None,
         captured: list[Captured] | None = None,
         console: list[str] | None = None,
+        shown_url: str = "",
     ) -> RenderedResponse:
         """Set what the browser returned besides the page."""
         self.screenshot = screenshot
         self.pdf = pdf
         self.captured = captured or []
         self.console = console or []
+        self.shown_url = shown_url
         self.next_render: Render | None = None
         self.page: Page | None = None
         self.on_release: Callable[[], Awaitable[None]] | None = None

@@ -53,6 +53,8 @@ class Response:
     captured: Sequence[Captured] = ()
     console: Sequence[str] = ()
     page: Page | None = None
+    shown_url: str = ""
+    """Where the browser was in the end, if scripts or actions led elsewhere."""
     next_render: Render | None = None
     """How the page is rendered that this one leads to. None: like this one."""
 
@@ -212,11 +214,11 @@ class Response:
     def base_url(self) -> str:
         """The URL that relative links refer to: the page's ``<base>``, or its own URL."""
         if self._base_url is None:
-            self._base_url = self.url
+            own = self._base_url = self.shown_url or self.url
             base = self._tree.select_one("base[href]")
             if base is not None:
                 with suppress(RequestError):
-                    self._base_url = join_url(self.url, base.attr("href") or "")
+                    self._base_url = join_url(own, base.attr("href") or "")
         return self._base_url
 
     def urljoin(self, href: str) -> str:

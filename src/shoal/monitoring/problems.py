@@ -217,11 +217,12 @@ def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: ProblemLimits
         return
     if not stats.ready + stats.leased + stats.incoming or _all_wait(seen.hosts, limits.stalled_after):
         return  # retries and blocked hosts wait for their time
-    workers = f"{len(seen.workers)} workers" if seen.workers else "no worker"
+    count = seen.processes
+    workers = "No process works" if not count else "1 process works" if count == 1 else f"{count} processes work"
     yield _of_run(
         seen.run, "stalled", "critical", "stalled",
         f"No page was done or failed for {_duration(silence)}. {stats.remaining} requests are left: {stats.ready} "
-        f"ready, {stats.waiting} waiting, {stats.leased} in flight. The run has {workers}.", since, figure=silence,
+        f"ready, {stats.waiting} waiting, {stats.leased} in flight. {workers} on it.", since, figure=silence,
     )  # fmt: skip
 
 

@@ -26,6 +26,8 @@ _RATE_SECONDS = 30.0
 _MIN_SECONDS = 5.0
 _DETAILS_SECONDS = 5.0
 """Workers, outputs and hosts of a run are read less often than its counters: they cost the store more."""
+_NEW = 15.0
+"""Seconds. The processes of a younger run may not have reported yet: then it is read again with each snapshot."""
 _RUNS_PER_SECOND = 5.0
 _DETAILS_PER_SECOND = 1.0
 """With many active runs each is read less often, so that a dashboard never costs the store much."""
@@ -141,7 +143,8 @@ class SnapshotTaker:
             self._seen[run.run_id] = await self._seen_before(run.run_id, now)
         pages, items = self._speed(run.run_id, now, stats)
         known = self._details.get(run.run_id)
-        if known is None or not 0 <= now - known.at < details_every:
+        awaits_report = now - run.created_at < _NEW and known is not None and not known.processes
+        if known is None or awaits_report or not 0 <= now - known.at < details_every:
             workers = tuple(await frontier.workers())
             known = self._details[run.run_id] = RunSnapshot(
                 run=run, at=now, stats=stats, workers=workers, processes=await self._processes(run, workers, now),

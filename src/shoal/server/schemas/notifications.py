@@ -50,7 +50,7 @@ class NotificationPage(BaseModel):
                     "key": f"stalled/{RUN_ID}", "kind": "stalled", "severity": "critical", "run_id": RUN_ID,
                     "spider": "books", "title": "books: stalled",
                     "text": "No page was done or failed for 10 min. 80 requests are left: 60 ready, 0 waiting, 20 in "
-                    "flight. The run has 2 workers.",
+                    "flight. 2 processes work on it.",
                     "since": 1771156800.0, "reported_at": 1771157400.0, "closed_at": None, "undelivered": [],
                 }
             ],

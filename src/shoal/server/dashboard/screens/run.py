@@ -1,8 +1,10 @@
-"""One run: its counters, history, failures, items, hosts, outputs, workers, settings, and what users did to it."""
+"""One run: its counters, history, failures, items, hosts, outputs, workers, settings, events and user actions."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -11,8 +13,9 @@ from shoal.batch.redaction import redacted
 from shoal.batch.spider import BatchSpider
 from shoal.config import mask
 from shoal.monitoring.actions import Action, ActionLog
-from shoal.monitoring.processes import RunProcess, read_run_processes
+from shoal.monitoring.processes import RunProcess, merge_processes
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
+from shoal.monitoring.run_events import run_events
 from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Frontier, Run, Stats
 from shoal.runs.dead_requests import dead_examples
@@ -31,7 +34,7 @@ _ITEMS_FRESH = 8.0  # seconds
 _EXAMPLES_FRESH = 60.0
 _PROCESSES_FRESH = 4.0
 _PROCESSES = 100
-_ACTIONS = 20
+_EVENTS = 20
 _KINDS = 30
 
 
@@ -53,13 +56,16 @@ async def load(server: Server, request: Request) -> dict[str, object]:
         if role.role.startswith("sink:")
     ]
     items, coverage = await _items(server, run.run_id)
+    processes, reported = await _processes(server, run, frontier)
+    rewinds = await frontier.rewinds() if stats.rewinds else []
+    events = run_events(run, processes, reported, rewinds, await _actions(server, run.run_id), _EVENTS)
     hours = request.query_params.get("hours", "")
     return {
         "run": run, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
-        "hosts": await frontier.host_states(20), "processes": await _processes(server, run, frontier),
-        "rewinds": await frontier.rewinds() if stats.rewinds else [], "error": server.jobs.failure(run.run_id),
-        "items": items, "coverage": coverage, "settings": _settings(run), "actions": await _actions(server, run.run_id),
+        "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
+        "rewinds": rewinds, "error": server.jobs.failure(run.run_id), "items": items, "coverage": coverage,
+        "settings": _settings(run), "events": events,
         "hours": hours if hours in HOURS else "1" if run.state in ACTIVE else "all",
     }  # fmt: skip
 
@@ -78,13 +84,19 @@ async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stat
     ]
 
 
-async def _processes(server: Server, run: Run, frontier: Frontier) -> list[RunProcess]:
+async def _processes(server: Server, run: Run, frontier: Frontier) -> tuple[list[RunProcess], dict[str, float]]:
+    """The processes of the run, and when each reported last."""
+
+    async def read() -> tuple[list[RunProcess], dict[str, float]]:
+        reports = await read_processes(server.store, run.run_id)
+        processes = merge_processes(await frontier.workers(), reports, time.time())
+        return processes, {each.name: each.at for each in reports}
+
+    return await server.cache.get(("processes", run.run_id), _PROCESSES_FRESH, read)
+
+
+def _shown(run: Run, found: Sequence[RunProcess]) -> list[RunProcess]:
     """Those that work on the run now, and those that were lost."""
-
-    async def read() -> list[RunProcess]:
-        return await read_run_processes(server.store, frontier, run.run_id)
-
-    found = await server.cache.get(("processes", run.run_id), _PROCESSES_FRESH, read)
     is_over = run.state not in ACTIVE
     return [each for each in found if each.state != "ended" and not (is_over and each.state == "lost")][:_PROCESSES]
 
@@ -113,7 +125,7 @@ def _json(value: object) -> str:
 
 async def _actions(server: Server, run_id: str) -> list[Action]:
     log = ActionLog(server.store, server.config.project_name)
-    return [each for each in await log.recent(400) if each.target == run_id][:_ACTIONS]
+    return [each for each in await log.recent(400) if each.target == run_id][:_EVENTS]
 
 
 add_screen(router, "/ui/runs/{run_id}", "run", load)
