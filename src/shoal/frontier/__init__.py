@@ -53,15 +53,13 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
 
 async def join_store(url: str, *, readonly: bool = False) -> Store:
     """Open a store for a short visit. If a process of this machine works on the SQLite file, use the store through that
-    process; otherwise as `open_store`."""
+    process; otherwise as `open_store`. One that is about to close the file is waited for."""
     path = file_of(url)
-    if path is not None:
-        from shoal.frontier.local.sharing import join_owner
+    if path is None:
+        return await open_store(url, readonly=readonly)
+    from shoal.frontier.local.sharing import join_or_open
 
-        joined = await join_owner(path)
-        if joined is not None:
-            return joined
-    return await open_store(url, readonly=readonly)
+    return await join_or_open(path, lambda: open_store(url, readonly=readonly))
 
 
 async def share_store(url: str) -> Store:

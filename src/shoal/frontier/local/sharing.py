@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from shoal.errors import StoreAwayError, StoreBusyError
@@ -28,6 +29,22 @@ async def join_owner(file: str) -> Store | None:
         return path
 
     return None if _socket_of(file) is None else await SocketStore.connect(find)
+
+
+async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> Store:
+    """The store of the process that works on a file now. If there is none, what ``open_it`` opens; a process that
+    serves nobody any more, and still has to close the file, is waited for. StoreBusyError if another process works on
+    the file alone."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        # The name of a socket stays in the lock file until its process has closed the file.
+        may_be_closing = announced_socket(file) is not None
+        try:
+            return await join_owner(file) or await open_it()
+        except (StoreBusyError, StoreAwayError):
+            if not may_be_closing or time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
 
 
 async def share_file(file: str) -> Store:
