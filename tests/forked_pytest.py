@@ -1,4 +1,4 @@
-"""Processes of pytest-xdist that have imported all tests when they start: one process does it, and each is forked of it.
+"""Processes of pytest-xdist that start with all tests imported: they are forked from one process that has done it.
 
 Collecting all tests takes 12 s of CPU time, most of it for imports. pytest-xdist starts this file instead of a Python
 interpreter. It hands its input and output to the process that forks, and lives as long as the new process.
