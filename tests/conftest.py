@@ -56,6 +56,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[execnet.XSpec]) -> None:
+    forking.share()
     forked_pytest.fork_all(config, specs)
 
 
