@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
+import execnet
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import forking
+from tests import forked_pytest, forking
 from tests.databases import close_shared, run_folder
 from tests.spreading import Spreading, turn_of
 
@@ -53,10 +54,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     return Spreading(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[execnet.XSpec]) -> None:
+    forking.share()
+    forked_pytest.fork_all(config, specs)
+
+
 def pytest_unconfigure() -> None:
     """Stop the shared servers. pytest-xdist calls this in each of its processes."""
     close_shared()
     forking.close()
+    forked_pytest.close()
 
 
 @pytest.fixture(autouse=True)

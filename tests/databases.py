@@ -25,14 +25,17 @@ Server = TypeVar("Server", bound="DatabaseServer")
 _START_SECONDS = 60.0
 
 
-_PORTS = random.SystemRandom().sample(range(10_000, 32_768), 20_000)
-"""Below the ephemeral ports, so that no outgoing connection takes the port of a server."""
+@cache
+def _ports(_pid: int) -> list[int]:
+    """Below the ephemeral ports, so that no outgoing connection takes the port of a server. Each process has its own,
+    also those that are forked."""
+    return random.SystemRandom().sample(range(10_000, 32_768), 20_000)
 
 
 def free_port() -> int:
     """A port that this process has not used before, so that no cached state of another server applies."""
     while True:
-        port = _PORTS.pop()
+        port = _ports(os.getpid()).pop()
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port

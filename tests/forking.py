@@ -132,14 +132,21 @@ def run(
     return done
 
 
+_SHARED = "TESTS_FORKING"
+
+
 class _Nursery:
-    """The process from which commands are forked."""
+    """The process from which commands are forked. It is started, unless another process shares its own."""
 
     def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.path = os.environ.get(_SHARED, "")
+        if self.path:
+            return
         self._folder = TemporaryDirectory(prefix="shoal-forking-")
-        self._path = str(Path(self._folder.name, "socket"))
+        self.path = str(Path(self._folder.name, "socket"))
         with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(self._path)
+            listening.bind(self.path)
             listening.listen(64)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.forking", str(listening.fileno())], pass_fds=[listening.fileno()],
@@ -149,20 +156,27 @@ class _Nursery:
     def fork(self, order: dict[str, Any], files: list[int]) -> int:
         data = json.dumps(order).encode()
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(self._path)
+            client.connect(self.path)
             socket.send_fds(client, [_SIZE.pack(len(data))], files)
             client.sendall(data)
             return int(_SIZE.unpack(_receive(client, _SIZE.size))[0])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._folder.cleanup()
+        if self._process is not None:
+            os.environ.pop(_SHARED, None)
+            self._process.kill()
+            self._process.communicate()
+            self._folder.cleanup()
 
 
 @cache
 def _nursery() -> _Nursery:
     return _Nursery()
+
+
+def share() -> None:
+    """Let all processes that this one starts later use one process that forks."""
+    os.environ[_SHARED] = _nursery().path
 
 
 def close() -> None:

@@ -8,6 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     import pytest
+    from xdist.workermanage import WorkerController
 
 TOGETHER = (
     "acceptance/test_tor.py",
@@ -60,3 +61,24 @@ class Spreading(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Hand out the tests of a process that died. The one that it died of has failed, and does not run again."""
+        workload = self.assigned_work[node]
+        for group, tests in list(workload.items()):
+            workload[group] = {test: False for test, is_done in tests.items() if not is_done}
+            if not workload[group]:  # a process that gets nothing to do reports nothing, and never gets more
+                del workload[group]
+        died_of = next((test for tests in workload.values() for test in tests), None)
+        if died_of is not None:
+            del workload[group_of(died_of)][died_of]
+            if not workload[group_of(died_of)]:
+                del workload[group_of(died_of)]
+        super().remove_node(node)
+        return died_of
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """A process begins a test only when it knows the next one, or that there is none. So it needs two."""
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)

@@ -9,12 +9,14 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from shoal.cluster import open_coordinator
 from shoal.cluster.election import roles
 from shoal.item import decode_item
-from shoal.ports import ClusterEvent, ClusterView
+from shoal.ports import ClusterEvent, ClusterView, Coordinator
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
@@ -45,6 +47,41 @@ def coordinator_url(kind: str, server: object = None) -> str:
         assert server is None or isinstance(server, ZookeeperServer)
         return f"{(server or shared(ZookeeperServer)).url}/t{secrets.token_hex(6)}"
     return frontier_url(kind, server)  # type: ignore[arg-type]
+
+
+class _Observer:
+    """Looks at a cluster again and again with one connection, and with another one after an error: to connect costs
+    more than to look."""
+
+    def __init__(self, coordinator: str, cluster: str) -> None:
+        self._runner = asyncio.Runner()
+        self._address = coordinator, cluster
+        self._opened: Coordinator | None = None
+
+    def observe(self) -> ClusterView:
+        return self._runner.run(self._observe())
+
+    async def _observe(self) -> ClusterView:
+        try:
+            if self._opened is None:
+                self._opened = await open_coordinator(*self._address, ttl=SESSION)
+            return await self._opened.observe()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with suppress(Exception):
+                await opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._close())
+        self._runner.close()
 
 
 class Cluster(ForkedFleet):
@@ -133,15 +170,16 @@ class Cluster(ForkedFleet):
     def until(self, holds: Callable[[ClusterView], bool], timeout: float = 60.0) -> float:
         """Wait until the condition is true, and return the seconds that it took."""
         began = time.monotonic()
-        shown = None
-        while time.monotonic() - began < timeout:
-            try:
-                shown = self.view()
-                if holds(shown):
-                    return time.monotonic() - began
-            except Exception as exc:  # no node has joined yet, or the server is still away
-                shown = exc  # type: ignore[assignment]
-            time.sleep(0.1)
+        shown: object = None
+        with _Observer(self.coordinator, self.run_id) as observer:
+            while time.monotonic() - began < timeout:
+                try:
+                    shown = observer.observe()
+                    if holds(shown):
+                        return time.monotonic() - began
+                except Exception as exc:  # no node has joined yet, or the server is still away
+                    shown = exc
+                time.sleep(0.1)
         logs = "\n".join(f"--- {worker.log.name}\n{worker.log.read_text()[-1500:]}" for worker in self.workers)
         raise AssertionError(f"after {timeout:g} s the cluster is {shown}\n{logs}")
 

@@ -27,7 +27,7 @@ for _ in $(seq 100); do
   "$1" -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready')" 2> /dev/null && break
   sleep 0.1
 done
-"$2" --config-file schemathesis.toml run http://127.0.0.1:8000/openapi.json --checks "$3" --max-examples 15 \
+"$2" --config-file schemathesis.toml run http://127.0.0.1:8000/openapi.json --checks "$3" --max-examples "$4" \
   --phases examples,coverage,fuzzing,stateful --generation-deterministic --request-timeout 10 --no-color \
   --continue-on-failure || status=$?
 "$1" -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready')" || status=99
@@ -36,7 +36,7 @@ exit ${status:-0}
 
 
 @pytest.mark.timeout(300)
-def test_schemathesis(tmp_path: Path) -> None:
+def test_schemathesis(tmp_path: Path, thorough: bool) -> None:
     apart = ["unshare", "--net"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
         why = "only root may have a network of its own"
@@ -45,7 +45,7 @@ def test_schemathesis(tmp_path: Path) -> None:
     (tmp_path / "books.py").write_text("from shoal import Spider\n\n\nclass Books(Spider):\n    name = 'books'\n")
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     schemathesis = str(Path(sys.executable).with_name("schemathesis"))
-    command = [*apart, "sh", "-uc", _SCRIPT, "sh", sys.executable, schemathesis, CHECKS]
+    command = [*apart, "sh", "-uc", _SCRIPT, "sh", sys.executable, schemathesis, CHECKS, "15" if thorough else "5"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=290, check=False)
     log = (tmp_path / "server.log").read_text()
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}\n{log[-3000:]}"

@@ -26,6 +26,7 @@ from shoal.frontier.local.places import LocalAddress, announced, private_folder,
 from shoal.frontier.local.processes import ProcessSlot, started_at
 from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
+from shoal.frontier.sqlite.file import announce_socket
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
 from shoal.runs.process_fork import WorkerProcess
 from shoal.runs.process_part import CrawlPart, PartReport, ProcessPart, total_of
@@ -220,6 +221,27 @@ async def test_a_file_that_nobody_works_on_is_opened(tmp_path: Path) -> None:
     store = await join_store(f"sqlite:///{tmp_path}/crawl.db")
     assert await store.list_runs() == []
     await store.close()
+
+
+async def test_a_process_that_closes_the_file_is_waited_for(tmp_path: Path) -> None:
+    """It has closed its socket, and writes its log into the file."""
+    url = f"sqlite:///{tmp_path}/crawl.db"
+    closing = await open_store(url)
+    announce_socket(f"{tmp_path}/crawl.db", f"{tmp_path}/nobody-listens")
+    joining = asyncio.create_task(join_store(url))
+    assert not (await asyncio.wait({joining}, timeout=0.3))[0]
+    await closing.close()
+    store = await asyncio.wait_for(joining, 10)
+    assert await store.list_runs() == []
+    await store.close()
+
+
+async def test_a_process_that_works_alone_is_not_waited_for(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/crawl.db"
+    alone = await open_store(url)
+    with pytest.raises(StoreBusyError, match="another process"):
+        await asyncio.wait_for(join_store(url), 5)
+    await alone.close()
 
 
 # -- processes

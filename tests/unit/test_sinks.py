@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -348,19 +348,6 @@ async def test_a_file_where_the_folder_should_be(tmp_path: Path, name: str) -> N
     (tmp_path / "file").write_text("x")
     with pytest.raises(SinkError, match="file is not a folder"):
         await opened(tmp_path / "file" / name)
-
-
-@pytest.fixture
-def forbidden(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which nothing may be written."""
-    folder = tmp_path / "forbidden"
-    folder.mkdir(mode=0o555)
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    yield folder
-    if root:
-        os.seteuid(0)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -6,7 +6,9 @@ import re
 
 REFUSED_ADDRESS = "the host has an address that may not be contacted (serve.allow)"
 
-_ADDRESS = re.compile(r"(?:\S+ is )?(?:a|the|not an) [\w-]+ address, which may not be contacted \(serve\.allow\)")
+_ADDRESS = re.compile(
+    r"(?:(?<!\S)\S+ is )?(?:a|the|not an) [\w-]+ address, which may not be contacted \(serve\.allow\)"
+)
 _SOCKET_ADDRESS = re.compile(r"\('[0-9a-fA-F.:%\w]*'(?:, \d+)+\)")
 _SERVER = re.compile(r"\b((?:redis|postgres|mysql|mariadb|zookeeper|sqlite|amqp)\w*)(?:\+\w+)?://[^\s,;)\"']*")
 _PROXY = re.compile(r"\bthe proxy \S+:\d+")

@@ -53,15 +53,13 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
 
 async def join_store(url: str, *, readonly: bool = False) -> Store:
     """Open a store for a short time. If another process of this machine works on the SQLite file, use the store through
-    that process; otherwise like `open_store`."""
+    that process; otherwise like `open_store`. Waits for a process that is about to close the file."""
     path = file_of(url)
-    if path is not None:
-        from shoal.frontier.local.sharing import join_owner
+    if path is None:
+        return await open_store(url, readonly=readonly)
+    from shoal.frontier.local.sharing import join_or_open
 
-        joined = await join_owner(path)
-        if joined is not None:
-            return joined
-    return await open_store(url, readonly=readonly)
+    return await join_or_open(path, lambda: open_store(url, readonly=readonly))
 
 
 async def share_store(url: str) -> Store:

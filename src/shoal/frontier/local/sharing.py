@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from shoal.errors import StoreAwayError, StoreBusyError
@@ -27,6 +28,24 @@ async def join_owner(file: str) -> Store | None:
         return path
 
     return None if _socket_of(file) is None else await SocketStore.connect(find)
+
+
+async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> Store:
+    """The store of the process that works on a file now, or the one that ``open_it`` opens if there is none. Waits for a
+    process that no longer serves clients but still has to close the file. StoreBusyError if another process uses the
+    file alone."""
+    from shoal.frontier.sqlite.file import announced_socket  # takes a while to import
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        # The name of a socket stays in the lock file until its process has closed the file.
+        may_be_closing = announced_socket(file) is not None
+        try:
+            return await join_owner(file) or await open_it()
+        except (StoreBusyError, StoreAwayError):
+            if not may_be_closing or time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
 
 
 async def share_file(file: str) -> Store:
@@ -57,7 +76,7 @@ async def _start(file: str, *, join: bool) -> str:
 
 def _socket_of(file: str) -> str | None:
     """The socket of the process that works on a file. None if nobody listens there."""
-    from shoal.frontier.sqlite.file import announced_socket  # takes a while to import
+    from shoal.frontier.sqlite.file import announced_socket
 
     path = announced_socket(file)
     if path is None:
