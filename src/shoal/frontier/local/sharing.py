@@ -31,9 +31,10 @@ async def join_owner(file: str) -> Store | None:
 
 
 async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> Store:
-    """The store of the process that works on a file now, or the one that ``open_it`` opens if there is none. Waits for a
-    process that no longer serves clients but still has to close the file. StoreBusyError if another process uses the
-    file alone."""
+    """The store of the process that works on a file now, or the one that ``open_it`` opens if there is none.
+
+    Waits for a process that no longer serves clients but still has to close the file. StoreBusyError if another process
+    uses the file alone."""
     from shoal.frontier.sqlite.file import announced_socket  # takes a while to import
 
     until = time.monotonic() + _PATIENCE
