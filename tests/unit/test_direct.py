@@ -12,17 +12,15 @@ import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 import pytest
-from aiohttp import ThreadedResolver
-from aiohttp.abc import ResolveResult
 
 from shoal import Request, Response
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch import direct
-from shoal.fetch.connecting import Connector
+from shoal.fetch.connecting import Connector, ResolvedAddress
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
@@ -415,7 +413,7 @@ async def test_closing_the_fetcher_while_a_request_connects(monkeypatch: pytest.
     connecting, go_on = asyncio.Event(), asyncio.Event()
     connect_to = Connector.connect_to
 
-    async def connect_later(self: Connector, found: list[ResolveResult], port: int) -> socket.socket:
+    async def connect_later(self: Connector, found: list[ResolvedAddress], port: int) -> socket.socket:
         connecting.set()
         await go_on.wait()
         return await connect_to(self, found, port)
@@ -587,23 +585,27 @@ async def test_a_timeout_of_the_system_is_no_timeout_of_ours(monkeypatch: pytest
 async def test_a_name_with_several_addresses(monkeypatch: pytest.MonkeyPatch, guard: AddressGuard | None) -> None:
     """The address that refuses the connection comes first, and the one that the guard refuses is never tried."""
     fetcher = DirectFetcher(HttpSettings(), "t", guard)
-    common = {"hostname": "several.example", "port": 0, "family": socket.AF_INET, "proto": 6, "flags": 0}
-    found = [{**common, "host": f"127.0.0.{last}"} for last in (2, 3, 1)]
     refused: list[str] = []
 
-    async def look_up(*_: object, **__: object) -> object:
-        return found
+    really = asyncio.get_running_loop().getaddrinfo
+
+    async def look_up(host: str, port: int, **options: Any) -> object:
+        if host != "several.example":  # a loop looks up addresses, too
+            return await really(host, port, **options)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (2, 3, 1)]
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         refused.append("127.0.0.3")
         writer.transport.abort()
 
-    monkeypatch.setattr(ThreadedResolver, "resolve", look_up)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
     async with Replaying(OK + THREE) as server:
         port = int(server.url.rpartition(":")[2])
         trap = await asyncio.start_server(converse, "127.0.0.3", port) if guard else None
-        assert (await fetcher.fetch(Request(f"http://several.example:{port}/"))).body == b"abc"
-        if trap is not None:
-            trap.close()
+        try:
+            assert (await fetcher.fetch(Request(f"http://several.example:{port}/"))).body == b"abc"
+        finally:
+            if trap is not None:
+                trap.close()  # uvloop waits for it when the loop is closed
     await fetcher.close()
     assert refused == []
