@@ -31,7 +31,7 @@ from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
 from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
-from tests.browser.processes import recorded, tokens, wait_until_gone
+from tests.browser.processes import recorded, wait_until_gone
 from tests.databases import free_port
 
 SETTINGS = BrowserSettings(sandbox=False, page_timeout=60.0)
@@ -536,12 +536,14 @@ async def test_each_process_has_a_browser_and_the_one_that_fetches_nothing_has_n
             "    def parse(self, response):\n        yield {'name': response.css('h1::text').get()}\n"
         )
         run = [*SHOAL, "run", "spider.py", "--processes", "2", "-o", "o.jsonl"]
-        before = tokens(os.getpid())
-        with recorded(lambda: [os.getpid()]) as marks:
-            done = await asyncio.to_thread(forking.run, run, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(marks) - len(before) == 2
-    assert wait_until_gone(marks - before) == []
+        with (
+            forking.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+            recorded(lambda: [process.pid]) as marks,
+        ):
+            said, _ = await asyncio.to_thread(process.communicate, timeout=120)
+    assert process.returncode == 0, said
+    assert len(marks) == 2
+    assert wait_until_gone(marks) == []
     assert len((tmp_path / "o.jsonl").read_text().splitlines()) == 12
 
 
