@@ -84,7 +84,10 @@ def test_a_crawl_shows_its_dashboard_which_ends_with_it(here: Machine, url: str,
     assert "balanced: nothing lost" in page
     until(lambda: "<dt>Workers</dt><dd>1</dd>" in (get(address) or ""), what="the process that crawls counted")
     body = urllib.request.Request(f"{address}api/runs/{run['run_id']}/pause", b"", method="POST")
-    urllib.request.urlopen(body, timeout=10).close()
+    try:
+        urllib.request.urlopen(body, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        pytest.fail(f"{error}: {error.read().decode()}")
     until(lambda: runs_at(address)[0]["state"] == "paused", what="the crawl paused")
     crawl.kill()
     until(lambda: get(address) is None, what="the dashboard gone with the killed crawl")

@@ -46,7 +46,7 @@ class Rewindable(RedisServer):
 
 @pytest.fixture(scope="module")
 def one_server() -> Iterator[Rewindable]:
-    server = Rewindable()
+    server = Rewindable(appendfsync="always")  # otherwise a busy disk delays writes, and `save` misses some
     yield server
     server.close()
 
