@@ -676,7 +676,7 @@ class SentinelServer(DatabaseServer):
 
 
 async def test_through_a_sentinel() -> None:
-    with running() as server:
+    with running(appendfsync="always") as server:
         sentinel = SentinelServer(server)
         try:
             async with opened(sentinel.url) as store:
@@ -738,7 +738,8 @@ async def test_after_a_failover() -> None:
 
 
 async def test_on_a_cluster() -> None:
-    with running(cluster_enabled="yes", cluster_port=str(free_port())) as server:
+    # "always": otherwise a busy disk delays writes, and a killed server forgets some.
+    with running(cluster_enabled="yes", cluster_port=str(free_port()), appendfsync="always") as server:
         async with raw(server) as client:
             await client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
             while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":

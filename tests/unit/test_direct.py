@@ -19,7 +19,7 @@ import pytest
 from shoal import Request, Response
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch import direct
+from shoal.fetch import pool
 from shoal.fetch.connecting import Connector, ResolvedAddress
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
@@ -342,7 +342,7 @@ async def test_idle_connections_are_closed_after_a_while() -> None:
 
 
 async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_MAX_IDLE", 3)
+    monkeypatch.setattr(pool, "_MAX_IDLE", 3)
     fetcher = DirectFetcher(HttpSettings(), "t")
     async with Replaying(OK + THREE) as server:
         port = server.url.rpartition(":")[2]

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from shoal.crawling.scheduler import KnownLinks
+from shoal.crawling.known_links import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import LinkBatch
 from shoal.urls import normalize as links
@@ -421,7 +421,11 @@ def test_known_links_are_left_out() -> None:
     known.learn(BASE, hrefs)
     assert known.unknown("http://ex.com/elsewhere/", [*hrefs, "/new"]) == ["z", "/new"]
     assert known.unknown("http://ex.com/a/b/other", [*hrefs, "new"]) == ["new"]  # the same folder
-    assert known.unknown("https://ex.com/", hrefs) == ["/x", "http://other/y", "z"]  # another origin
+    assert known.unknown("https://ex.com/", hrefs) == ["/x", "z"]  # another origin
+    assert not known.has("http://ex.com/x")  # hrefs are not resolved
+    known.learn_urls(["http://ex.com/x"])
+    assert known.has("http://ex.com/x")
+    assert known.new(["http://ex.com/x", "http://ex.com/z"]) == ["http://ex.com/z"]
 
 
 @pytest.mark.parametrize(
@@ -449,11 +453,13 @@ def test_known_links_are_bounded(pages: list[list[str]]) -> None:
     known = KnownLinks(limit=7)
     for number, hrefs in enumerate(pages):
         known.learn(f"http://h{number % 3}/", hrefs)
-        assert sum(map(len, known._by_place.values())) == known._size <= 7
+        known.learn_urls(f"http://h{number % 3}{href}" for href in hrefs[::2])
+        assert sum(map(len, known._by_place.values())) + len(known._absolute) == known._size <= 7
 
 
 def test_long_hrefs_are_not_kept() -> None:
     known = KnownLinks()
     long = "/" + "x" * 1000
-    known.learn(BASE, [long])
-    assert known.unknown(BASE, [long]) == [long]
+    known.learn(BASE, [long, BASE + long])
+    known.learn_urls([BASE + long])
+    assert known.unknown(BASE, [long, BASE + long]) == [long, BASE + long]

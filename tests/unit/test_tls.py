@@ -14,7 +14,7 @@ import pytest
 from shoal import Request
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch import tls
+from shoal.fetch import pool, tls
 from shoal.fetch.direct import DirectFetcher
 from tests.loops import event_loop_policy
 
@@ -26,13 +26,16 @@ BODY = bytes(range(256)) * 8_000  # larger than every buffer on the way
 class SecureServer:
     """An HTTPS server that answers every request with the same body, and counts handshakes and resumed sessions."""
 
-    def __init__(self, certificate: Path, *, newest: bool = True, close: bool = False, cut: bool = False) -> None:
+    def __init__(
+        self, certificate: Path, *, newest: bool = True, close: bool = False, cut: bool = False, delay: float = 0.0
+    ) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate)
         if not newest:
             self._context.maximum_version = ssl.TLSVersion.TLSv1_2
         self._close = close
         self._cut = cut
+        self._delay = delay
         self.resumed: list[bool] = []
         self.bodies: list[bytes] = []
         self._writers: list[asyncio.StreamWriter] = []
@@ -56,6 +59,7 @@ class SecureServer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next((int(line[15:]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:"), 0)
                 self.bodies.append(await reader.readexactly(length))
+                await asyncio.sleep(self._delay)
                 if self._close:
                     writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + BODY)
                     break
@@ -83,11 +87,65 @@ async def test_a_connection_serves_many_requests(certificate: Path, fetcher: Dir
 
 @pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
 async def test_later_connections_resume_the_session(certificate: Path, fetcher: DirectFetcher, newest: bool) -> None:
-    async with SecureServer(certificate, newest=newest) as server:
+    async with SecureServer(certificate, newest=newest, delay=0.5) as server:
         await fetcher.fetch(Request(server.url))
         pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(4)))
         assert [page.body == BODY for page in pages] == 4 * [True]
     assert server.resumed == [False, True, True, True]
+
+
+async def test_a_fast_server_is_used_over_few_connections(
+    certificate: Path, fetcher: DirectFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for a host with connections waits a moment for one of them: a handshake costs more."""
+    monkeypatch.setattr(pool, "_CHECK_AFTER", 60.0)  # a server that is always fast enough, on every machine
+    async with SecureServer(certificate) as server:
+        await fetcher.fetch(Request(server.url))
+        pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(33)))
+        assert [page.body == BODY for page in pages] == 33 * [True]
+    assert len(server.resumed) == 3  # the first one, and one for every 16 requests that would have waited
+
+
+async def test_a_slow_server_gets_all_requests_at_once(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate, delay=2.0) as server:
+        started = asyncio.get_running_loop().time()
+        await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(8)))
+        assert asyncio.get_running_loop().time() - started < 2 * 2.0  # no request waited for another one's response
+    assert len(server.resumed) == 8
+
+
+async def test_requests_that_wait_for_a_connection_can_be_cancelled(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate) as server:
+        await fetcher.fetch(Request(server.url))
+        tasks = [asyncio.create_task(fetcher.fetch(Request(server.url))) for _ in range(12)]
+        await asyncio.sleep(0)
+        for task in tasks[1::2]:
+            task.cancel()
+        pages = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(page, asyncio.CancelledError) for page in pages] == 6 * [False, True]
+        for _ in range(3):  # no place was lost
+            pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(12)))
+            assert {page.status for page in pages} == {200}
+    assert not [known for known in fetcher._pool._origins.values() if known.busy or known.waiters]
+
+
+async def test_requests_go_on_when_the_connections_before_them_fail(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate, cut=True) as server:
+        pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(12)), return_exceptions=True)
+        assert {page.kind if isinstance(page, FetchError) else "?" for page in pages} == {"half body"}
+        assert len(server.bodies) == 12
+    assert fetcher._pool._origins == {}
+
+
+async def test_closing_wakes_requests_that_wait_for_a_connection(certificate: Path, fetcher: DirectFetcher) -> None:
+    async with SecureServer(certificate, delay=30.0) as server:
+        tasks = [asyncio.create_task(fetcher.fetch(Request(server.url))) for _ in range(4)]
+        while not server.bodies:
+            await asyncio.sleep(0.001)
+        await fetcher.close()
+        async with asyncio.timeout(10):
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(each) for each in ended} == {FetchError}
 
 
 async def test_a_connection_that_the_server_closes_is_resumed_too(certificate: Path, fetcher: DirectFetcher) -> None:

@@ -200,8 +200,8 @@ class Engine:
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
         leases = not self.stopping and not self._halted
-        if self._pacing.overlaps and lingers:
-            return None  # one round trip will do for both
+        if self._pacing.joint and lingers:
+            return None
         if self._pacing.overlaps and self._settled and leases and not self._isolating:
             both = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
             for result in both:

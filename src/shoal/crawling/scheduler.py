@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
@@ -12,23 +11,19 @@ import msgspec
 from msgspec import Struct
 
 from shoal.config import Config, config_for
+from shoal.crawling.known_links import KnownLinks
 from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
 from shoal.errors import FrontierError, LeaseLostError, RequestError
 from shoal.frontier import open_store
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Leased, Store
 from shoal.spider import Spider
-from shoal.urls.normalize import folder_of, origin_of, resolve_within_limits
+from shoal.urls.normalize import resolve_within_limits
 from shoal.urls.scope import Scope
 
 log = logging.getLogger("shoal.scheduler")
 
 _encode = msgspec.msgpack.Encoder().encode
-_MAX_HREF = 500
-"""Longer hrefs are not remembered."""
-_RELATIVE_START = re.compile(r"[\w.\-~][^:]*\Z", re.ASCII)
-"""An href that is relative to the folder of its page. One with a colon may have a scheme."""
-_NONE: frozenset[str] = frozenset()
 
 
 class Admitted(Struct):
@@ -144,8 +139,6 @@ class Scheduler:
                 _check_storable(each)
                 each.depth = depth
                 admitted.children.append(each)
-                if is_plain(each):
-                    admitted.hrefs.append((each.url, [each.url]))
         return admitted
 
     def is_known(self, url: str) -> bool:
@@ -164,8 +157,12 @@ class Scheduler:
             hrefs = hrefs[:room]
         _check_storable(batch)
         urls, complete = resolve_within_limits(batch.base, hrefs)
-        if complete and not batch.dont_filter:
-            admitted.hrefs.append((batch.base, hrefs))
+        if not batch.dont_filter:
+            if complete:
+                admitted.hrefs.append((batch.base, hrefs))
+            new = self._known.new(urls)
+            admitted.duplicates += len(urls) - len(new)
+            urls = new
         for url in urls:
             if self.scope.refuses(url):
                 admitted.out_of_scope += 1
@@ -175,9 +172,11 @@ class Scheduler:
             admitted.children.append(child)
 
     def learn(self, admitted: Admitted) -> None:
-        """Remember the hrefs of these children: the frontier has stored them."""
+        """Remember these children and their hrefs: the frontier has stored them."""
         for base, hrefs in admitted.hrefs:
             self._known.learn(base, hrefs)
+        if admitted.children:
+            self._known.learn_urls([child.url for child in admitted.children if is_plain(child)])
 
     def forget(self) -> None:
         """Drop everything learned from the frontier: it went back in time."""
@@ -372,58 +371,3 @@ def _check_storable(found: Request | LinkBatch) -> None:
 def is_plain(request: Request) -> bool:
     """Whether the URL alone identifies the request, and a second one is a duplicate."""
     return request.method == "GET" and not request.body and not request.dont_filter
-
-
-class KnownLinks:
-    """Raw hrefs that the frontier of a run already has.
-
-    It keeps hrefs that mean the same on every page of their origin (``/path`` and absolute ones), and those that mean
-    the same on every page of their folder (``page.html``, ``../page``), unless they are very long; and only after the
-    frontier has stored them. It is bounded: when full, it is cleared.
-    """
-
-    def __init__(self, limit: int = 100_000) -> None:
-        self._limit = limit
-        self._size = 0
-        self._by_place: dict[str, set[str]] = {}
-        """The hrefs by origin, or by folder if they are relative to it."""
-
-    def unknown(self, base: str, hrefs: Sequence[str]) -> list[str]:
-        """Return the hrefs that are not in the cache, without duplicates."""
-        known = self._by_place.get(origin_of(base), _NONE)
-        if known.issuperset(hrefs):  # as on most pages of a site
-            return []
-        here = self._by_place.get(folder_of(base), _NONE)
-        if here:
-            return list(dict.fromkeys([href for href in hrefs if href not in known and href not in here]))
-        return list(dict.fromkeys([href for href in hrefs if href not in known]))
-
-    def has(self, url: str) -> bool:
-        """Whether this absolute URL is in the cache."""
-        end = url.find("/", 8)
-        return end > 0 and url in self._by_place.get(url[:end], _NONE)
-
-    def learn(self, base: str, hrefs: Iterable[str]) -> None:
-        """Add hrefs that the frontier has stored."""
-        fixed: list[str] = []
-        relative: list[str] = []
-        for href in hrefs:
-            if len(href) <= _MAX_HREF:
-                if href[:1] == "/" or href[:7] == "http://" or href[:8] == "https://":
-                    fixed.append(href)
-                elif _RELATIVE_START.match(href):
-                    relative.append(href)
-        if fixed:
-            self._add(origin_of(base), fixed)
-        if relative:
-            self._add(folder_of(base), relative)
-
-    def _add(self, place: str, hrefs: list[str]) -> None:
-        del hrefs[self._limit :]
-        if self._size + len(hrefs) > self._limit:
-            self._by_place.clear()
-            self._size = 0
-        known = self._by_place.setdefault(place, set())
-        before = len(known)
-        known.update(hrefs)
-        self._size += len(known) - before

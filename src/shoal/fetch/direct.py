@@ -22,6 +22,7 @@ from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
 from shoal.fetch.page_fetcher import LimitedFetcher, PageFetcher, default_headers, without_verification
+from shoal.fetch.pool import ConnectionPool
 from shoal.fetch.tls import TlsClient, TlsTransport
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
@@ -30,7 +31,6 @@ from shoal.ports import Fetcher
 from shoal.urls.normalize import host_of, origin_of
 
 _BUFFER = 1 << 16  # bytes that are received at once
-_MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 _WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, even if it is empty
 _FRAMING = ("content-length", "transfer-encoding")  # headers that say where a body ends
@@ -72,9 +72,7 @@ class DirectFetcher:
         self._default_lines = _lines(self._headers.values())
         self._buffer = memoryview(bytearray(_BUFFER))
         self._tls: asyncio.Task[TlsClient] | None = None
-        self._idle: dict[str, list[HttpConnection]] = {}
-        self._idle_since: dict[HttpConnection, float] = {}  # the longest idle one first
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._pool = ConnectionPool(config.keep_alive_seconds)
         self._in_use: set[HttpConnection] = set()
         self._closed = False
 
@@ -115,18 +113,23 @@ class DirectFetcher:
 
     async def _exchange(self, request: Request, message: bytes, limits: ResponseLimits) -> HttpConnection:
         """Send the request, and return the connection that has the response."""
-        origin, head_only = origin_of(request.url), request.method == "HEAD"
-        connection = self._take(origin)
-        if connection is not None:
-            try:
-                await self._use(connection, message, limits, head_only)
-                return connection
-            except FetchError:
-                if not connection.unheard or request.method not in _REPEATABLE:
-                    raise
-        connection = await self._connect(request, origin, limits.deadline)
-        await self._use(connection, message, limits, head_only)
-        return connection
+        origin, head_only, pool = origin_of(request.url), request.method == "HEAD", self._pool
+        place = pool.take(origin)
+        connection = await pool.wait(origin, place) if isinstance(place, asyncio.Future) else place
+        try:
+            if connection is not None:
+                try:
+                    await self._use(connection, message, limits, head_only)
+                    return connection
+                except FetchError:
+                    if not connection.unheard or request.method not in _REPEATABLE:
+                        raise
+            connection = None
+            connection = await self._connect(request, origin, limits.deadline)
+            await self._use(connection, message, limits, head_only)
+            return connection
+        finally:
+            pool.give_back(origin, connection)
 
     async def _use(self, connection: HttpConnection, message: bytes, limits: ResponseLimits, head_only: bool) -> None:
         self._in_use.add(connection)
@@ -134,10 +137,6 @@ class DirectFetcher:
             await connection.exchange(message, limits, head_only=head_only)
         finally:
             self._in_use.discard(connection)
-        if connection.reusable and self._config.keep_alive_seconds > 0 and not self._closed:
-            self._keep(connection)
-        else:
-            connection.abort()
 
     # -- what is sent
 
@@ -165,52 +164,11 @@ class DirectFetcher:
 
     # -- connections
 
-    def _take(self, origin: str) -> HttpConnection | None:
-        idle = self._idle.get(origin)
-        if not idle:
-            return None
-        connection = idle.pop()
-        if not idle:
-            del self._idle[origin]
-        del self._idle_since[connection]
-        return connection
-
-    def _keep(self, connection: HttpConnection) -> None:
-        connection.remember_session()
-        loop = asyncio.get_running_loop()
-        self._idle.setdefault(connection.origin, []).append(connection)
-        self._idle_since[connection] = loop.time()
-        if len(self._idle_since) > _MAX_IDLE:
-            self._drop(next(iter(self._idle_since)))
-        if self._sweeper is None:
-            self._sweeper = loop.call_later(self._config.keep_alive_seconds, self._sweep)
-
-    def _drop(self, connection: HttpConnection) -> None:
-        """Close an idle connection, or forget one that closed by itself."""
-        if self._idle_since.pop(connection, None) is not None:
-            idle = self._idle[connection.origin]
-            idle.remove(connection)
-            if not idle:
-                del self._idle[connection.origin]
-            connection.abort()
-
-    def _sweep(self) -> None:
-        """Close the connections that were idle for too long."""
-        self._sweeper = None
-        loop = asyncio.get_running_loop()
-        expired = loop.time() - self._config.keep_alive_seconds
-        while self._idle_since:
-            connection, since = next(iter(self._idle_since.items()))
-            if since > expired:
-                self._sweeper = loop.call_later(since - expired, self._sweep)
-                return
-            self._drop(connection)
-
     async def _connect(self, request: Request, origin: str, deadline: float) -> HttpConnection:
         """Open a connection. FetchError says why that failed; TimeoutError after the deadline."""
         host, patience = host_of(request.url), self._config.connect_timeout
         scheme, name, port = _address(origin)
-        connection = HttpConnection(host, self._buffer, self._drop)
+        connection = HttpConnection(host, self._buffer, self._pool.drop)
         connection.origin = origin
         connecting = asyncio.timeout(patience)
         try:
@@ -270,17 +228,13 @@ class DirectFetcher:
     @property
     def idle_connections(self) -> int:
         """How many connections are idle."""
-        return len(self._idle_since)
+        return self._pool.idle_connections
 
     async def close(self) -> None:
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-        for connection in [*self._idle_since, *self._in_use]:
+        self._pool.close()
+        for connection in list(self._in_use):
             connection.abort()
-        self._idle.clear()
-        self._idle_since.clear()
         if self._tls is not None:
             self._tls.cancel()
         self._connector.close()
