@@ -189,6 +189,12 @@ class Response:
         return self._selector
 
     def css(self, query: str) -> SelectorList:
+        if self._selector is None:
+            from shoal.selector.selectors import select_strings
+
+            found = select_strings(self._tree, query, self._attributes)
+            if found is not None:
+                return found
         return self.selector.css(query)
 
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
@@ -339,10 +345,8 @@ class Response:
             from shoal.selector.usage import counted
 
             counted(query, elements)
-        hrefs = self._attributes.values(elements, "href")
-        if None not in hrefs:
-            return cast(list[str], hrefs)
-        return _up_to_limit(map(_first_href, elements))
+        hrefs = self._attributes.hrefs(elements, "a/@href" if query == _ALL_LINKS else "")
+        return hrefs if len(hrefs) == len(elements) else _up_to_limit(map(_first_href, elements))
 
 
 def _inside(region: str, links: str) -> str:
