@@ -86,6 +86,11 @@ class AttributeBudget:
         self._limit = max(_MAX_ATTRIBUTES, 4 * size)
         self._known = ""
 
+    @property
+    def are_unknown(self) -> bool:
+        """Whether the attributes may be huge: the page is not small, and `check` was not called."""
+        return self._size > 0
+
     def values(self, elements: Sequence[Element], name: str) -> list[str | None]:
         """Return one attribute of each of these elements. TooComplexError if the result would be huge."""
         return self.read(elements, lambda part: [element.attr(name) for element in part])
@@ -290,10 +295,7 @@ def _has_huge_table(document: Document) -> bool:
 
 def _bounded(work: Callable[..., T], arguments: tuple[object, ...], size: int) -> T:
     """Call ``work`` for a page of this size. TooComplexError if it needs more memory than such a page may use."""
-    least, multiple = _MAX_TREE
-    limit = multiple * size
-    if limit < least:
-        limit = least
+    limit = max(_MAX_TREE[0], _MAX_TREE[1] * size)
     try:
         return _memory.limit(work, arguments, limit)
     except MemoryError:
