@@ -25,6 +25,7 @@ from turbohtml import Document, Element, Node
 from shoal.errors import TooComplexError
 
 T = TypeVar("T")
+S = TypeVar("S", bound="str | None")
 
 _count_elements = turbohtml.XPath("count(//*)")
 
@@ -32,8 +33,11 @@ _SMALL = 12 * 1024  # bytes: the worst tree of such a page has about 110 MB
 _MAX_TREE = (96 << 20, 46)  # bytes, or this multiple of the page's size if that is more
 _FEW_ATTRIBUTES = 24 * 1024  # bytes: all attributes of such a page, repeated, have at most 36 million characters
 _MAX_ATTRIBUTES = 32 << 20  # characters, or four times the page's size if that is more
+_BYTES_PER_CHARACTER = 3  # of memory for such attributes: each is a string, and all together are another one
 _FORMATTING = ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
 _attributes = turbohtml.XPath("$elements/@*")
+_hrefs = turbohtml.XPath("$elements/@href")  # faster than a loop, but a deep element takes 5 microseconds
+_MANY = 10_000  # elements
 _MAX_CELLS = 2_000_000
 _MAX_CELLS_IN_LAYOUT = 50_000
 _MAX_CELLS_IN_NESTED = 1000
@@ -74,50 +78,88 @@ class AttributeBudget:
     attributes of a page together have at most a sixteenth of the square of its size.
     """
 
-    __slots__ = ("_document", "_left", "_limit", "_size")
+    __slots__ = ("_document", "_known", "_limit", "_size")
 
     def __init__(self, document: Document, size: int) -> None:
         self._document = document
         self._size = size if size > _FEW_ATTRIBUTES else 0
-        self._left = self._limit = max(_MAX_ATTRIBUTES, 4 * size)
+        self._limit = max(_MAX_ATTRIBUTES, 4 * size)
+        self._known = ""
+
+    @property
+    def are_unknown(self) -> bool:
+        """Whether the attributes may be huge: the page is not small, and `check` was not called."""
+        return self._size > 0
 
     def values(self, elements: Sequence[Element], name: str) -> list[str | None]:
         """Return one attribute of each of these elements. TooComplexError if the result would be huge."""
-        if len(elements) * self._size <= _MAX_ATTRIBUTES:
-            return [element.attr(name) for element in elements]
-        found: list[str | None] = []
-        for chunk in self._chunks(elements):
-            values = [element.attr(name) for element in chunk]
-            self._spend(filter(None, values))
-            found += values
-        return found
+        return self.read(elements, lambda part: [element.attr(name) for element in part])
+
+    def hrefs(self, elements: Sequence[Element], key: str = "") -> list[str]:
+        """Return the links of those of these elements that are links. TooComplexError if the result would be huge."""
+        if len(elements) > _MANY:
+            return [href for href in self.values(elements, "href") if href is not None]
+        return self.read(elements, lambda part: cast("list[str]", _hrefs(self._document, elements=part)), key)
+
+    def read(self, elements: Sequence[Element], get: Callable[[Sequence[Element]], list[S]], key: str = "") -> list[S]:
+        """Return what ``get`` returns for these elements: at most one attribute of each. TooComplexError if the result
+        would be huge.
+
+        ``key`` names the elements and the attribute, such as ``a/@href``. What was read last under the same key is not
+        measured again: the links of a page are often read by a query, and again to be followed.
+        """
+        # No attribute is longer than the page.
+        if len(elements) * self._size <= _MAX_ATTRIBUTES or (key and key == self._known):
+            return get(elements)
+        found = [*self._measured([elements], get)]
+        self._known = key
+        return found[0] if len(found) == 1 else [value for values in found for value in values]
 
     def check(self) -> None:
         """Raise TooComplexError if all attributes together would be huge. Otherwise you may read any of them."""
         if self._size:
             # The tags of the page together are no longer than the page. So the limit needs many copies of one of them.
             # Searching for single tags takes turbohtml less time than counting all elements.
-            most = _MAX_ATTRIBUTES // self._size
-            groups = [self._document.select(tag) for tag in _FORMATTING]
-            if max(map(len, groups)) > most:
-                for chunk in self._chunks([element for group in groups for element in group]):
-                    self._spend(cast("list[str]", _attributes(self._document, elements=chunk)))
+            groups = [self._document.find_all(tag) for tag in _FORMATTING]
+            if max(map(len, groups)) > _MAX_ATTRIBUTES // self._size:
+                # Each group is in document order. turbohtml would take long to sort all of them together.
+                for _ in self._measured(
+                    filter(None, groups), lambda part: cast("list[str]", _attributes(self._document, elements=part))
+                ):
+                    pass
         self._size = 0
 
-    def _chunks(self, elements: Sequence[Element]) -> Iterator[Sequence[Element]]:
-        """Elements whose attributes cannot exceed the limit together."""
-        self._left = self._limit
-        step = self._limit // self._size
-        for begin in range(0, len(elements), step):
-            yield elements[begin : begin + step]
+    def _measured(
+        self, groups: Iterable[Sequence[Element]], get: Callable[[Sequence[Element]], list[S]]
+    ) -> Iterator[list[S]]:
+        """Read attributes of elements. TooComplexError if they have too many characters.
 
-    def _spend(self, texts: Iterable[str]) -> None:
-        self._left -= sum(map(len, texts))
-        if self._left < 0:
-            raise TooComplexError(
-                f"the page is too complex: the repeated attributes of its {self._size} bytes have more than "
-                f"{self._limit} characters"
-            )
+        The system limits the memory meanwhile. Where it cannot, they are read in parts of at most half the limit.
+        """
+        left = self._limit
+        for elements in groups:
+            step = len(elements) if _memory.is_limited else self._limit // 2 // self._size
+            for begin in range(0, len(elements), step):
+                part = elements if step == len(elements) else elements[begin : begin + step]
+                try:
+                    values, length = _memory.limit(_with_length, (get, part), _BYTES_PER_CHARACTER * self._limit)
+                except MemoryError:
+                    values, length = [], self._limit + 1
+                left -= length
+                if left < 0:
+                    raise TooComplexError(
+                        f"the page is too complex: the repeated attributes of its {self._size} bytes have more than "
+                        f"{self._limit} characters"
+                    )
+                yield values
+
+
+def _with_length(get: Callable[[Sequence[Element]], list[S]], elements: Sequence[Element]) -> tuple[list[S], int]:
+    values = get(elements)
+    try:
+        return values, len("".join(cast("list[str]", values)))  # takes a quarter of the time of a sum
+    except TypeError:
+        return values, sum(len(value) for value in values if value is not None)
 
 
 def _parse(body: bytes | str, charset: str | None) -> Document:
@@ -281,6 +323,10 @@ class _Memory:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
         self._used = 0
         self._stale_at = 0.0
+
+    @property
+    def is_limited(self) -> bool:
+        return self._statm is not None
 
     def limit(self, work: Callable[..., T], arguments: tuple[object, ...], limit: int) -> T:
         """Call ``work``. MemoryError if it needs more than ``limit`` bytes. There is no limit except on Linux.

@@ -73,6 +73,76 @@ def test_many_long_attributes_that_the_page_has_itself_are_read() -> None:
     assert len(Response("http://x/", body=body).links()) == 2000
 
 
+@pytest.fixture(params=["limited by the system", "read in parts"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "read in parts":
+        monkeypatch.setattr(parsing._memory, "_statm", None)
+
+
+def open_tag(tag: str, copies: int, size: int) -> bytes:
+    """A page of this size with one long tag, which stands in so many paragraphs."""
+    rest = "<p>x" * (copies - 1)
+    return f"<p>{tag}{'u' * (size - len(tag) - len(rest) - 4)}>{rest}".encode()
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(("tag", "query"), [("<a href=", "a::attr(href)"), ("<b class=", "p > b::attr(class)")])
+@pytest.mark.parametrize("size", [128 << 10, 256 << 10, 2 << 20])
+def test_attributes_are_measured_only_if_there_may_be_too_many(tag: str, query: str, size: int) -> None:
+    """An attribute is not longer than its page, so the size and the number of elements bound their total length."""
+    copies = parsing._MAX_ATTRIBUTES // size
+    page = Response("http://x/", body=open_tag(tag, copies, size))
+    values = page.css(query).getall()
+    assert page.css(".u").getall() == []
+    assert 0.98 * parsing._MAX_ATTRIBUTES < sum(map(len, values)) <= parsing._MAX_ATTRIBUTES
+    page = Response("http://x/", body=open_tag(tag, copies + copies // 16 + 1, size))
+    for _ in range(2):
+        with pytest.raises(TooComplexError, match="the repeated attributes of its"):
+            page.css(query)
+    with pytest.raises(TooComplexError, match="the repeated attributes of its"):
+        page.css(".u")
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_query_that_reads_no_attributes_does_not_need_their_check() -> None:
+    body = b"<title>t</title>" + open_tag("<b class=", 2000, 200_000)
+    page = Response("http://x/", body=body)
+    assert page.css("title::text").get() == "t"
+    assert len(page.css("p > b::text, title::text").getall()) == 2000
+    assert page.css("title::attr(lang)").getall() == page.links() == []
+    queries = ["b", "b.u::text", "#u::text", "[id]::text", "b::attr(class)", "b ::attr(class)", "b:is(i)::text"]
+    for query in [*queries, "i::attr(id), b::attr(class)"]:
+        with pytest.raises(TooComplexError):
+            Response("http://x/", body=body).css(query)
+    with pytest.raises(TooComplexError):
+        page.xpath("//title")
+
+
+@pytest.mark.usefixtures("memory")
+def test_links_that_a_query_has_read_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "".join(f"<p><a href=/{n}{'u' * 1000}>x</a> <a>y</a>" for n in range(200)).encode()
+    page = Response("http://x/", body=body)
+    measured = []
+    measure = parsing._with_length
+    monkeypatch.setattr(parsing, "_with_length", lambda get, part: (measured.append(get), measure(get, part))[1])
+    assert len(page.css("a::attr(href)").getall()) == 200
+    count = len(measured)
+    assert count > 0
+    assert len(page.links()) == 200
+    assert len(measured) == count
+    assert page.css("a::attr(class)").getall() == []
+    assert len(measured) > count
+
+
+@pytest.mark.parametrize("unit", ["<a href=/{}>x</a>", "<object><a href=/{}>", "<a href>x</a><a name=y>z</a><p>{}"])
+def test_few_and_many_links_are_the_same(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Response("http://x/", body="".join(map(unit.format, range(1000))).encode())
+    few = page.follow_all("a").hrefs
+    monkeypatch.setattr(parsing, "_MANY", 10)
+    assert page.follow_all("a").hrefs == few
+    assert len(few) == 1000
+
+
 def test_elements_around_one_long_link_do_not_repeat_it_without_limit() -> None:
     body = b"<div>" * 500 + b"<a href=/" + b"u" * 2_000_000 + b">x"
     assert len(Response("http://x/", body=body).follow_all("div").hrefs) < 30

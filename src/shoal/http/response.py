@@ -5,9 +5,9 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -189,6 +189,10 @@ class Response:
         return self._selector
 
     def css(self, query: str) -> SelectorList:
+        if self._selector is None and self._attributes.are_unknown:
+            found = _select_strings()(self._tree, query, self._attributes)
+            if found is not None:
+                return found
         return self.selector.css(query)
 
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
@@ -339,10 +343,15 @@ class Response:
             from shoal.selector.usage import counted
 
             counted(query, elements)
-        hrefs = self._attributes.values(elements, "href")
-        if None not in hrefs:
-            return cast(list[str], hrefs)
-        return _up_to_limit(map(_first_href, elements))
+        hrefs = self._attributes.hrefs(elements, "a/@href" if query == _ALL_LINKS else "")
+        return hrefs if len(hrefs) == len(elements) else _up_to_limit(map(_first_href, elements))
+
+
+@cache
+def _select_strings() -> Callable[[turbohtml.Document, str, AttributeBudget], SelectorList | None]:
+    from shoal.selector.selectors import select_strings
+
+    return select_strings
 
 
 def _inside(region: str, links: str) -> str:

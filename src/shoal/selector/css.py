@@ -7,14 +7,15 @@ each string appears once and in document order, also when the query is a comma g
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import turbohtml
 from turbohtml import Document, Element, Node, XPath
 
 from shoal.errors import SelectorError
+from shoal.parsing import AttributeBudget
 from shoal.selector.documents import JsonText, Root, parse_html
 
 
@@ -62,11 +63,13 @@ class _CssQuery(NamedTuple):
     steps: XPath
     plain: _Part | None
     """The only part, if the query selects elements and needs no steps."""
+    reads: Literal["", "texts", "attribute"]
+    """What the query reads if it names only tags: texts, or one attribute of each element. Empty for other queries."""
 
 
 def find_css(root: Root, query: str) -> list[Root]:
     """Return the elements and strings that a CSS query finds, in document order. SelectorError for a bad query."""
-    parts, steps, plain = _compile_css(query)
+    parts, steps, plain, _ = _compile_css(query)
     if not isinstance(root, Node):
         if not isinstance(root, str):
             raise SelectorError(f"bad CSS query {query!r}: cannot use CSS on a JSON value: use jmespath()")
@@ -78,6 +81,25 @@ def find_css(root: Root, query: str) -> list[Root]:
     return cast("list[Root]", steps(root, **{name: part.elements(root) for name, part in parts.items()}))
 
 
+def find_strings(document: Document, query: str, budget: AttributeBudget) -> list[Root] | None:
+    """Return the strings that a CSS query finds if it names only tags; None for any other query.
+
+    Such a query compares no attributes, so the attributes of the document need no check before.
+    """
+    parts, steps, _, reads = _compile_css(query)
+    if not reads:
+        return None
+    if reads == "texts":
+        return cast("list[Root]", steps(document, **{name: part.elements(document) for name, part in parts.items()}))
+    part = parts["e0"]
+    found = budget.read(
+        part.elements(document),
+        lambda elements: cast("list[str]", steps(document, e0=elements)),
+        part.selector + part.step,
+    )
+    return cast("list[Root]", found)
+
+
 @lru_cache(maxsize=1024)
 def _compile_css(query: str) -> _CssQuery:
     try:
@@ -85,7 +107,16 @@ def _compile_css(query: str) -> _CssQuery:
     except ValueError as exc:
         raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
     steps = XPath(" | ".join(f"${name}{part.step}" for name, part in parts.items()))
-    return _CssQuery(parts, steps, parts["e0"] if len(parts) == 1 and not parts["e0"].step else None)
+    return _CssQuery(parts, steps, parts["e0"] if len(parts) == 1 and not parts["e0"].step else None, _reads(parts))
+
+
+def _reads(parts: Mapping[str, _Part]) -> Literal["", "texts", "attribute"]:
+    if not all(_TAGS.fullmatch(part.selector) for part in parts.values()):
+        return ""
+    steps = [part.step for part in parts.values()]
+    if all(step in ("/text()", "//text()") for step in steps):
+        return "texts"
+    return "attribute" if len(steps) == 1 and steps[0].startswith("/@") else ""
 
 
 _NOTHING = turbohtml.parse("", positions=False)
@@ -97,6 +128,7 @@ _CONTAINS_CALL = re.compile(r"(?<!:):contains\0+")
 _CONTAINS = re.compile(
     r""":contains\( \s* (?: "((?:\\.|[^"\\])*)" | '((?:\\.|[^'\\])*)' | ([\w-]+) ) \s* \)""", re.VERBOSE
 )
+_TAGS = re.compile(r"[\w\s>+~*-]*", re.ASCII)
 _COMBINATOR = re.compile(r"\s*[>+~]\s*|\s+")
 
 

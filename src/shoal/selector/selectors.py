@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from re import Pattern
 from typing import Any, Literal, cast, overload
 
-from turbohtml import Element, Node
+from turbohtml import Document, Element, Node
 
 from shoal.errors import TooComplexError
-from shoal.selector.css import find_css
+from shoal.parsing import AttributeBudget
+from shoal.selector.css import find_css, find_strings
 from shoal.selector.documents import (
     Root,
     attributes_of,
@@ -270,6 +271,15 @@ class SelectorList(_Searchable, Sequence[Selector]):
 
     def __repr__(self) -> str:
         return f"SelectorList({list(self)!r})"
+
+
+def select_strings(document: Document, query: str, budget: AttributeBudget) -> SelectorList | None:
+    """Return what ``css`` finds if that is text, or an attribute of elements with a given tag; None for other queries.
+
+    The budget is not checked before. It limits what is read.
+    """
+    found = find_strings(document, query, budget)
+    return None if found is None else SelectorList.of(counted(query, found))
 
 
 class _ContentBudget:
