@@ -30,8 +30,14 @@ _HOST = rf"(?:{_BYTE}(?:\.{_BYTE}){{3}}|(?:[a-z0-9._\-]*\.)?[a-z]+)"
 _NORMAL_PATH = re.compile(_PATH, re.ASCII)
 _NORMAL_URL = re.compile(rf"https?://{_HOST}(?::(?!80/|443/)(?:[1-9]\d{{0,3}}|[1-5]\d{{4}}))?{_PATH}", re.ASCII)
 _RELATIVE = re.compile(rf"(?!/)[{_CHARACTERS}]*(?:{_QUOTED}[{_CHARACTERS}]*)*{_QUERY}", re.ASCII)
+# "../" only at the start, and something after it. Few of them, because a page keeps the folders that they lead to.
+_MAX_UP = 8
+_UP = re.compile(
+    rf"((?:\.\./){{1,{_MAX_UP}}})((?![./?])(?!.*/\.)[{_CHARACTERS}]+(?:{_QUOTED}[{_CHARACTERS}]*)*{_QUERY})", re.ASCII
+)
 _ABSOLUTE = re.compile(r"(https?)://([\w.\-]+)(:\d+)?(/.*|(?![^?])\??.*)", re.ASCII | re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_OTHER_SCHEME = re.compile(r"(?!(?i:https?:))[a-zA-Z][a-zA-Z0-9+.\-]*:")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):")
 _AUTHORITY = re.compile(r"//(?:[^/?]*@)?([^/?@]*)")
 _ANY_NAME = re.compile(r"[a-z0-9._\-]+", re.ASCII)
@@ -130,13 +136,14 @@ def join_url(base: str, href: str) -> str:
 class _Base:
     """The page of some links. Its URL is in normal form."""
 
-    __slots__ = ("_folder", "_path", "is_plain", "origin", "url")
+    __slots__ = ("_folder", "_parents", "_path", "is_plain", "origin", "url")
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.origin = origin_of(url)
         self._path = url.partition("?")[0]
         self._folder = folder_of(self._path)
+        self._parents: list[str] = []
         self.is_plain = _NORMAL_URL.fullmatch(url) is not None and "/." not in url
 
     def quick(self, href: str) -> str:
@@ -144,6 +151,8 @@ class _Base:
         href = href.strip(_AROUND)
         if "#" in href:
             href = href[: href.index("#")]
+        if self.is_plain and (up := _UP.fullmatch(href)):
+            return self._parent(len(up[1]) // 3) + up[2]
         if _RELATIVE.fullmatch(href):
             if not self.is_plain or not href:
                 return ""
@@ -158,6 +167,17 @@ class _Base:
             return url
         url = _without_dots(url)
         return url if _NORMAL_URL.fullmatch(url) else ""
+
+    def _parent(self, levels: int) -> str:
+        """The folder so many levels above that of the page, or the root."""
+        parents = self._parents
+        if not parents:
+            top, parent = len(self.origin) + 1, self._folder
+            for _ in range(_MAX_UP):
+                if len(parent) > top:
+                    parent = parent[: parent.rindex("/", 0, -1) + 1]
+                parents.append(parent)
+        return parents[levels - 1]
 
 
 def _with_lower_host(url: str) -> str:
@@ -261,6 +281,8 @@ def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], b
             if joiner.room > 0 and href.isascii() and (url := quick(href)):  # as `join_other` does, without the call
                 joiner.room -= len(url)
                 found[url] = None
+                continue
+            if _OTHER_SCHEME.match(href):
                 continue
             try:
                 found[joiner.join_other(href)] = None
