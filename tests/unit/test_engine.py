@@ -13,9 +13,9 @@ from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.onion import make_onion
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
-from shoal.errors import FetchError, RunError, SinkError, SpiderError, StoreRewoundError
+from shoal.errors import FetchError, RunError, SinkError, SpiderError, StoreAwayError, StoreRewoundError
 from shoal.http import Request, Response
-from shoal.ports import Fetch, Lease, Rewind
+from shoal.ports import Completion, Fetch, Lease, Rewind
 from shoal.spider import Spider
 from shoal.testing import FakeClock
 from tests.loops import event_loop_policy
@@ -311,6 +311,36 @@ async def test_without_the_right_to_work_no_page_begins() -> None:
     allowed = True
     await task
     assert sorted(web.fetched) == ["", "0", "1", "2"]
+
+
+async def test_no_page_begins_while_the_store_is_away() -> None:
+    """It may come back older. Then every host has a rest, also from pages that were leased ahead."""
+    frontier, web = Calls(await memory_frontier()), Web({"": links(40)})
+    away = False
+
+    async def complete(completions: Sequence[Completion]) -> object:
+        if away:
+            raise StoreAwayError("the server is away")
+        return await frontier.inner.complete(completions)
+
+    frontier.replaced["complete"] = complete
+    engine = engine_of(frontier, web, settings={"concurrency": 4, "concurrency_per_host": 40}, shared=True)
+    task = asyncio.create_task(finished(engine))
+    await eventually(lambda: len(web.fetched) > 1)
+    web.gate.clear()
+    await eventually(lambda: len(web.in_flight) == 4 and len(engine._ahead) > 0)
+    away = True
+    call = asyncio.create_task(engine._persist(lambda: complete([])))
+    await eventually(lambda: engine.away)
+    web.gate.set()
+    await eventually(lambda: not web.in_flight)
+    before = len(web.fetched)
+    await asyncio.sleep(0.1)
+    assert (len(web.fetched), len(engine._ahead) > 0) == (before, True)
+    away = False
+    await call
+    await task
+    assert sorted(web.fetched) == sorted(["", *map(str, range(40))])
 
 
 async def test_work_on_a_lost_lease_is_dropped() -> None:

@@ -71,7 +71,7 @@ class Engine:
         self._drains = drains
         self._options = options
         self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
-        self._persist = Persistence(shared=options.shared)
+        self._persist = Persistence(shared=options.shared, on_return=self._waker.wake)
         archive = options.archive
         self.handler = PageHandler(spider, config, scheduler, onion.fetch, self.counters, captures=archive is not None)
         self._settler = Settler(
@@ -189,6 +189,7 @@ class Engine:
                 raise self._interruption
             linger = self._linger()
             wait = await self._settle_and_lease(lingers=linger > 0)
+            self._fill()  # leases that waited for the store to come back
             if not self._active and not self._ahead and not self._settled and await self._is_over():
                 return
             wait = _IDLE_POLL if self._kept_open else wait
@@ -280,8 +281,11 @@ class Engine:
         return leases
 
     def _fill(self) -> None:
-        """Start tasks for leases that have not begun, while places are free."""
-        while self._ahead and len(self._active) < self.concurrency and not self.stopping:
+        """Start tasks for leases that have not begun, while places are free.
+
+        Not while the store is away: it may come back older, and then each host must have a rest before its next page.
+        """
+        while self._ahead and len(self._active) < self.concurrency and not self.stopping and not self._persist.away:
             lease = self._ahead.popleft()
             task = asyncio.create_task(self._work(lease))
             self._active[task] = lease

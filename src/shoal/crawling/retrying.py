@@ -35,9 +35,10 @@ class Persistence:
     A call whose answer was lost may have been applied. That is safe: every call of a frontier can be repeated.
     """
 
-    def __init__(self, *, shared: bool) -> None:
-        """``shared``: the store is on a server, so a call may hang."""
+    def __init__(self, *, shared: bool, on_return: Callable[[], None] = lambda: None) -> None:
+        """``shared``: the store is on a server, so a call may hang. ``on_return``: called when the server is back."""
         self._shared = shared
+        self._on_return = on_return
         self._end: asyncio.Future[None] | None = None
         self._given_up = False
         self.away = False
@@ -61,6 +62,7 @@ class Persistence:
             if self.away:
                 self.away = False
                 log.warning("the frontier's server is back")
+                self._on_return()
             return result
 
     def _note(self, error: FrontierError, failures: int) -> None:
