@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import subprocess
+import sys
+import traceback
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     run_folder()  # before other processes start
+    if sys.version_info < (3, 12):
+        # To mark a part of a line, a traceback parses it. The garbage collector may log one while hypothesis parses a
+        # file, and then that raises SystemError (python/cpython#106905).
+        traceback._extract_caret_anchors_from_line_segment = lambda segment: None  # type: ignore[attr-defined]
     # Its replacement, a hook, adds a parameter to every asynchronous test.
     config.addinivalue_line("filterwarnings", "ignore:Overriding the .event_loop_policy. fixture is deprecated")
 

@@ -12,6 +12,7 @@ NAMES = {
     "links": "2 MB of links and URLs",
     "cookies": "2 MB of Set-Cookie lines",
     "robots": "robots.txt",
+    "sitemaps": "sitemaps of up to 16 MB",
     "headers": "headers of responses",
 }
 

@@ -12,11 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.errors import StoreError
 from shoal.frontier import open_store, share_store
+from shoal.frontier.local import wire
+from shoal.frontier.local.client import OwnerConnection
 from shoal.frontier.local.owner import start_owner
 from shoal.frontier.local.places import TIMEOUT
 from shoal.http import Request
@@ -26,12 +29,13 @@ from shoal.testing.steps import TTL, page, push
 
 
 def _is_alive(pid: int) -> bool:
-    """A zombie is not: if another test made this process a subreaper, nobody may wait for it."""
+    """A zombie is not: if another test made this process a subreaper, nobody may wait for it. But while it has other
+    threads, its files and sockets stay open."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    return state not in "ZX"
+    return state not in "ZX" or int(facts[16]) > 1
 
 
 class LocalFaults(ServerFaultHarness):
@@ -100,6 +104,27 @@ class TestLocalFaults(ServerFaultContract):
         await faults.damage(page(1))
         with pytest.raises(StoreError, match="damaged"):
             await frontier.lease(1, TTL)
+
+
+async def test_an_owner_that_ends_before_it_answers_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that has been idle for long enough at this moment."""
+    greeting, greet = asyncio.Event(), OwnerConnection._greet
+
+    async def note(self: OwnerConnection, link: Any) -> wire.Welcome:
+        greeting.set()
+        return await greet(self, link)
+
+    monkeypatch.setattr(OwnerConnection, "_greet", note)
+    faults = LocalFaults(tmp_path / "crawl.db")
+    os.kill(faults._pid, signal.SIGSTOP)
+    joining = asyncio.create_task(share_store(f"sqlite:///{tmp_path}/crawl.db"))
+    await greeting.wait()
+    faults.kill()
+    store = await joining
+    assert await store.list_runs() == []
+    await store.close()
 
 
 async def test_leases_of_a_process_that_ended_are_free_at_once(tmp_path: Path) -> None:

@@ -146,5 +146,6 @@ async def test_a_worker_needs_two_connections(schema: str) -> None:
     counting = asyncio.create_task(count())
     await asyncio.gather(*(work() for _ in range(8)))
     counting.cancel()
+    await asyncio.wait({counting})
     assert most == 2
     await store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -207,21 +208,42 @@ async def test_a_server_that_refuses_the_handshake(fetcher: DirectFetcher, answe
 
 
 async def test_a_handshake_that_never_ends_is_given_up_and_its_connection_closed() -> None:
-    closed = asyncio.Event()
+    opened, closed = 0, asyncio.Semaphore(0)
 
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
         with suppress(ConnectionError):
             while await reader.read(1000):
                 pass
         writer.close()
-        closed.set()
+        closed.release()
 
     fetcher = DirectFetcher(HttpSettings(verify_tls=False, connect_timeout=0.2), "test")
     async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
+        while not opened:  # on a busy machine the time may be over before there is a connection
+            with pytest.raises(FetchError, match="connect_timeout"):
+                await fetcher.fetch(Request(f"https://127.0.0.1:{port}/"))
+        for _ in range(opened):
+            await asyncio.wait_for(closed.acquire(), 20)
+    await fetcher.close()
+
+
+async def test_a_busy_process_gives_up_a_connection_and_closes_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before uvloop 0.23, it closed the socket, and did not tell its owner, who closed it again."""
+    shake_hands = tls.TlsTransport._shake_hands
+
+    def shake_hands_slowly(self: tls.TlsTransport) -> None:
+        shake_hands(self)
+        time.sleep(0.7)
+
+    monkeypatch.setattr(tls.TlsTransport, "_shake_hands", shake_hands_slowly)
+    fetcher = DirectFetcher(HttpSettings(verify_tls=False, connect_timeout=0.5), "test")
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
         with pytest.raises(FetchError, match="connect_timeout"):
             await fetcher.fetch(Request(f"https://127.0.0.1:{port}/"))
-        await asyncio.wait_for(closed.wait(), 20)
     await fetcher.close()
 
 

@@ -52,7 +52,14 @@ async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> St
 async def share_file(file: str) -> Store:
     """The store in a file, for one of several processes of this machine. A process that owns the file is started if
     there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
-    return await SocketStore.connect(partial(_start, file, join=True))
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await SocketStore.connect(partial(_start, file, join=True))
+        except StoreAwayError:  # it listened a moment ago, and ended before it answered
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
 
 
 async def start_new_owner(file: str) -> str:
