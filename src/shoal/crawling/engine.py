@@ -70,7 +70,7 @@ class Engine:
         self._onion = onion
         self._drains = drains
         self._options = options
-        self._pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
+        self.pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared, on_return=self._waker.wake)
         archive = options.archive
         self.handler = PageHandler(spider, config, scheduler, onion.fetch, self.counters, captures=archive is not None)
@@ -187,6 +187,8 @@ class Engine:
             self._waker.reset()
             if self._interruption is not None:
                 raise self._interruption
+            if self._settled:
+                await self.pacing.let_pages_end(self._settled, self._active, self.concurrency)
             linger = self._linger()
             wait = await self._settle_and_lease(lingers=linger > 0)
             self._fill()  # leases that waited for the store to come back
@@ -201,9 +203,9 @@ class Engine:
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
         leases = not self.stopping and not self._halted
-        if self._pacing.joint and lingers:
-            return None
-        if self._pacing.overlaps and self._settled and leases and not self._isolating:
+        if self.pacing.overlaps and lingers:
+            return None  # one round trip will do for both
+        if self.pacing.overlaps and self._settled and leases and not self._isolating:
             both = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
             for result in both:
                 if isinstance(result, BaseException):
@@ -218,14 +220,14 @@ class Engine:
         if not self._settled or self.stopping:
             return 0.0
         busy = len(self._active) + len(self._ahead)
-        return self._pacing.linger(len(self._settled), self._settled_since, busy, self.concurrency)
+        return self.pacing.linger(len(self._settled), self._settled_since, busy, self.concurrency)
 
     async def _is_over(self) -> bool:
         if self.stopping or self._scheduler.limit_reached:
             return True
-        if self._pacing.poll_after and time.monotonic() < self._check_again:
+        if self.pacing.poll_after and time.monotonic() < self._check_again:
             return False
-        self._check_again = time.monotonic() + _POLLS_PER_CHECK * self._pacing.poll_after
+        self._check_again = time.monotonic() + _POLLS_PER_CHECK * self.pacing.poll_after
         stats = await self._persist(self._frontier.stats)
         self._kept_open = stats.finished and not self._options.stay and await self._spider.idle()
         if stats.finished and not self._options.stay:
@@ -236,13 +238,13 @@ class Engine:
         """How many requests to lease now."""
         if self._isolating:
             return 0 if self._active or self._ahead or self._settled else 1
-        return self._pacing.room(self.concurrency - len(self._active), len(self._ahead), self.concurrency)
+        return self.pacing.room(self.concurrency - len(self._active), len(self._ahead), self.concurrency)
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. Returns the seconds until the next poll; None: until something happens."""
         wanted = self._room()
         if wanted <= 0:
-            return self._pacing.pause()
+            return self.pacing.pause()
         may_work = self._options.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
@@ -262,7 +264,7 @@ class Engine:
             self._ahead.append(lease)
         self._fill()
         has_place = len(self._active) < self.concurrency
-        return self._pacing.after(leased, short=len(leased.leases) < wanted, has_place=has_place)
+        return self.pacing.after(leased, short=len(leased.leases) < wanted, has_place=has_place)
 
     async def _isolate_suspects(self, leases: list[Lease]) -> list[Lease]:
         """The leases without the suspects: requests on their last attempt that lost a worker before.
@@ -300,7 +302,7 @@ class Engine:
         grace = self._config.shutdown_grace if grace is None else grace
         loop = asyncio.get_running_loop()
         loop.call_later(grace, self._cancel_active)
-        if (patience := self._pacing.give_up_after) is not None:
+        if (patience := self.pacing.give_up_after) is not None:
             loop.call_later(grace + patience, self._give_up)
             loop.call_later(grace + 2 * patience, self._persist.give_up)
         self.release_ahead()
@@ -316,11 +318,6 @@ class Engine:
         return self._persist.away
 
     @property
-    def poll_after(self) -> float:
-        """Seconds between polls that the store asks for because many workers are idle. 0: no limit."""
-        return self._pacing.poll_after
-
-    @property
     def in_flight(self) -> int:
         return len(self._active)
 
@@ -333,7 +330,7 @@ class Engine:
 
     def poll_now(self) -> None:
         """Lease without waiting for the next poll: there may be due requests."""
-        self._pacing.poll_now()
+        self.pacing.poll_now()
         self._waker.wake()
 
     def release_ahead(self) -> None:
@@ -399,7 +396,7 @@ class Engine:
     async def _settle(self) -> None:
         """Store all pages that have ended since the last call, in one batch."""
         batch, self._settled = self._settled, []
-        self._pacing.poll_now()
+        self.pacing.poll_now()
         self._recent.extend(map(lease_of, batch))
         try:
             await self._settler.settle(batch)

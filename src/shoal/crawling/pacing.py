@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import time
+from collections.abc import Sized
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,8 +21,6 @@ log = logging.getLogger("shoal.engine")
 
 _GIVE_UP_AFTER = 0.4
 """Seconds that releasing leases may take after the grace period."""
-_LOCAL_LINGER = 0.001
-"""Seconds that a settlement waits for others where the store is in this process."""
 _MAX_LAG = 50_000
 """Items that the slowest drainer may be behind before leasing pauses."""
 _IDLE_FACTOR = 8
@@ -72,8 +71,9 @@ class Pacing(Protocol):
     overlaps: bool
     """Whether the engine may lease before its settlements are answered."""
 
-    joint: bool
-    """Whether the engine leases nothing while settlements wait for others."""
+    async def let_pages_end(self, settled: Sized, active: Sized, concurrency: int) -> None:
+        """Let pages end that are about to, so that they are settled together with those in ``settled``."""
+        ...
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         """Seconds to wait for more settlements before all of them are stored together."""
@@ -98,20 +98,23 @@ class Pacing(Protocol):
 
 
 class LocalPacing:
-    """The store is in this process: lease whenever a place is free, and settle soon.
-
-    Settlements wait for each other for a moment while most places are busy: a step of the loop costs nearly the same
-    for one page and for ten.
-    """
+    """The store is in this process: lease whenever a place is free, and settle at once."""
 
     def __init__(self) -> None:
         self.poll_after = 0.0
         self.give_up_after: float | None = None
         self.overlaps = False
-        self.joint = True
+
+    async def let_pages_end(self, settled: Sized, active: Sized, concurrency: int) -> None:
+        # Settling costs nearly the same for one page and for ten. So it waits while pages end one after the other, as
+        # long as enough others are in flight.
+        ended = 0
+        while ended < len(settled) and 4 * len(active) > concurrency:
+            ended = len(settled)
+            await asyncio.sleep(0)
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
-        return 0.0 if 2 * busy <= concurrency else max(0.0, since + _LOCAL_LINGER - time.monotonic())
+        return 0.0
 
     def room(self, free: int, ahead: int, concurrency: int) -> int:
         return free
@@ -157,12 +160,14 @@ class RemotePacing:
         self.poll_after = 0.0
         self.give_up_after: float | None = _GIVE_UP_AFTER
         self.overlaps = near  # the owner begins calls in order, and nothing can rewind its store
-        self.joint = near  # one round trip will do for both
         self._batch = batch
         self._times = _ON_THIS_MACHINE if near else _ON_A_SERVER
         self._poll = self._times.first_poll
         self._next_poll = 0.0
         """The earliest time of the next poll, on the monotonic clock. 0: now."""
+
+    async def let_pages_end(self, settled: Sized, active: Sized, concurrency: int) -> None:
+        pass  # `linger` says how long they have
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         if busy <= self._times.enough * concurrency or 4 * settled >= self._batch:

@@ -380,7 +380,7 @@ class RunLifecycle:
     async def _watch(self) -> None:
         """Follow what other processes do to the run: pause, resume, cancel, remove."""
         while not self.stopping:
-            idle = 0.0 if self.engine is None else 4 * self.engine.poll_after  # many idle workers poll seldom
+            idle = 0.0 if self.engine is None else 4 * self.engine.pacing.poll_after  # many idle workers poll seldom
             await asyncio.sleep(max(idle, _POLL_PAUSED if self._shown == "paused" else _POLL))
             try:
                 await self.poll_state()
