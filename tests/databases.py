@@ -257,6 +257,7 @@ class PostgresServer(DatabaseServer):
         defaults = {
             "port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "shared_buffers": "128MB", "max_connections": "200",
+            "dynamic_shared_memory_type": "mmap",  # in its folder: in /dev/shm, a killed server would leave it behind
         }  # fmt: skip
         options = defaults | self.settings
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]

@@ -18,6 +18,8 @@ TOGETHER = (
     "acceptance/test_cluster_outages.py",
     "acceptance/test_celery.py",
     "acceptance/test_packages.py",
+    "acceptance/test_object_storage.py",
+    "acceptance/test_zookeeper_crawler.py",
     "scrapy/differential/test_projects.py",
 )
 """Files whose tests share servers that take long to start or packages that take long to download, or of which many at

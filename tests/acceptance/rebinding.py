@@ -7,6 +7,7 @@ for a site. Everything else is real: the resolver of the system and its configur
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ipaddress import ip_address
 from itertools import cycle
 from pathlib import Path
@@ -32,6 +34,7 @@ from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.page_fetcher import PageFetcher
 from shoal.http import Request
+from tests import forking
 from tests.servers import answer, read_head
 
 NAME = "rebinding.test"
@@ -48,6 +51,8 @@ mount --bind "$0/resolv.conf" /etc/resolv.conf
 mount --bind "$0/nsswitch.conf" /etc/nsswitch.conf
 exec "$@"
 """
+_NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000
+_PRIVATE = 0x4000 | 0x40000  # all mounts below: changes are not seen outside
 
 _TYPES = {1: 4, 28: 6}  # A and AAAA records, and their versions of IP
 
@@ -72,24 +77,44 @@ def fetch_while_rebinding(
     """Fetch while each look-up of the name gets the next of these answers, in a cycle. ``via`` says what has the
     guard: the ``fetcher``, the one with ``aiohttp``, or the ``gateway`` of the browser, which is used as a proxy."""
     task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down, "via": via})
-    return Outcome(*json.loads(said_apart("-m", "tests.acceptance.rebinding", task)))
+    with _configured() as folder:
+        words = [sys.executable, "-m", "tests.acceptance.rebinding", folder, task]
+        return Outcome(*json.loads(_said(forking.run(words, capture_output=True, timeout=60))))
 
 
 def said_apart(*words: str) -> str:
     """The output of Python with these arguments, in its own network namespace."""
+    with _configured() as folder:
+        command = [*_ENTER, "sh", "-ec", _SET_UP, folder, sys.executable, *words]
+        return _said(subprocess.run(command, capture_output=True, text=True, timeout=60, check=False))
+
+
+@contextmanager
+def _configured() -> Iterator[str]:
+    """A folder with the configuration of the resolver."""
     if subprocess.run([*_ENTER, "true"], capture_output=True, check=False).returncode:
         why = "these tests need root, for a network namespace"
         pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "resolv.conf").write_text("nameserver 127.0.0.1\n")
         Path(folder, "nsswitch.conf").write_text("hosts: dns\n")
-        command = [*_ENTER, "sh", "-ec", _SET_UP, folder, sys.executable, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        yield folder
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 # -- inside the namespace
+
+
+def _enter(folder: str) -> None:
+    """Move this process, which was forked, into a namespace, as `unshare` does before it starts a program."""
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.unshare(_NEW_MOUNTS | _NEW_NETWORK) or system.mount(b"none", b"/", None, _PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "no namespace")
+    subprocess.run(["sh", "-ec", _SET_UP, folder, "true"], check=True)
 
 
 class NameServer(asyncio.DatagramProtocol):
@@ -148,4 +173,5 @@ async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: 
 
 
 if __name__ == "__main__":
-    print(json.dumps(uvloop.run(run(**json.loads(sys.argv[1])))))
+    _enter(sys.argv[1])
+    print(json.dumps(uvloop.run(run(**json.loads(sys.argv[2])))))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.socks_server import SocksServer
 from tests.tor_network import daemons_below
@@ -34,9 +35,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shoal(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forking.run(
         [*SHOAL, *words], cwd=folder, env={**os.environ, "TMPDIR": str(folder), **environ}, capture_output=True,
-        text=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+        timeout=60,
     )  # fmt: skip
 
 

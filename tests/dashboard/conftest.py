@@ -7,6 +7,7 @@ Playwright runs an event loop in the thread of the tests.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -32,13 +33,12 @@ def browsers(stage: Stage) -> Iterator[Browsers]:
 def open_page(browsers: Browsers) -> Iterator[OpenPage]:
     """Opens pages: ``open_page("/ui/runs", user="vera")``. Checks at the end that none logged an error."""
     opened: list[WatchedPage] = []
+    with ExitStack() as stack:
 
-    def open_one(path: str, user: str = "anna", width: int = 1440, theme: Theme = "light") -> WatchedPage:
-        opened.append(browsers.open(path, user, width, theme))
-        return opened[-1]
+        def open_one(path: str, user: str = "anna", width: int = 1440, theme: Theme = "light") -> WatchedPage:
+            opened.append(stack.enter_context(browsers.open(path, user, width, theme)))
+            return opened[-1]
 
-    yield open_one
-    for each in opened:
-        each.page.close()
+        yield open_one
     for each in opened:
         each.check()

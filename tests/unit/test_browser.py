@@ -1,4 +1,4 @@
-"""What is said about a browser that has no room."""
+"""What is said about a browser that has no room, and where its temporary files are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import namedtuple
 import pytest
 
 from shoal.browser import process
+from shoal.config import BrowserSettings
 
 Usage = namedtuple("Usage", "total used free")
 CLOSED = "BrowserType.launch: Target page, context or browser has been closed\nBrowser logs:\n<launching> chromium"
@@ -27,3 +28,18 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "/usr/bin/chromium does not start. The disk is full: /full, where Chromium keeps its profile and its shared "
         "memory, has 2 MB left. Make room there, or set TMPDIR to another folder"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "folder", "used"),
+    [
+        ("/short", "/short/shoal-browser-x", "/short/shoal-browser-x"),
+        ("/" + "s" * 50, "/" + "s" * 50 + "/shoal-browser-x", "/" + "s" * 50),
+        ("/" + "l" * 70, "/" + "l" * 70 + "/shoal-browser-x", None),  # Chromium uses /tmp
+    ],
+)
+def test_its_socket_has_a_short_path(
+    given: str, folder: str, used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", given)
+    assert process.BrowserProcess(BrowserSettings())._environment(folder).get("TMPDIR") == used

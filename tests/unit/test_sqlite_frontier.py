@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import random
 import signal
@@ -62,11 +61,11 @@ async def check_balance(frontier: Frontier) -> None:
     assert await frontier.audit() == stats
 
 
-def spawn(code: str, *arguments: object) -> subprocess.Popen[str]:
+def spawn(code: str, *arguments: object, pipesize: int = -1) -> subprocess.Popen[str]:
     """Start a process that reports on its standard output."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return forking.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return forking.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, pipesize=pipesize)
 
 
 def read_lines(process: subprocess.Popen[str], count: int) -> str:
@@ -127,9 +126,7 @@ async def test_a_crawl_that_is_killed_many_times_does_each_page_once(
     monkeypatch.setattr(sqlite_seen, "_MAX_IN_MEMORY", most)
     chance = random.Random(most)
     for _ in range(8):
-        process = spawn(code, path, PAGES)
-        assert process.stdout is not None
-        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # so that it cannot run far ahead of a busy machine
+        process = spawn(code, path, PAGES, pipesize=4096)  # so that it cannot run far ahead of a busy machine
         read_lines(process, chance.randrange(1, 50))
         kill(process)
         store = await SQLiteStore.open(path)

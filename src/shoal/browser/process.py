@@ -186,8 +186,9 @@ class BrowserProcess:
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
         passed: dict[str, str | float | bool] = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        if len(folder) <= _MAX_SOCKET_FOLDER:
-            passed["TMPDIR"] = folder
+        short = [each for each in (folder, passed.pop("TMPDIR", "")) if each and len(str(each)) <= _MAX_SOCKET_FOLDER]
+        if short:
+            passed["TMPDIR"] = short[0]
         return {**passed, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder,
                 guardian.VARIABLE: self._token}  # fmt: skip
 
