@@ -174,6 +174,7 @@ CONTENDERS = (
         "spider-rs",
         ("node", "{spiders}/spider_rs.cjs", "{folder}"),
         "spider-rs",
+        {"c": 2_000},  # the whole site takes it 8 minutes, because it requests most pages many times
         note="waits by itself: compare the CPU time; items without h1 and links",
     ),
     bare("bare", "bare loop, aiohttp"),
