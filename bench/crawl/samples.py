@@ -16,8 +16,8 @@ _FRAME = re.compile(r"(.+) \((.+?)(?::\d+)?\)")
 PARTS = {
     "fetch": [r"aiohttp/", r"pyreqwest", r"aiohappyeyeballs/", r"shoal/fetch/", r"multidict/", r"\bssl\.py", r"yarl/"],
     "links": [
-        *(r"shoal/urls/", r"shoal/crawling/scheduler\.py", r"shoal/http/link"),
-        *(r"#Response\.(_hrefs|follow)", r"#AttributeBudget\.values"),
+        *(r"shoal/urls/", r"shoal/crawling/(scheduler|known_links)\.py", r"shoal/http/link"),
+        *(r"#Response\.(_hrefs|follow)", r"#AttributeBudget\.(values|hrefs)"),
     ],
     "parse": [r"shoal/parsing\.py", r"response\.py#Response\._parse"],
     "callback": [r"shoal/selector/", r"shoal/http/", r"shoal_follow_all\.py", r"#Callbacks\.", r"shoal/spider\.py"],
