@@ -84,7 +84,8 @@ class Engine:
         self._log = ItemLogKeeper(
             self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
         )
-        self._active: dict[asyncio.Task[None], Lease] = {}
+        self._active: dict[int, tuple[asyncio.Task[None], Lease]] = {}
+        """The leases that have begun, by token."""
         self._ahead: deque[Lease] = deque()
         """Leases that have not begun."""
         self._settled: list[Settlement] = []
@@ -95,8 +96,7 @@ class Engine:
         self._kept_open = False  # the spider wants to wait for more requests
         self._isolating = False
         """Whether a request that may kill its worker waits for its last attempt. It must be in flight alone."""
-        self._check_again, self._halted = 0.0, False
-        self._helpers: list[asyncio.Task[None]] = []
+        self._check_again, self._halted, self._helpers = 0.0, False, list[asyncio.Task[None]]()
         self._failure: BaseException | None = None
         self._interruption: FrontierError | None = None
         """Why to start over: the store went back in time, or this process was fenced."""
@@ -289,9 +289,7 @@ class Engine:
         """
         while self._ahead and len(self._active) < self.concurrency and not self.stopping and not self._persist.away:
             lease = self._ahead.popleft()
-            task = asyncio.create_task(self._work(lease))
-            self._active[task] = lease
-            task.add_done_callback(self._task_ended)
+            self._active[lease.token] = asyncio.get_running_loop().create_task(self._work(lease)), lease
 
     def stop(self, grace: float | None = None) -> None:
         """Lease nothing more. Pages in flight have ``grace`` seconds (default ``shutdown_grace``) to end; then they are
@@ -342,8 +340,17 @@ class Engine:
         self._waker.wake()
 
     def _cancel_active(self) -> None:
-        for task in self._active:
+        self._cancel([task for task, _ in self._active.values()])
+
+    def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        for task in tasks:
             task.cancel()
+        asyncio.get_running_loop().call_soon(self._settle_unbegun)
+
+    def _settle_unbegun(self) -> None:
+        """Settle leases whose task was cancelled before it began."""
+        for lease in [lease for task, lease in self._active.values() if task.done()]:
+            self._ended(Released(lease, contacted=False), lease)
 
     def _give_up(self) -> None:
         """Stop waiting for a server that does not answer: the leases expire."""
@@ -358,38 +365,29 @@ class Engine:
                 self._settled.append(Released(ahead, contacted=False))  # if it is still ours, this costs no attempt
                 self._waker.wake()
                 break
-        for task, held in self._active.items():
-            if held.fingerprint == lease.fingerprint and held.token == lease.token:
-                task.cancel()
+        if lease.token in self._active:
+            self._cancel([self._active[lease.token][0]])
 
     # -- one request
 
     async def _work(self, lease: Lease) -> None:
         """Handle one lease. It always ends as a settlement."""
-        task = asyncio.current_task()
-        assert task is not None
         settlement: Settlement
         try:
             good = self._leases.is_good(lease)
             settlement = await self.handler.handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
             settlement = Released(lease, contacted=True)
-        self._active.pop(task, None)
         self._ended(settlement, lease)
 
     def _ended(self, settlement: Settlement, lease: Lease) -> None:
+        self._active.pop(lease.token, None)
         self._leases.remove(lease)
         if not self._settled:
             self._settled_since = time.monotonic()
         self._settled.append(settlement)
         self._fill()
         self._waker.wake()
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Settle a task that was cancelled before it began."""
-        lease = self._active.pop(task, None)
-        if lease is not None:
-            self._ended(Released(lease, contacted=False), lease)
 
     # -- settling
 
@@ -427,9 +425,11 @@ class Engine:
 
     async def _wind_down(self) -> None:
         """Release whatever is still leased."""
-        for task in (*self._helpers, *self._active):
+        tasks = [*self._helpers, *(task for task, _ in self._active.values())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._helpers, *self._active, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._settle_unbegun()
         self._helpers = []
         self.release_ahead()
         if self._settled and self._interruption is None:

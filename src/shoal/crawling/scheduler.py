@@ -151,6 +151,8 @@ class Scheduler:
         else:
             hrefs = self._known.unknown(batch.base, batch.hrefs)
             admitted.duplicates += len(batch.hrefs) - len(hrefs)
+        if not hrefs:  # as on most pages of a site
+            return
         room = self.scope.max_links - len(admitted.children)
         if len(hrefs) > room:
             admitted.left_out += len(hrefs) - room

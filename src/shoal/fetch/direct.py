@@ -118,25 +118,25 @@ class DirectFetcher:
         connection = await pool.wait(origin, place) if isinstance(place, asyncio.Future) else place
         try:
             if connection is not None:
+                self._in_use.add(connection)
                 try:
-                    await self._use(connection, message, limits, head_only)
+                    await connection.exchange(message, limits, head_only=head_only)
                     return connection
                 except FetchError:
                     if not connection.unheard or request.method not in _REPEATABLE:
                         raise
+                finally:
+                    self._in_use.discard(connection)
             connection = None
             connection = await self._connect(request, origin, limits.deadline)
-            await self._use(connection, message, limits, head_only)
+            self._in_use.add(connection)
+            try:
+                await connection.exchange(message, limits, head_only=head_only)
+            finally:
+                self._in_use.discard(connection)
             return connection
         finally:
             pool.give_back(origin, connection)
-
-    async def _use(self, connection: HttpConnection, message: bytes, limits: ResponseLimits, head_only: bool) -> None:
-        self._in_use.add(connection)
-        try:
-            await connection.exchange(message, limits, head_only=head_only)
-        finally:
-            self._in_use.discard(connection)
 
     # -- what is sent
 

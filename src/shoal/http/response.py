@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -133,25 +133,21 @@ class Response:
         return self._document
 
     def _parse(self) -> tuple[turbohtml.Document, str]:
-        from shoal import parsing
-        from shoal.selector.xml_pages import is_xml, parse_xml_page
-
+        readers = _readers()
         content_type = self.headers.get("Content-Type", "")
         charset = charset_in(content_type)
-        if is_xml(content_type, self.body):
+        if readers.is_xml(content_type, self.body):
             try:
-                return parse_xml_page(self.body, charset)
+                return readers.parse_xml_page(self.body, charset)
             except SelectorError as exc:
                 log.warning("parsed as HTML: %s url=%s", exc, self.url)
-        document = parsing.parse(self.body, charset)
+        document = readers.parse(self.body, charset)
         return document, document.encoding or "utf-8"
 
     @property
     def _attributes(self) -> AttributeBudget:
         if self._budget is None:
-            from shoal.parsing import AttributeBudget
-
-            self._budget = AttributeBudget(self._tree, len(self.body))
+            self._budget = _readers().budget(self._tree, len(self.body))
         return self._budget
 
     @property
@@ -183,14 +179,12 @@ class Response:
     @property
     def selector(self) -> Selector:
         if self._selector is None:
-            from shoal.selector import Selector
-
-            self._selector = Selector(root=self.document)
+            self._selector = _readers().selector(root=self.document)
         return self._selector
 
     def css(self, query: str) -> SelectorList:
         if self._selector is None and self._attributes.are_unknown:
-            found = _select_strings()(self._tree, query, self._attributes)
+            found = _readers().select_strings(self._tree, query, self._attributes)
             if found is not None:
                 return found
         return self.selector.css(query)
@@ -313,10 +307,8 @@ class Response:
         must match one of ``allow``, if there are any, and none of ``deny``. ``restrict_css`` takes only the links
         inside the elements that this query finds. The result is one object for all links. Yield it as it is.
         """
-        given: Mapping[str, object] = options
-        for each in given.keys() & {"css", "xpath"}:  # the arguments of Scrapy
-            query = f"{given[each]!r}" if each == "css" else f"response.xpath({given[each]!r})"
-            raise RequestError(f"follow_all has no argument {each!r}: write follow_all({query}, ...)")
+        if options:
+            _refuse_scrapy_arguments(options)
         if isinstance(links, str):
             hrefs = self._hrefs(links if restrict_css is None else _inside(restrict_css, links))
         elif restrict_css is not None:
@@ -347,11 +339,32 @@ class Response:
         return hrefs if len(hrefs) == len(elements) else _up_to_limit(map(_first_href, elements))
 
 
-@cache
-def _select_strings() -> Callable[[turbohtml.Document, str, AttributeBudget], SelectorList | None]:
-    from shoal.selector.selectors import select_strings
+class _Readers(NamedTuple):
+    """What reads a page."""
 
-    return select_strings
+    is_xml: Callable[[str, bytes], bool]
+    parse_xml_page: Callable[[bytes, str | None], tuple[turbohtml.Document, str]]
+    parse: Callable[[bytes, str | None], turbohtml.Document]
+    budget: type[AttributeBudget]
+    selector: type[Selector]
+    select_strings: Callable[[turbohtml.Document, str, AttributeBudget], SelectorList | None]
+
+
+@cache
+def _readers() -> _Readers:
+    """Imported with the first page, not with this module. An import statement costs time even the second time."""
+    from shoal.parsing import AttributeBudget, parse
+    from shoal.selector import Selector
+    from shoal.selector.selectors import select_strings
+    from shoal.selector.xml_pages import is_xml, parse_xml_page
+
+    return _Readers(is_xml, parse_xml_page, parse, AttributeBudget, Selector, select_strings)
+
+
+def _refuse_scrapy_arguments(options: Mapping[str, object]) -> None:
+    for each in options.keys() & {"css", "xpath"}:
+        query = f"{options[each]!r}" if each == "css" else f"response.xpath({options[each]!r})"
+        raise RequestError(f"follow_all has no argument {each!r}: write follow_all({query}, ...)")
 
 
 def _inside(region: str, links: str) -> str:

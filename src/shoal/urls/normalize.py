@@ -136,25 +136,31 @@ def join_url(base: str, href: str) -> str:
 class _Base:
     """The page of some links. Its URL is in normal form."""
 
-    __slots__ = ("_folder", "_parents", "_path", "is_plain", "origin", "url")
+    __slots__ = ("_folder", "_is_plain", "_parents", "_path", "origin", "url")
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.origin = origin_of(url)
+        self._path = ""  # the rest is for links that are not paths in normal form: many pages have none
+
+    def _read_path(self) -> None:
+        url = self.url
         self._path = url.partition("?")[0]
         self._folder = folder_of(self._path)
         self._parents: list[str] = []
-        self.is_plain = _NORMAL_URL.fullmatch(url) is not None and "/." not in url
+        self._is_plain = _NORMAL_URL.fullmatch(url) is not None and "/." not in url
 
     def quick(self, href: str) -> str:
         """Return the normal form of a link that needs no quoting and no check of its host; or an empty string."""
+        if not self._path:
+            self._read_path()
         href = href.strip(_AROUND)
         if "#" in href:
             href = href[: href.index("#")]
-        if self.is_plain and (up := _UP.fullmatch(href)):
+        if self._is_plain and (up := _UP.fullmatch(href)):
             return self._parent(len(up[1]) // 3) + up[2]
         if _RELATIVE.fullmatch(href):
-            if not self.is_plain or not href:
+            if not self._is_plain or not href:
                 return ""
             url = (self._path if href[0] == "?" else self._folder) + href
         elif _NORMAL_PATH.fullmatch(href):
