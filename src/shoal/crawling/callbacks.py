@@ -78,7 +78,8 @@ class Callbacks:
             found.add(await self._files.fetched(request, response))
             return found
         begin_page()
-        outputs = await _collect(self._spider.callback(name)(*arguments, **named))
+        result = self._spider.callback(name)(*arguments, **named)
+        outputs = list(result) if isinstance(result, GeneratorType) else await _collect(result)
         return await self.take(outputs, request, response)
 
     async def take(self, outputs: Iterable[object], request: Request, response: Response | None = None) -> Found:
@@ -96,18 +97,24 @@ class Callbacks:
                 files.setdefault(id(output if output.item is None else output.item), []).append(output)
             elif type(output) is Duplicates:
                 found.duplicates += output.count
-            elif output is not None and (encoded := await self._encode(output, request, found)) is not None:
-                found.items.append(encoded)
+            elif output is not None:
+                item = await self._pass_pipelines(output, request, found) if self.pipelines else output
+                if item is not None and (encoded := self._encode(item, request)) is not None:
+                    found.items.append(encoded)
         for group in files.values():
             await self._begin(group, request, response, found)
         return found
 
     async def _begin(self, files: list[File], request: Request, response: Response | None, found: Found) -> None:
         """Fetch the files of an item. If a pipeline drops the item, nothing is fetched."""
-        item = files[0].item
-        encoded = b"" if item is None else await self._encode(item, request, found)
-        if encoded is not None:
-            found.add(await self._files.begin(files, encoded, request, response))
+        item, encoded = files[0].item, b""
+        if item is not None:
+            item = await self._pass_pipelines(item, request, found)
+            known = None if item is None else self._encode(item, request)
+            if known is None:
+                return
+            encoded = known
+        found.add(await self._files.begin(files, encoded, request, response))
 
     def _check(self, link: Request | LinkBatch) -> None:
         """SpiderError if a new request names a callback that the spider does not have."""
@@ -115,7 +122,8 @@ class Callbacks:
             if name is not None:
                 self._spider.callback(name)
 
-    async def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
+    async def _pass_pipelines(self, item: object, request: Request, found: Found) -> object:
+        """What the pipelines make of an item. None: it is not stored."""
         try:
             for pipeline in self.pipelines:
                 item = pipeline(item, self._spider)
@@ -124,18 +132,27 @@ class Callbacks:
                 if item is None:
                     name = getattr(pipeline, "__name__", type(pipeline).__name__)
                     raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
-            if self._fields and type(item) is dict:
-                item = self._fields | item
-            return encode_item(item)
         except DropItem as dropped:
             reason = str(dropped)[:_MAX_REASON] or "no reason"
             self._counters.drop(reason)
             found.dropped.append(reason)
             log.debug("item dropped url=%s reason=%s", request.url, dropped)
+            return None
         except ItemError as error:
-            self._counters.item_errors += 1
-            log.error("item not stored url=%s %s", request.url, error)
-        return None
+            self._refuse(error, request)
+            return None
+        return item
+
+    def _encode(self, item: object, request: Request) -> bytes | None:
+        try:
+            return encode_item(self._fields | item if self._fields and type(item) is dict else item)
+        except ItemError as error:
+            self._refuse(error, request)
+            return None
+
+    def _refuse(self, error: ItemError, request: Request) -> None:
+        self._counters.item_errors += 1
+        log.error("item not stored url=%s %s", request.url, error)
 
 
 async def _collect(result: object) -> list[object]:

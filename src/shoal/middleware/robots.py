@@ -71,7 +71,9 @@ class Robots:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         origin = origin_of(request.url)
-        known = await self._rules_of(origin, fetch)
+        known = self._rules.get(origin)
+        if known is None or known.error is not None or known.expires <= time.monotonic():
+            known = await self._rules_of(origin, fetch)
         if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
