@@ -45,6 +45,11 @@ class Job:
     authority: Path | None = None
     """The certificate that signed those of the hosts."""
 
+    @property
+    def leases_per_host(self) -> int:
+        """The requests that a worker fetches, and those that it leases ahead from a server. All may be on one host."""
+        return 3 * self.concurrency
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -130,7 +135,7 @@ SCRAPY = (
 )
 SHOAL = (
     *("-o", "{output}", "--set", "download_delay={delay}"),
-    *("--set", "concurrency={concurrency}", "--set", "concurrency_per_host={concurrency}"),
+    *("--set", "concurrency={concurrency}", "--set", "concurrency_per_host={leases_per_host}"),
 )
 
 SPIDER = "{spiders}/shoal_follow_all.py"
@@ -216,6 +221,7 @@ def command_of(contender: Contender, job: Job, venvs: Path) -> list[str]:
         "output": job.output,
         "scratch": job.scratch,
         "concurrency": job.concurrency,
+        "leases_per_host": job.leases_per_host,
         "limit": job.limit,
         "delay": f"{job.delay:g}",
         "store": job.store,

@@ -18,7 +18,7 @@ from crawl.checks import check_pages, read_output
 from crawl.contenders import SCRAPY, SHOAL, Job, variables_of
 from crawl.content import Content
 from crawl.machine import pin
-from crawl.measure import Setup, busy_seconds, last_line
+from crawl.measure import Setup, busy_seconds, last_line, prepare
 from crawl.server import serve
 from stores import servers
 
@@ -130,9 +130,12 @@ def run(fleet: Fleet, site: str, content: Content, round_: int, setup: Setup, av
             "store": store.url if store else "",
             "output": str(output),
             "concurrency": str(setup.concurrency),
+            "leases_per_host": str(job.leases_per_host),
             "delay": "0",
             "limit": "0",
         }
+        if store is not None and fleet.environment == "shoal-fleet":
+            prepare(store.url, setup.venvs / fleet.environment / "bin/shoal")
         if fleet.start:
             words["run"] = started([word.format(**words) for word in fleet.start], job)
         commands = [

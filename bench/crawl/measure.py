@@ -89,6 +89,8 @@ def run(contender: Contender, site: str, content: Content, round_: int, setup: S
     with ExitStack() as stack:
         cores = set(setup.server_cores or ())
         store = stack.enter_context(servers.server(contender.store, cores)) if contender.store else None
+        if store is not None:
+            prepare(store.url, setup.venvs / contender.environment / "bin/shoal")
         serving = stack.enter_context(served(site, content, delay, setup))
         job = Job(
             serving.url, output, scratch, concurrency, limit, delay, store.url if store else "", content.hosts,
@@ -127,6 +129,11 @@ def run(contender: Contender, site: str, content: Content, round_: int, setup: S
     if serving.cpu_seconds > 0.85 * result.seconds:
         result.problems.append("the server's core was full")
     return result
+
+
+def prepare(store: str, shoal: Path) -> None:
+    """Let Shoal create its schema, which it does once for each database."""
+    subprocess.run([shoal, "runs", "--frontier", store], check=True, stdout=subprocess.DEVNULL)
 
 
 def empty_folder(folder: Path) -> Path:

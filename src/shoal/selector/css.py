@@ -65,11 +65,16 @@ class _CssQuery(NamedTuple):
     """The only part, if the query selects elements and needs no steps."""
     reads: Literal["", "texts", "attribute"]
     """What the query reads if it names only tags: texts, or one attribute of each element. Empty for other queries."""
+    selector: str
+    """The selector of the only part, if that is all it has beside its step; or else empty."""
 
 
 def find_css(root: Root, query: str) -> list[Root]:
     """Return the elements and strings that a CSS query finds, in document order. SelectorError for a bad query."""
-    parts, steps, plain, _ = _compile_css(query)
+    parts, steps, plain, _, selector = _compile_css(query)
+    if selector and type(root) is Document:  # the usual case takes a short way
+        elements = root.select(selector)
+        return cast("list[Root]", elements if plain is not None else steps(root, e0=elements))
     if not isinstance(root, Node):
         if not isinstance(root, str):
             raise SelectorError(f"bad CSS query {query!r}: cannot use CSS on a JSON value: use jmespath()")
@@ -86,9 +91,11 @@ def find_strings(document: Document, query: str, budget: AttributeBudget) -> lis
 
     Such a query compares no attributes, so the attributes of the document need no check before.
     """
-    parts, steps, _, reads = _compile_css(query)
+    parts, steps, _, reads, selector = _compile_css(query)
     if not reads:
         return None
+    if reads == "texts" and selector:
+        return cast("list[Root]", steps(document, e0=document.select(selector)))
     if reads == "texts":
         return cast("list[Root]", steps(document, **{name: part.elements(document) for name, part in parts.items()}))
     part = parts["e0"]
@@ -107,7 +114,10 @@ def _compile_css(query: str) -> _CssQuery:
     except ValueError as exc:
         raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
     steps = XPath(" | ".join(f"${name}{part.step}" for name, part in parts.items()))
-    return _CssQuery(parts, steps, parts["e0"] if len(parts) == 1 and not parts["e0"].step else None, _reads(parts))
+    first = parts["e0"]
+    is_simple = len(parts) == 1 and first.outer is None and not first.contains
+    plain = first if len(parts) == 1 and not first.step else None
+    return _CssQuery(parts, steps, plain, _reads(parts), first.selector if is_simple else "")
 
 
 def _reads(parts: Mapping[str, _Part]) -> Literal["", "texts", "attribute"]:
