@@ -159,16 +159,32 @@ def test_requests_that_return_keep_their_place() -> None:
         backlog.push(0.0, number)
     taken: list[int] = []
     while (found := backlog.best()) is not None:
-        rank, bucket = found
-        number = bucket.first()
+        rank, number = found
         assert number == numbers[0]
-        bucket.remove_first(number)
+        backlog.remove_best(rank, number)
         taken.append(numbers.pop(0))
         if rng.random() < 0.4:
             returned = taken.pop(rng.randrange(len(taken)))
             backlog.put_back(rank, returned)
             insort(numbers, returned)
     assert sorted(taken) == list(range(3000))
+
+
+def test_a_queue_is_in_order_of_rank_and_number_while_it_grows_and_shrinks() -> None:
+    rng, backlog = random.Random(7), Backlog(0)
+    queued: list[tuple[float, int]] = []
+    taken: list[tuple[float, int]] = []
+    for number in range(5000):
+        if rng.random() < 0.45:
+            insort(queued, (rng.choice((-1.0, 0.0, 0.0, 2.5)), number))
+            backlog.push(*next(each for each in queued if each[1] == number))
+        elif taken and rng.random() < 0.2:
+            insort(queued, taken[-1])
+            backlog.put_back(*taken.pop())
+        assert backlog.best() == (queued[0] if queued else None)
+        if queued and rng.random() < 0.6:
+            backlog.remove_best(*queued[0])
+            taken.append(queued.pop(0))
 
 
 def test_fingerprints_have_numbers() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
@@ -39,7 +39,7 @@ class Host:
     """The politeness of one host, shared by all runs on a store."""
 
     __slots__ = (
-        "block_reason", "blocked_until", "concurrency", "crawl_delay", "delay", "ended_at", "in_flight", "lanes",
+        "block_reason", "blocked_until", "concurrency", "crawl_delay", "delay", "ended_at", "in_flight", "last_lane",
         "learned_delay", "name",
     )  # fmt: skip
 
@@ -54,7 +54,8 @@ class Host:
         self.in_flight = 0
         self.ended_at = 0.0
         """When the last fetch from this host ended."""
-        self.lanes: list[tuple[LaneTable[object], Lane[object]]] = []
+        self.last_lane: Lane[Any] | None = None
+        """The lanes of a host are a chain: most hosts have one lane, and need no list."""
 
     def apply(self, update: HostUpdate, now: float) -> None:
         """Change the values that the update names."""
@@ -75,9 +76,23 @@ class Host:
 
     def refresh(self, now: float) -> None:
         """Apply the changed politeness to all lanes of this host."""
-        for table, lane in self.lanes:
-            table.refresh(lane)
-            table.place(lane, now)
+        lane = self.last_lane
+        while lane is not None:
+            lane.table.refresh(lane)
+            lane.table.place(lane, now)
+            lane = lane.earlier
+
+    def leave(self, table: LaneTable[Any]) -> None:
+        """Forget the lanes of a run."""
+        later, lane = None, self.last_lane
+        while lane is not None:
+            if lane.table is not table:
+                later = lane
+            elif later is None:
+                self.last_lane = lane.earlier
+            else:
+                later.earlier = lane.earlier
+            lane = lane.earlier
 
     def end_lease(self, now: float, *, contacted: bool) -> None:
         """Count a lease on this host as ended. Other runs notice the free place at their next `LaneTable.reopen`, so
@@ -100,11 +115,14 @@ def _in_force(delays: Delays, limits: Limits) -> tuple[float, int]:
 class Lane(Generic[Queue]):
     """One run's requests for one host."""
 
-    __slots__ = ("best", "delay", "entry", "host", "limit", "queue", "ready")
+    __slots__ = ("best", "delay", "earlier", "entry", "host", "limit", "queue", "ready", "table")
 
-    def __init__(self, host: Host, queue: Queue) -> None:
+    def __init__(self, table: LaneTable[Queue], host: Host, queue: Queue) -> None:
+        self.table = table
         self.host = host
         self.queue = queue
+        self.earlier = host.last_lane
+        """The lane that the host got before this one, from another run."""
         self.ready = 0
         self.best: Key | None = None
         """Key of the best ready request; None when nothing is ready."""
@@ -130,20 +148,28 @@ class LaneTable(Generic[Queue]):
         self._entries = 0
         self._full: dict[Lane[Queue], None] = {}
         """Lanes with ready requests whose host is full. There are at most as many as requests in flight."""
+        self._usual = _in_force((None, None, options.delay, None, None), (None, None, options.concurrency_per_host))
+        """The delay and the concurrency of a host for which nothing is set."""
 
     def add(self, name: str, queue: Queue) -> Lane[Queue]:
         """Add a lane for a host that is new to this run."""
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = Host(name)
-        lane = self.by_name[name] = Lane(host, queue)
-        host.lanes.append((self, lane))  # type: ignore[arg-type]  # the host never reads the queue
+        lane = self.by_name[name] = host.last_lane = Lane(self, host, queue)
         self.refresh(lane)
         return lane
 
     def refresh(self, lane: Lane[Queue]) -> None:
         """Copy the delay and concurrency in force to the lane."""
-        lane.delay, lane.limit = _in_force(*self._policy(lane.host))
+        host, default = lane.host, self._hosts.get(DEFAULT_HOST, _NO_DEFAULTS)
+        if (
+            host.delay is host.concurrency is host.crawl_delay is host.learned_delay is None
+            and default.delay is default.concurrency is None
+        ):
+            lane.delay, lane.limit = self._usual  # as nearly all hosts
+        else:
+            lane.delay, lane.limit = _in_force(*self._policy(host))
 
     def _policy(self, host: Host) -> tuple[Delays, Limits]:
         """What the rules of politeness depend on."""

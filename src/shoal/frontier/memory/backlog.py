@@ -18,6 +18,9 @@ log = logging.getLogger("shoal.frontier")
 SpilledRow = tuple[int, float, int, bytes]
 """(lane, rank, number, record)"""
 
+ON_DISK = -1
+"""In place of the number of a request."""
+
 _CLEAN_AFTER = 512  # numbers that were taken
 
 
@@ -40,16 +43,14 @@ class Bucket:
     def put_back(self, number: int) -> None:
         heappush(self._returned, number)
 
-    def ends_on_disk(self) -> bool:
-        """Whether the requests after those that returned are on disk."""
-        return self.spilled > 0 and self._taken == len(self._fresh)
-
     def first(self) -> int | None:
-        """The first request in memory."""
-        fresh = self._fresh[self._taken] if self._taken < len(self._fresh) else None
-        if self._returned and (fresh is None or self._returned[0] < fresh):
-            return self._returned[0]
-        return fresh
+        """The first request; `ON_DISK` if those after the ones that returned are on disk."""
+        if self._taken < len(self._fresh):
+            fresh = self._fresh[self._taken]
+            return self._returned[0] if self._returned and self._returned[0] < fresh else fresh
+        if self.spilled > 0:
+            return ON_DISK
+        return self._returned[0] if self._returned else None
 
     def remove_first(self, number: int) -> None:
         """Remove what `first` returned."""
@@ -63,19 +64,29 @@ class Bucket:
 
 
 class Backlog:
-    """The queue of one lane. ``number`` identifies the lane in the spill file."""
+    """The queue of one lane. ``number`` identifies the lane in the spill file.
 
-    __slots__ = ("_buckets", "_order", "number")
+    Many hosts have one page only. So the first request of an empty queue needs no bucket.
+    """
+
+    __slots__ = ("_buckets", "_only", "_only_rank", "_order", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._buckets: dict[float, Bucket] = {}
-        self._order: list[float] = []
-
-    def __getitem__(self, rank: float) -> Bucket:
-        return self._buckets[rank]
+        self._only: int | None = None
+        """The only request of the queue. Then there are no buckets."""
+        self._only_rank = 0.0
+        self._buckets: dict[float, Bucket] | None = None
+        self._order: list[float] | None = None
+        """The ranks of the buckets, as a heap."""
 
     def _bucket(self, rank: float) -> Bucket:
+        """The bucket of a rank. It is added if there is none."""
+        if self._buckets is None or self._order is None:
+            self._buckets, self._order = {}, []
+        if self._only is not None:
+            only, self._only = self._only, None
+            self._bucket(self._only_rank).push(only)
         bucket = self._buckets.get(rank)
         if bucket is None:
             bucket = self._buckets[rank] = Bucket()
@@ -84,27 +95,45 @@ class Backlog:
 
     def push(self, rank: float, number: int) -> None:
         """Add a new request after all others of its rank (the negative of its priority)."""
-        (self._buckets.get(rank) or self._bucket(rank)).push(number)
+        if self._buckets:
+            (self._buckets.get(rank) or self._bucket(rank)).push(number)
+        elif self._only is None:
+            self._only, self._only_rank = number, rank
+        else:
+            self._bucket(rank).push(number)
 
     def put_back(self, rank: float, number: int) -> None:
         """Return a request to its old place."""
-        self._bucket(rank).put_back(number)
+        if not self._buckets and self._only is None:
+            self._only, self._only_rank = number, rank
+        else:
+            self._bucket(rank).put_back(number)
+
+    def remove_best(self, rank: float, number: int) -> None:
+        """Remove the best request, which is in memory."""
+        if self._buckets:
+            self._buckets[rank].remove_first(number)
+        else:
+            self._only = None
 
     def has_tail(self, rank: float) -> bool:
         """Whether later requests of this rank are on disk, so that new ones must go there too."""
-        bucket = self._buckets.get(rank)
+        bucket = self._buckets.get(rank) if self._buckets else None
         return bucket is not None and bucket.spilled > 0
 
     def count_spilled(self, rank: float, count: int) -> None:
         self._bucket(rank).spilled += count
 
-    def best(self) -> tuple[float, Bucket] | None:
-        """The best rank that has requests."""
-        while self._order:
+    def best(self) -> tuple[float, int] | None:
+        """Rank and number of the best request. The number is `ON_DISK` if requests of that rank must be read first."""
+        if self._only is not None:
+            return self._only_rank, self._only
+        while self._order and self._buckets:
             rank = self._order[0]
             bucket = self._buckets[rank]
-            if bucket.spilled or bucket.first() is not None:
-                return rank, bucket
+            number = bucket.first()
+            if number is not None:
+                return rank, number
             heappop(self._order)
             del self._buckets[rank]
         return None

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from shoal.frontier import rules
-from shoal.frontier.memory.backlog import Backlog, Spill, SpilledRow
+from shoal.frontier.memory.backlog import ON_DISK, Backlog, Spill, SpilledRow
 from shoal.frontier.memory.fingerprints import Fingerprints
 from shoal.frontier.memory.records import (
     MAX_ATTEMPTS,
@@ -173,7 +173,7 @@ class Requests:
         rank, number = lane.best
         if self.records.is_on_disk(number):
             self._load_spilled(lane, rank)
-        lane.queue[rank].remove_first(number)
+        lane.queue.remove_best(rank, number)
         head = self.records.head(number)
         attempts = head.attempts + 1
         self.records.set_head(
@@ -198,15 +198,13 @@ class Requests:
         return self.lane(host_of(request.url))
 
     def _best(self, lane: Lane[Backlog]) -> Key | None:
-        found = lane.queue.best()
-        if found is None:
-            return None
-        rank, bucket = found
-        if bucket.ends_on_disk():
-            self._load_spilled(lane, rank)
-        number = bucket.first()
-        assert number is not None
-        return rank, number
+        best = lane.queue.best()
+        if best is not None and best[1] == ON_DISK:
+            self._load_spilled(lane, best[0])
+            best = lane.queue.best()
+            assert best is not None
+            assert best[1] != ON_DISK
+        return best
 
     # -- records
 
@@ -270,7 +268,7 @@ class Requests:
     def close(self) -> None:
         """Remove the lanes from their hosts, and delete the requests on disk."""
         for lane in self.lanes.by_name.values():
-            lane.host.lanes = [entry for entry in lane.host.lanes if entry[0] is not self.lanes]
+            lane.host.leave(self.lanes)
         if self._spill is not None:
             self._spill.close()
             self._spill = None

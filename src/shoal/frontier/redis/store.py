@@ -41,7 +41,7 @@ from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
-FORMAT = 5
+FORMAT = 6
 """Version of the stored data. Data of another version is not touched."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")

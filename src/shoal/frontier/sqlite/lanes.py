@@ -82,9 +82,10 @@ class SharedHosts:
 
     def load(self, name: str) -> Host:
         """The host with this name, with its politeness from the file."""
-        if name not in self.by_name:
-            self.by_name[name] = self.read(name)
-        return self.by_name[name]
+        host = self.by_name.get(name)
+        if host is None:
+            host = self.by_name[name] = self.read(name)
+        return host
 
     def read(self, name: str) -> Host:
         """The same, but the host is not kept in memory."""

@@ -4,6 +4,7 @@
 local name, update, reason = ARGV[5], ARGV[6], ARGV[7]
 local number = ALL_HOSTS
 if name ~= DEFAULT_HOST then number = number_hosts({name})[1] else load_hosts({}) end
+if hosts[number] == FRESH then hosts[number] = new_host(number, name) end
 local host = hosts[number]
 host.name = name
 

@@ -28,8 +28,30 @@ local function new_host(number, name)
   }
 end
 
+-- Stands for every host that this script adds, until it is written. Never changed.
+local FRESH = new_host('', '')
+local fresh_hosts = {} -- number, record, ...
+
+-- Most hosts have no settings and are not blocked: their records are short. The first number is negative in a short record.
+local SHORT_HOST, SHORT_HOST_SIZE = '<i4d', 12 -- -1 - in_flight, ended_at; then the name
+local NEW_HOST = pack(SHORT_HOST, -1, 0)
+
+local function add_host(number, name)
+  local n = #fresh_hosts
+  hosts[number] = FRESH
+  fresh_hosts[n + 1] = number
+  fresh_hosts[n + 2] = NEW_HOST .. name
+end
+
 local function read_host(number, record)
   if not record then return new_host(number, '') end
+  local short, last_end = read(SHORT_HOST, record)
+  if short < 0 then
+    return {
+      number = number, name = sub(record, SHORT_HOST_SIZE + 1), in_flight = -1 - short, ended_at = last_end,
+      blocked_until = 0, block_reason = '', is_changed = false, settings = NO_SETTINGS,
+    }
+  end
   local in_flight, ended_at, blocked_until, settings, name, reason = read(HOST, record)
   return {
     number = number, name = name, in_flight = in_flight, ended_at = ended_at, blocked_until = blocked_until,
@@ -37,11 +59,19 @@ local function read_host(number, record)
   }
 end
 
-local function save_host(host)
+-- The whole record of a host.
+local function whole_host(host)
   return pack(
     HOST, host.in_flight, host.ended_at, host.blocked_until, host.settings.packed, #host.name, host.name,
     #host.block_reason, host.block_reason
   )
+end
+
+local function save_host(host)
+  if host.settings == NO_SETTINGS and host.blocked_until == 0 then
+    return pack(SHORT_HOST, -1 - host.in_flight, host.ended_at) .. host.name
+  end
+  return whole_host(host)
 end
 
 -- Load these hosts into `hosts`, and the host "*": the defaults of all hosts. Its `ended_at` is the time of the last rewind
@@ -73,12 +103,13 @@ local function change(host)
 end
 
 local function save_hosts()
-  local fields, n = {}, 0
+  local fields, n = fresh_hosts, #fresh_hosts
+  for i = 1, n, 2 do hosts[fields[i]] = nil end -- whoever needs one reads it
   for _, host in ipairs(changed_hosts) do
     fields[n + 1], fields[n + 2] = host.number, save_host(host)
     n = n + 2
     host.is_changed = false
   end
   many('HSET', HOSTS, fields)
-  changed_hosts = {}
+  changed_hosts, fresh_hosts = {}, {}
 end

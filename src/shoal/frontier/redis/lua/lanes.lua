@@ -19,17 +19,18 @@ local QUEUED, OPEN_LANE = '>I8c16', '>I8c4' -- sequence and fingerprint, or host
 local LANE_HOST_AT = 9 -- in OPEN_LANE
 local RANK_FIRST = '>d' -- then as QUEUED
 local FRONTED, FRONTED_SIZE = RANK_FIRST .. 'I8c16', 32 -- a request in a front: its rank, then as in the sorted set
+local ONLY = FRONTED .. 'c2' -- the record of a lane with one request
 local SEQUENCE_AT, FRONT_LENGTH = 9, 8 -- where the sequence of the first request is; how many requests a front gets
 
 local function list_key(run, number) return run.key .. ':q:' .. number end
 
 local function set_key(run, number) return run.key .. ':p:' .. number end
 
--- Load the records of these lanes into `run.lanes`; '' for an empty one.
+-- Load the records of these lanes into `run.lanes`; '' for an empty one. A host that this script adds has none yet.
 local function load_lanes(run, numbers)
   local lanes, missing, n = run.lanes, {}, 0
   for i = 1, #numbers do
-    if not lanes[numbers[i]] then
+    if not lanes[numbers[i]] and hosts[numbers[i]] ~= FRESH then
       n = n + 1
       missing[n] = numbers[i]
     end
@@ -62,9 +63,10 @@ end
 local function enqueue(run, number, rank, sequence, fingerprint)
   local new = run.queued[number]
   if not new then
-    new = {}
-    run.queued[number] = new
-    touch(run, number)
+    run.queued[number] = {rank, sequence, fingerprint}
+    if hosts[number] ~= FRESH then return touch(run, number) end
+    run.touched_list[#run.touched_list + 1] = number -- nobody else touches it
+    return
   end
   local n = #new
   new[n + 1], new[n + 2], new[n + 3] = rank, sequence, fingerprint
@@ -141,13 +143,12 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     return front .. 'o' .. more, n > 0 and list or nil, m > 0 and set or nil
   end
 
-  -- The place of a lane that is not empty: 'f' full, 'l' later, 'o' open; and its score there.
-  local function place_of(run, host, record)
+  -- The place of a lane whose best request has this rank: 'f' full, 'l' later, 'o' open; and its score there.
+  local function place_of(run, host, rank)
     local delay, limit = policy(host.settings, hosts[ALL_HOSTS].settings, run)
     if host.in_flight >= limit then return 'f', freed_by_others(run) end
     local due = due_at(host, hosts[ALL_HOSTS], delay)
     if due > now then return 'l', due end
-    local rank = read(FRONTED, record)
     return 'o', rank == 0 and '0' or rank -- Redis prints numbers slowly
   end
 
@@ -159,6 +160,13 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     return sub(record, SEQUENCE_AT, SEQUENCE_AT + 7) .. number -- as OPEN_LANE
   end
 
+  -- The record of the only request of a new lane, its place, score and member there. Many hosts have one page.
+  local function first_record(run, number, new)
+    local is, score = place_of(run, FRESH, new[1])
+    local record = pack(ONLY, new[1], new[2], new[3], is .. '.')
+    return record, is, score, member_at(is, number, record)
+  end
+
   -- Collect the changes of the touched lanes of a run, and where they belong now.
   local function place(run)
     load_lanes(run, run.touched_list)
@@ -166,16 +174,24 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     local records, lists, sets, n = {}, {}, {}, 0
     for i = 1, #run.touched_list do
       local number = run.touched_list[i]
-      local stored, new, record = run.lanes[number], run.queued[number], run.rests[number]
+      local stored, new, record = run.lanes[number] or '', run.queued[number], run.rests[number]
       local was = sub(stored, -2, -2)
-      if new or record or was == 'f' or run.touched[number] == 'stale' then
+      if hosts[number] == FRESH and not new[4] then
+        local is, score, member
+        record, is, score, member = first_record(run, number, new)
+        local to = added[is]
+        local m = #to
+        to[m + 1], to[m + 2] = score, member
+        records[n + 1], records[n + 2] = number, record
+        n = n + 2
+      elseif new or record or was == 'f' or run.touched[number] == 'stale' then
         record = record or stored
         if new then record, lists[number], sets[number] = extend(run, record, new) end
         local is, score, old, fresh = '', 0, nil, nil
         if #record < FRONTED_SIZE then
           record = ''
         else
-          is, score = place_of(run, hosts[number], record)
+          is, score = place_of(run, hosts[number], (read(FRONTED, record)))
           if is ~= sub(record, -2, -2) then record = sub(record, 1, -3) .. is .. sub(record, -1) end
           fresh = member_at(is, number, record)
         end

@@ -130,10 +130,8 @@ local function number_hosts(names)
     for k, i in ipairs(new) do
       local number = pack(HOST_NUMBER, last + k)
       numbers[i] = number
-      hosts[number] = new_host(number, names[i])
-      change(hosts[number])
-      fields[#fields + 1] = names[i]
-      fields[#fields + 1] = number
+      add_host(number, names[i])
+      fields[2 * k - 1], fields[2 * k] = names[i], number
     end
     many('HSET', key, fields)
   end

@@ -29,10 +29,9 @@ end
 
 load_hosts(numbers)
 load_lanes(own, numbers)
-local all = call('HGET', HOSTS, ALL_HOSTS)
-local answer = {string.format('%.6f', now), all or '', own.options or OPTIONS}
+local answer = {string.format('%.6f', now), whole_host(hosts[ALL_HOSTS]), own.options or OPTIONS}
 for _, number in ipairs(numbers) do
-  answer[#answer + 1] = save_host(hosts[number])
+  answer[#answer + 1] = whole_host(hosts[number])
   local front = math.floor(#own.lanes[number] / FRONTED_SIZE)
   answer[#answer + 1] = front + call('LLEN', list_key(own, number)) + call('ZCARD', set_key(own, number))
 end
