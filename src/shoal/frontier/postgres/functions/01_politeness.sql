@@ -72,7 +72,7 @@ BEGIN
 END
 $$;
 
--- Count ended leases of these hosts, one for each entry. Locks the hosts, in order, and returns each of them once.
+-- Count ended leases of these hosts, one for each entry. No _contacted means that all were. Locks the hosts, in order, and returns each of them once.
 CREATE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
 RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -82,7 +82,7 @@ DECLARE
 BEGIN
     SELECT array_agg(e.host) AS hosts, array_agg(e.n) AS counts, array_agg(e.contacted) AS contacted INTO _freed
         FROM (
-            SELECT u.host, count(*)::integer AS n, bool_or(u.contacted) AS contacted
+            SELECT u.host, count(*)::integer AS n, bool_or(coalesce(u.contacted, true)) AS contacted
             FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host ORDER BY u.host
         ) e;
     -- The index makes this lock the rows in order. width_bucket() finds a place in a sorted array.
@@ -104,9 +104,9 @@ CREATE FUNCTION fill_lanes(_lanes bigint[], _ranks double precision[], _ids bigi
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO lane AS l (run, host, place, ready, best_rank, best_id)
-        SELECT (f.lane >> 32)::integer, (f.lane & 4294967295)::integer, CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END,
-            f.n, f.rank, f.id
+    INSERT INTO lane AS l (id, run, host, place, ready, best_rank, best_id)
+        SELECT f.lane, (f.lane >> 32)::integer, (f.lane & 4294967295)::integer,
+            CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END, f.n, f.rank, f.id
         FROM (
             SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (PARTITION BY u.lane) AS n
             FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
