@@ -82,8 +82,8 @@ DECLARE
 BEGIN
     SELECT array_agg(e.host) AS hosts, array_agg(e.n) AS counts, array_agg(e.contacted) AS contacted INTO _freed
         FROM (
-            SELECT u.host, count(*)::integer AS n, bool_or(coalesce(u.contacted, true)) AS contacted
-            FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host ORDER BY u.host
+            SELECT u.host, count(*)::integer AS n, bool_or(coalesce(_contacted[u.nth], true)) AS contacted
+            FROM unnest(_hosts) WITH ORDINALITY u(host, nth) GROUP BY u.host ORDER BY u.host
         ) e;
     -- The index makes this lock the rows in order. width_bucket() finds a place in a sorted array.
     UPDATE host h SET in_flight = h.in_flight - _freed.counts[width_bucket(h.id, _freed.hosts)],
@@ -109,7 +109,8 @@ BEGIN
             CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END, f.n, f.rank, f.id
         FROM (
             SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (PARTITION BY u.lane) AS n
-            FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
+            FROM (SELECT u.lane, _ranks[u.nth] AS rank, _ids[u.nth] AS id FROM unnest(_lanes) WITH ORDINALITY u(lane, nth)) u
+            ORDER BY u.lane, u.rank, u.id
         ) f
         ORDER BY f.lane
         ON CONFLICT (id) DO UPDATE SET

@@ -313,9 +313,9 @@ BEGIN
             _worker := add_holder(_run, _slot);
         END IF;
         WITH gone AS (
-            DELETE FROM ready r USING unnest(_best.tids, _best.nths) WITH ORDINALITY u(tid, nth, place)
+            DELETE FROM ready r USING unnest(_best.tids) WITH ORDINALITY u(tid, place)
                 WHERE r.ctid = u.tid
-                RETURNING _base + _used + u.place AS token, u.nth, r.id, r.rank, coalesce(r.attempts, 0) + 1 AS attempt,
+                RETURNING _base + _used + u.place AS token, _best.nths[u.place] AS nth, r.id, r.rank, coalesce(r.attempts, 0) + 1 AS attempt,
                     coalesce(r.status, 0) AS status, coalesce(r.items, 0) AS items
         ), given AS MATERIALIZED (
             SELECT g.*, q.fingerprint, q.url, q.payload
