@@ -47,13 +47,13 @@ BEGIN
 END
 $$;
 
--- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. A call that frees
+-- Some lanes that wait for these hosts, each named once: for each host, those that were not checked for the longest time. A call that frees
 -- a host checks them. They are few, because thousands of runs may wait for one host. Any other lane is checked by the next
 -- lease of its run after its due time.
 CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
-        SELECT f.id FROM (SELECT DISTINCT u.host FROM unnest(_hosts) u(host)) u
+        SELECT f.id FROM unnest(_hosts) u(host)
         CROSS JOIN LATERAL (
             SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = {FULL} ORDER BY l.host, l.due LIMIT {MAX_FULL_LANES}
         ) f);
@@ -78,8 +78,19 @@ RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _freed record;
+    _count integer := cardinality(_hosts);
     _rows integer;
 BEGIN
+    IF _count > 0 AND _hosts[1] = ALL(_hosts) THEN  -- a small batch of one host is frequent
+        UPDATE host h SET in_flight = h.in_flight - _count,
+            ended_at = CASE WHEN coalesce(cardinality(_contacted), 0) < _count OR true = ANY(_contacted)
+                THEN greatest(h.ended_at, _now) ELSE h.ended_at END
+            WHERE h.id = _hosts[1];
+        IF NOT FOUND THEN
+            PERFORM refuse({CONFLICT}, 'a host is missing');
+        END IF;
+        RETURN _hosts[:1];
+    END IF;
     SELECT array_agg(e.host) AS hosts, array_agg(e.n) AS counts, array_agg(e.contacted) AS contacted INTO _freed
         FROM (
             SELECT u.host, count(*)::integer AS n, bool_or(coalesce(_contacted[u.nth], true)) AS contacted

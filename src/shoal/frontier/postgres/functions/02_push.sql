@@ -19,7 +19,7 @@ BEGIN
         INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE
             SELECT u.id, u.name FROM unnest(_known, _hosts, _names) u(known, id, name) WHERE u.known IS NULL
             ORDER BY u.name COLLATE "C"
-            ON CONFLICT DO NOTHING;
+            ON CONFLICT (name) DO NOTHING;    -- the number is new
         GET DIAGNOSTICS _rows = ROW_COUNT;
         IF _rows = (SELECT count(*) FROM unnest(_known) u(id) WHERE u.id IS NULL) THEN
             RETURN _hosts;

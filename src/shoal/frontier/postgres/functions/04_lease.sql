@@ -70,6 +70,15 @@ CREATE FUNCTION best_requests(
 DECLARE
     _each integer := 4 + (2 * _limit) / cardinality(_lanes);
 BEGIN
+    IF cardinality(_lanes) = 1 THEN           -- a crawl of one host needs no merge
+        SELECT array_agg(1), array_agg(b.rank), array_agg(b.id), array_agg(b.tid) INTO nths, ranks, ids, tids
+            FROM (
+                SELECT r.rank, r.id, r.ctid AS tid FROM ready r
+                WHERE r.lane = _lanes[1] AND (r.rank, r.id) >= (_ranks[1], _ids[1])
+                ORDER BY r.rank, r.id LIMIT least(_rooms[1], _limit)
+            ) b;
+        RETURN;
+    END IF;
     LOOP  -- read deeper until no lane can have more of the best
         SELECT array_agg(b.nth), array_agg(b.rank), array_agg(b.id), array_agg(b.tid) INTO nths, ranks, ids, tids
             FROM (
