@@ -119,7 +119,9 @@ BEGIN
         SELECT f.lane, (f.lane >> 32)::integer, (f.lane & 4294967295)::integer,
             CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END, f.n, f.rank, f.id
         FROM (
-            SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (PARTITION BY u.lane) AS n
+            SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (
+                PARTITION BY u.lane ORDER BY u.rank, u.id  -- so one sort is enough
+                ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS n
             FROM (SELECT u.lane, _ranks[u.nth] AS rank, _ids[u.nth] AS id FROM unnest(_lanes) WITH ORDINALITY u(lane, nth)) u
             ORDER BY u.lane, u.rank, u.id
         ) f

@@ -190,6 +190,7 @@ DECLARE
     _count integer := 0;
     _rows integer;
     _lanes_taken integer;
+    _hosts_taken integer;
     _moment double precision;
 BEGIN
     -- One statement, as a statement costs more than a lookup.
@@ -341,28 +342,47 @@ BEGIN
         SELECT array_agg(g.token), array_agg(g.fingerprint), array_agg(g.url), array_agg(g.payload),
             array_agg(g.attempt), array_agg(_hosts.learned[_from.nths[g.nth]])
             INTO tokens, fingerprints, urls, payloads, attempts, learned_delays FROM given g;
-        WITH taken AS MATERIALIZED (
-            SELECT u.nth, count(*)::integer AS n, max(u.place) AS last
-            FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
-        ), counted AS (
-            UPDATE host SET in_flight = in_flight + t.n FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
-                RETURNING 1
-        ), moved AS (
-            UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
+        IF cardinality(_from.lanes) = 1 THEN  -- nothing to group
+            UPDATE host SET in_flight = in_flight + _count WHERE host.ctid = _hosts.tids[_from.nths[1]];
+            GET DIAGNOSTICS _hosts_taken = ROW_COUNT;
+            UPDATE lane SET ready = ready - _count, best_rank = s.rank, best_id = s.id, place = s.place,
                 due = due_of(s.place, 0, _now)
                 FROM (
-                    SELECT t.nth, t.n, b.rank, b.id, place_of(b.id, _from.rooms[t.nth] - t.n, 0, 0) AS place
-                    FROM taken t
-                    LEFT JOIN LATERAL (
+                    SELECT b.rank, b.id, place_of(b.id, _from.rooms[1] - _count, 0, 0) AS place
+                    FROM (SELECT) one LEFT JOIN LATERAL (
                         SELECT r.rank, r.id FROM ready r
-                        WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
+                        WHERE r.lane = _from.lanes[1] AND (r.rank, r.id) > (_best.ranks[_count], _best.ids[_count])
                         ORDER BY r.rank, r.id LIMIT 1
                     ) b ON true
                 ) s
-                WHERE lane.ctid = _from.tids[s.nth]
-                RETURNING 1
-        )
-        SELECT count(*), (SELECT count(*) FROM counted) + (SELECT count(*) FROM moved) INTO _lanes_taken, _rows FROM taken;
+                WHERE lane.ctid = _from.tids[1];
+            GET DIAGNOSTICS _rows = ROW_COUNT;
+            _rows := _rows + _hosts_taken;
+            _lanes_taken := 1;
+        ELSE
+            WITH taken AS MATERIALIZED (
+                SELECT u.nth, count(*)::integer AS n, max(u.place) AS last
+                FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
+            ), counted AS (
+                UPDATE host SET in_flight = in_flight + t.n FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
+                    RETURNING 1
+            ), moved AS (
+                UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
+                    due = due_of(s.place, 0, _now)
+                    FROM (
+                        SELECT t.nth, t.n, b.rank, b.id, place_of(b.id, _from.rooms[t.nth] - t.n, 0, 0) AS place
+                        FROM taken t
+                        LEFT JOIN LATERAL (
+                            SELECT r.rank, r.id FROM ready r
+                            WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
+                            ORDER BY r.rank, r.id LIMIT 1
+                        ) b ON true
+                    ) s
+                    WHERE lane.ctid = _from.tids[s.nth]
+                    RETURNING 1
+            )
+            SELECT count(*), (SELECT count(*) FROM counted) + (SELECT count(*) FROM moved) INTO _lanes_taken, _rows FROM taken;
+        END IF;
         IF _rows <> 2 * _lanes_taken OR cardinality(tokens) <> _count THEN
             PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
         END IF;
