@@ -47,13 +47,13 @@ BEGIN
 END
 $$;
 
--- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. A call that frees
+-- Some lanes that wait for these hosts, each named once: for each host, those that were not checked for the longest time. A call that frees
 -- a host checks them. They are few, because thousands of runs may wait for one host. Any other lane is checked by the next
 -- lease of its run after its due time.
 CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
-        SELECT f.id FROM (SELECT DISTINCT u.host FROM unnest(_hosts) u(host)) u
+        SELECT f.id FROM unnest(_hosts) u(host)
         CROSS JOIN LATERAL (
             SELECT l.id FROM lane l WHERE l.host = u.host AND l.place = {FULL} ORDER BY l.host, l.due LIMIT {MAX_FULL_LANES}
         ) f);
@@ -72,18 +72,29 @@ BEGIN
 END
 $$;
 
--- Count ended leases of these hosts, one for each entry. Locks the hosts, in order, and returns each of them once.
+-- Count ended leases of these hosts, one for each entry. No _contacted means that all were. Locks the hosts, in order, and returns each of them once.
 CREATE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
 RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _freed record;
+    _count integer := cardinality(_hosts);
     _rows integer;
 BEGIN
+    IF _count > 0 AND _hosts[1] = ALL(_hosts) THEN  -- a small batch of one host is frequent
+        UPDATE host h SET in_flight = h.in_flight - _count,
+            ended_at = CASE WHEN coalesce(cardinality(_contacted), 0) < _count OR true = ANY(_contacted)
+                THEN greatest(h.ended_at, _now) ELSE h.ended_at END
+            WHERE h.id = _hosts[1];
+        IF NOT FOUND THEN
+            PERFORM refuse({CONFLICT}, 'a host is missing');
+        END IF;
+        RETURN _hosts[:1];
+    END IF;
     SELECT array_agg(e.host) AS hosts, array_agg(e.n) AS counts, array_agg(e.contacted) AS contacted INTO _freed
         FROM (
-            SELECT u.host, count(*)::integer AS n, bool_or(u.contacted) AS contacted
-            FROM unnest(_hosts, _contacted) u(host, contacted) GROUP BY u.host ORDER BY u.host
+            SELECT u.host, count(*)::integer AS n, bool_or(coalesce(_contacted[u.nth], true)) AS contacted
+            FROM unnest(_hosts) WITH ORDINALITY u(host, nth) GROUP BY u.host ORDER BY u.host
         ) e;
     -- The index makes this lock the rows in order. width_bucket() finds a place in a sorted array.
     UPDATE host h SET in_flight = h.in_flight - _freed.counts[width_bucket(h.id, _freed.hosts)],
@@ -104,12 +115,15 @@ CREATE FUNCTION fill_lanes(_lanes bigint[], _ranks double precision[], _ids bigi
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO lane AS l (run, host, place, ready, best_rank, best_id)
-        SELECT (f.lane >> 32)::integer, (f.lane & 4294967295)::integer, CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END,
-            f.n, f.rank, f.id
+    INSERT INTO lane AS l (id, run, host, place, ready, best_rank, best_id)
+        SELECT f.lane, (f.lane >> 32)::integer, (f.lane & 4294967295)::integer,
+            CASE WHEN f.n > 0 THEN {OPEN} ELSE {EMPTY} END, f.n, f.rank, f.id
         FROM (
-            SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (PARTITION BY u.lane) AS n
-            FROM unnest(_lanes, _ranks, _ids) u(lane, rank, id) ORDER BY u.lane, u.rank, u.id
+            SELECT DISTINCT ON (u.lane) u.lane, u.rank, u.id, count(u.id) OVER (
+                PARTITION BY u.lane ORDER BY u.rank, u.id  -- so one sort is enough
+                ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS n
+            FROM (SELECT u.lane, _ranks[u.nth] AS rank, _ids[u.nth] AS id FROM unnest(_lanes) WITH ORDINALITY u(lane, nth)) u
+            ORDER BY u.lane, u.rank, u.id
         ) f
         ORDER BY f.lane
         ON CONFLICT (id) DO UPDATE SET

@@ -57,7 +57,7 @@ DECLARE
     _now double precision;
 BEGIN
     PERFORM lock_hosts(_hosts);
-    _lanes := _lanes || full_lanes(_hosts);
+    _lanes := _lanes || full_lanes(ARRAY(SELECT DISTINCT u.host FROM unnest(_hosts) u(host)));
     PERFORM lock_lanes(_lanes);
     _now := clock(_offset);
     SELECT * INTO _back FROM requeue(_tokens, _released, _contacted, _now, real_clock(_offset));

@@ -7,9 +7,10 @@ BEGIN
 END
 $$;
 
--- Candidate lanes of a run, enough to contain its best _limit requests, by host. Some of them cannot be leased from.
+-- The hosts of candidate lanes of a run, enough to contain its best _limit requests. Some of them cannot be leased from.
+-- overdue: whether a lease or a wait of any run has ended.
 CREATE FUNCTION near_lanes(
-    _run integer, _limit integer, _now double precision, OUT lanes bigint[], OUT hosts integer[]
+    _run integer, _limit integer, _now double precision, OUT hosts integer[], OUT overdue boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _width integer := least(greatest(_limit, 8), 20000);
@@ -17,27 +18,27 @@ DECLARE
     _open integer;
 BEGIN
     LOOP  -- until enough are due: another run may have filled the hosts of open lanes
-        SELECT array_agg(p.id), array_agg(p.host), count(*) FILTER (WHERE p.place = {OPEN}),
-            count(*) FILTER (WHERE p.place = {OPEN} AND p.room > 0 AND p.due_at <= _now)
-            INTO lanes, hosts, _open, _fit
+        SELECT array_agg(n.host), count(*) FILTER (WHERE n.place = {OPEN}), EXISTS (SELECT FROM held h WHERE h.due <= _now)
+            INTO hosts, _open, overdue
             FROM (
-                SELECT n.*, {CONCURRENCY} - h.in_flight AS room, {DUE_AT} AS due_at
-                FROM (SELECT delay, concurrency FROM run WHERE id = _run LIMIT 1) r
-                CROSS JOIN (SELECT delay, concurrency, ended_at FROM host WHERE id = 0 LIMIT 1) e
-                CROSS JOIN LATERAL (
-                    (SELECT l.id, l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {OPEN}
-                     ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
-                    UNION ALL
-                    (SELECT l.id, l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {LATER} AND l.due <= _now
-                     ORDER BY l.run, l.due LIMIT 1000)
-                    UNION ALL
-                    (SELECT l.id, l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {FULL} AND l.due <= _now
-                     ORDER BY l.run, l.due LIMIT 200)
-                ) n
-                CROSS JOIN LATERAL (SELECT * FROM host WHERE id = n.host LIMIT 1) h
-                CROSS JOIN LATERAL (SELECT {DELAY} AS delay) d
-            ) p;
-        EXIT WHEN _fit >= _limit OR _open < _width OR _width >= 20000;
+                (SELECT l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+                 ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
+                UNION ALL
+                (SELECT l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {LATER} AND l.due <= _now
+                 ORDER BY l.run, l.due LIMIT 1000)
+                UNION ALL
+                (SELECT l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {FULL} AND l.due <= _now
+                 ORDER BY l.run, l.due LIMIT 200)
+            ) n;
+        EXIT WHEN _open < _width OR _width >= 20000;
+        SELECT count(*) INTO _fit
+            FROM (SELECT delay, concurrency FROM run WHERE id = _run LIMIT 1) r
+            CROSS JOIN (SELECT delay, concurrency, ended_at FROM host WHERE id = 0 LIMIT 1) e
+            CROSS JOIN unnest(hosts[:_open]) u(host)  -- the open lanes come first
+            CROSS JOIN LATERAL (SELECT * FROM host WHERE id = u.host LIMIT 1) h
+            CROSS JOIN LATERAL (SELECT {DELAY} AS delay) d
+            WHERE {CONCURRENCY} > h.in_flight AND {DUE_AT} <= _now;
+        EXIT WHEN _fit >= _limit;
         _width := _width * 4;
     END LOOP;
 END
@@ -69,20 +70,29 @@ CREATE FUNCTION best_requests(
 DECLARE
     _each integer := 4 + (2 * _limit) / cardinality(_lanes);
 BEGIN
+    IF cardinality(_lanes) = 1 THEN           -- a crawl of one host needs no merge
+        SELECT array_agg(1), array_agg(b.rank), array_agg(b.id), array_agg(b.tid) INTO nths, ranks, ids, tids
+            FROM (
+                SELECT r.rank, r.id, r.ctid AS tid FROM ready r
+                WHERE r.lane = _lanes[1] AND (r.rank, r.id) >= (_ranks[1], _ids[1])
+                ORDER BY r.rank, r.id LIMIT least(_rooms[1], _limit)
+            ) b;
+        RETURN;
+    END IF;
     LOOP  -- read deeper until no lane can have more of the best
         SELECT array_agg(b.nth), array_agg(b.rank), array_agg(b.id), array_agg(b.tid) INTO nths, ranks, ids, tids
             FROM (
-                SELECT f.nth, q.rank, q.id, q.tid
-                FROM unnest(_lanes, _rooms, _ranks, _ids) WITH ORDINALITY f(lane, room, rank, id, nth)
+                SELECT f.nth::integer, q.rank, q.id, q.tid
+                FROM unnest(_lanes) WITH ORDINALITY f(lane, nth)
                 CROSS JOIN LATERAL (
                     SELECT r.rank, r.id, r.ctid AS tid FROM ready r
-                    WHERE r.lane = f.lane AND (r.rank, r.id) >= (f.rank, f.id)
-                    ORDER BY r.rank, r.id LIMIT least(f.room, _each)
+                    WHERE r.lane = f.lane AND (r.rank, r.id) >= (_ranks[f.nth], _ids[f.nth])
+                    ORDER BY r.rank, r.id LIMIT least(_rooms[f.nth], _each)
                 ) q
                 ORDER BY q.rank, q.id LIMIT _limit
             ) b;
-        EXIT WHEN _each >= _limit
-            OR NOT EXISTS (SELECT FROM unnest(nths) n(nth) GROUP BY n.nth HAVING count(*) >= _each);
+        EXIT WHEN _each >= _limit;            -- alone, as an expression with a subquery costs more
+        EXIT WHEN NOT EXISTS (SELECT FROM unnest(nths) n(nth) GROUP BY n.nth HAVING count(*) >= _each);
         _each := _each * 2;
     END LOOP;
 END
@@ -158,6 +168,9 @@ CREATE FUNCTION lease(
 DECLARE
     _now double precision;
     _at double precision;
+    _real double precision;
+    _seen double precision;                   -- these are parts of clock()
+    _skew double precision;
     _ahead double precision;                  -- clock() minus real_clock()
     _may_lease boolean;
     _has_open boolean;
@@ -177,17 +190,20 @@ DECLARE
     _count integer := 0;
     _rows integer;
     _lanes_taken integer;
+    _hosts_taken integer;
     _moment double precision;
 BEGIN
     -- One statement, as a statement costs more than a lookup.
     SELECT _limit > 0 AND r.state NOT IN ({HALTED}),
-        -- Looks for the worst lane: in front of the best one, the index may have dead entries of thousands of lanes.
-        EXISTS (SELECT FROM lane l WHERE l.run = _run AND l.place = {OPEN}
-            ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1),
+        -- Looks for the worst lane: in front of the best one, the index may have dead entries of thousands of lanes. EXISTS
+        -- would ignore the order.
+        (SELECT true FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+         ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1) IS NOT NULL,
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
-        (SELECT c.boot IS DISTINCT FROM pg_postmaster_start_time() FROM clock_state c WHERE c.id = 1)
-        INTO _may_lease, _has_open, _knows, _restarted FROM run r WHERE r.id = _run AND NOT r.deleting;
+        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew
+        INTO _may_lease, _has_open, _knows, _restarted, _seen, _skew
+        FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -195,9 +211,10 @@ BEGIN
     IF _restarted AND current_setting('transaction_read_only') = 'off' THEN
         PERFORM note_restart(_offset);
     END IF;
-    _now := clock(_offset);
-    _ahead := _now - real_clock(_offset);
-    at := real_clock(0);
+    _real := real_clock(_offset);
+    _now := CASE WHEN _real BETWEEN _seen AND _seen + 1 THEN _real + _skew ELSE clock(_offset) END;  -- mostly without a call
+    _ahead := _now - _real;
+    at := _real - _offset;
     late := coalesce(at > _not_after, false);
     IF NOT (_has_open OR _repeat OR late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
@@ -213,8 +230,9 @@ BEGIN
     IF _slot IS NOT NULL THEN
         _worker := check_fence(_run, _slot, _epoch);
     END IF;
-    _now := real_clock(_offset) + _ahead;
-    at := real_clock(0);
+    _at := real_clock(_offset);
+    _now := _at + _ahead;
+    at := _at - _offset;
     late := coalesce(at > _not_after, false);
     _may_lease := _may_lease AND NOT late;
 
@@ -242,22 +260,25 @@ BEGIN
         END IF;
     END IF;
 
-    SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT lane_key(o.run, o.host))
-        INTO _overdue, _overdue_hosts, _lanes
-        FROM (
-            SELECT h.token, h.host, h.run FROM held h
-            WHERE h.due <= _now AND EXISTS (SELECT FROM ledger g WHERE g.run = h.run)
-            ORDER BY h.due LIMIT 500 FOR UPDATE SKIP LOCKED
-        ) o;
-    SELECT NULL::bigint[] AS lanes, NULL::integer[] AS hosts INTO _near;
-    IF _may_lease THEN
-        SELECT * INTO _near FROM near_lanes(_run, _limit, _now);
+    _near := near_lanes(_run, CASE WHEN _may_lease THEN _limit ELSE 0 END, _now);
+    IF NOT _may_lease THEN
+        _near.hosts := NULL;
     END IF;
-    _at := real_clock(_offset);
+    IF _near.overdue THEN
+        SELECT array_agg(o.token), array_agg(DISTINCT o.host), array_agg(DISTINCT lane_key(o.run, o.host))
+            INTO _overdue, _overdue_hosts, _lanes
+            FROM (
+                SELECT h.token, h.host, h.run FROM held h
+                WHERE h.due <= _now AND EXISTS (SELECT FROM ledger g WHERE g.run = h.run)
+                ORDER BY h.due LIMIT 500 FOR UPDATE SKIP LOCKED
+            ) o;
+    END IF;
 
     IF _overdue IS NOT NULL THEN
         PERFORM lock_hosts(_overdue_hosts || _near.hosts);
-        _lanes := ARRAY(SELECT unnest(_lanes || _near.lanes) UNION SELECT unnest(full_lanes(_overdue_hosts)));
+        _lanes := ARRAY(
+            SELECT unnest(_lanes) UNION SELECT lane_key(_run, u.host) FROM unnest(_near.hosts) u(host)
+            UNION SELECT unnest(full_lanes(_overdue_hosts)));
         PERFORM lock_lanes(_lanes);
         _at := real_clock(_offset);
         _now := _at + _ahead;
@@ -272,7 +293,7 @@ BEGIN
     END IF;
 
     IF _near.hosts IS NOT NULL THEN
-        SELECT * INTO _hosts FROM hosts_for_lease(_run, _near.hosts, _now);
+        _hosts := hosts_for_lease(_run, _near.hosts, _now);
         -- The lanes of a run have the order of their hosts, and each host has one.
         SELECT array_agg(l.id) FILTER (WHERE l.fits) AS lanes, array_agg(l.nth) FILTER (WHERE l.fits) AS nths,
             array_agg(_hosts.rooms[l.nth]) FILTER (WHERE l.fits) AS rooms,
@@ -291,7 +312,7 @@ BEGIN
         _at := real_clock(_offset);
         _now := _at + _ahead;
         IF _from.lanes IS NOT NULL THEN
-            SELECT * INTO _best FROM best_requests(_limit, _from.lanes, _from.rooms, _from.ranks, _from.ids);
+            _best := best_requests(_limit, _from.lanes, _from.rooms, _from.ranks, _from.ids);
             _count := cardinality(_best.ids);
         END IF;
         _misplaced := _from.misplaced;
@@ -302,9 +323,9 @@ BEGIN
             _worker := add_holder(_run, _slot);
         END IF;
         WITH gone AS (
-            DELETE FROM ready r USING unnest(_best.tids, _best.nths) WITH ORDINALITY u(tid, nth, place)
+            DELETE FROM ready r USING unnest(_best.tids) WITH ORDINALITY u(tid, place)
                 WHERE r.ctid = u.tid
-                RETURNING _base + _used + u.place AS token, u.nth, r.id, r.rank, coalesce(r.attempts, 0) + 1 AS attempt,
+                RETURNING _base + _used + u.place AS token, _best.nths[u.place] AS nth, r.id, r.rank, coalesce(r.attempts, 0) + 1 AS attempt,
                     coalesce(r.status, 0) AS status, coalesce(r.items, 0) AS items
         ), given AS MATERIALIZED (
             SELECT g.*, q.fingerprint, q.url, q.payload
@@ -321,28 +342,47 @@ BEGIN
         SELECT array_agg(g.token), array_agg(g.fingerprint), array_agg(g.url), array_agg(g.payload),
             array_agg(g.attempt), array_agg(_hosts.learned[_from.nths[g.nth]])
             INTO tokens, fingerprints, urls, payloads, attempts, learned_delays FROM given g;
-        WITH taken AS MATERIALIZED (
-            SELECT u.nth, count(*)::integer AS n, max(u.place) AS last
-            FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
-        ), counted AS (
-            UPDATE host SET in_flight = in_flight + t.n FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
-                RETURNING 1
-        ), moved AS (
-            UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
+        IF cardinality(_from.lanes) = 1 THEN  -- nothing to group
+            UPDATE host SET in_flight = in_flight + _count WHERE host.ctid = _hosts.tids[_from.nths[1]];
+            GET DIAGNOSTICS _hosts_taken = ROW_COUNT;
+            UPDATE lane SET ready = ready - _count, best_rank = s.rank, best_id = s.id, place = s.place,
                 due = due_of(s.place, 0, _now)
                 FROM (
-                    SELECT t.nth, t.n, b.rank, b.id, place_of(b.id, _from.rooms[t.nth] - t.n, 0, 0) AS place
-                    FROM taken t
-                    LEFT JOIN LATERAL (
+                    SELECT b.rank, b.id, place_of(b.id, _from.rooms[1] - _count, 0, 0) AS place
+                    FROM (SELECT) one LEFT JOIN LATERAL (
                         SELECT r.rank, r.id FROM ready r
-                        WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
+                        WHERE r.lane = _from.lanes[1] AND (r.rank, r.id) > (_best.ranks[_count], _best.ids[_count])
                         ORDER BY r.rank, r.id LIMIT 1
                     ) b ON true
                 ) s
-                WHERE lane.ctid = _from.tids[s.nth]
-                RETURNING 1
-        )
-        SELECT count(*), (SELECT count(*) FROM counted) + (SELECT count(*) FROM moved) INTO _lanes_taken, _rows FROM taken;
+                WHERE lane.ctid = _from.tids[1];
+            GET DIAGNOSTICS _rows = ROW_COUNT;
+            _rows := _rows + _hosts_taken;
+            _lanes_taken := 1;
+        ELSE
+            WITH taken AS MATERIALIZED (
+                SELECT u.nth, count(*)::integer AS n, max(u.place) AS last
+                FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
+            ), counted AS (
+                UPDATE host SET in_flight = in_flight + t.n FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
+                    RETURNING 1
+            ), moved AS (
+                UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
+                    due = due_of(s.place, 0, _now)
+                    FROM (
+                        SELECT t.nth, t.n, b.rank, b.id, place_of(b.id, _from.rooms[t.nth] - t.n, 0, 0) AS place
+                        FROM taken t
+                        LEFT JOIN LATERAL (
+                            SELECT r.rank, r.id FROM ready r
+                            WHERE r.lane = _from.lanes[t.nth] AND (r.rank, r.id) > (_best.ranks[t.last], _best.ids[t.last])
+                            ORDER BY r.rank, r.id LIMIT 1
+                        ) b ON true
+                    ) s
+                    WHERE lane.ctid = _from.tids[s.nth]
+                    RETURNING 1
+            )
+            SELECT count(*), (SELECT count(*) FROM counted) + (SELECT count(*) FROM moved) INTO _lanes_taken, _rows FROM taken;
+        END IF;
         IF _rows <> 2 * _lanes_taken OR cardinality(tokens) <> _count THEN
             PERFORM refuse({CONFLICT}, 'a row was changed that was not locked');
         END IF;

@@ -23,35 +23,46 @@ CREATE FUNCTION finish(
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    _now double precision := clock(_offset);
-    _at double precision := real_clock(_offset);
+    _now double precision;
+    _at double precision;
+    _seen double precision;                   -- these are parts of clock()
+    _skew double precision;
     _most integer;
     _limit bigint;
     _room bigint;
     _redirects bigint[];
     _knows boolean;
-    _sorted record;
-    _w record;                                -- leases of requests that wait for their next attempt
-    _h record;                                -- an entry for each lease; lost ones have the state LOST
+    _waiting integer := 0;
+    _w_nths integer[];                        -- leases of requests that wait for their next attempt
+    _w_ids bigint[];
+    _w_hosts integer[];
+    _w_attempts integer[];
+    _w_items integer[];
+    _w_workers integer[];
+    _h record;                                -- an entry for each lease, lost ones have the state LOST; and sums
+    _parents bigint[];                        -- numbers of leases that end; -1: the children are ignored
     _new record;
+    _added integer := 0;
+    _refused integer := 0;
     _full bigint[];
     _freed integer[];
-    _total record;
+    _each record;
     _last bigint;
     _incoming bigint := 0;
 BEGIN
-    SELECT r.max_attempts, r.link_limit, _receipt IS NULL OR EXISTS (
+    SELECT r.max_attempts, r.link_limit, c.seen, c.skew, _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE})
-        INTO _most, _limit, _knows FROM run r WHERE r.id = _run AND NOT r.deleting;
+        INTO _most, _limit, _seen, _skew, _knows
+        FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
     END IF;
+    _at := real_clock(_offset);
+    _now := CASE WHEN _at BETWEEN _seen AND _seen + 1 THEN _at + _skew ELSE clock(_offset) END;  -- mostly without a call
     IF _limit IS NOT NULL THEN
         _room := room_for_links(_run, _limit);
     END IF;
-    SELECT NULL::integer[] AS nths, NULL::bigint[] AS ids, NULL::integer[] AS hosts, NULL::integer[] AS attempts,
-        NULL::integer[] AS items, NULL::integer[] AS workers INTO _w;
     IF cardinality(_retry_in) > 0 THEN
         PERFORM 1 FROM held h WHERE h.token = ANY(_token) ORDER BY h.token FOR UPDATE;
         WITH waiting AS (
@@ -67,42 +78,63 @@ BEGIN
                 WHERE held.ctid = s.tid
                 RETURNING s.nth, held.*
         )
-        SELECT array_agg(w.nth::integer) AS nths, array_agg(w.id) AS ids, array_agg(w.host) AS hosts,
-            array_agg(w.attempts) AS attempts, array_agg(w.items) AS items, array_agg(w.worker) AS workers
-            INTO _w FROM waiting w;
+        SELECT array_agg(w.nth::integer), array_agg(w.id), array_agg(w.host), array_agg(w.attempts), array_agg(w.items),
+            array_agg(w.worker)
+            INTO _w_nths, _w_ids, _w_hosts, _w_attempts, _w_items, _w_workers FROM waiting w;
+        _waiting := coalesce(cardinality(_w_nths), 0);
     END IF;
-    SELECT array_agg(u.token) AS tokens, array_agg(u.nth::integer) AS nths INTO _sorted
-        FROM (SELECT * FROM unnest(_token) WITH ORDINALITY u(token, nth) ORDER BY u.token) u;
     -- The index of tokens makes this lock the rows in order; the comparison of runs must not use another index.
     -- width_bucket() finds a place in a sorted array.
-    WITH gone AS (
+    WITH sorted AS MATERIALIZED (
+        SELECT array_agg(u.token) AS tokens, array_agg(u.nth::integer) AS nths
+        FROM (SELECT * FROM unnest(_token) WITH ORDINALITY u(token, nth) ORDER BY u.token) u
+    ), gone AS (
         DELETE FROM held h WHERE h.token = ANY(_token) AND h.run IS NOT DISTINCT FROM _run AND h.state = {LEASED}
-            AND h.fingerprint = _fingerprint[_sorted.nths[width_bucket(h.token, _sorted.tokens)]]
-            RETURNING _sorted.nths[width_bucket(h.token, _sorted.tokens)] AS nth, h.id, h.host, h.attempts, h.items,
-                h.worker, h.at
+            AND h.fingerprint = _fingerprint[
+                (SELECT s.nths FROM sorted s)[width_bucket(h.token, (SELECT s.tokens FROM sorted s))]]
+            RETURNING (SELECT s.nths FROM sorted s)[width_bucket(h.token, (SELECT s.tokens FROM sorted s))] AS nth,
+                h.id, h.token, h.host, h.attempts, h.items, h.worker, h.at
+    ), judged AS MATERIALIZED (
+        SELECT g.*, CASE WHEN _kind[g.nth] IS NULL THEN {DONE} ELSE {DEAD} END AS state FROM gone g ORDER BY g.nth
+    ), ended AS (
+        INSERT INTO outcome (id, token, at, run, items, worker, seconds, status, attempts, state, kind, reason)
+            SELECT j.id, j.token, _at, _run, j.items + coalesce(_items[j.nth], 0), j.worker, _at - j.at,
+                coalesce(_status[j.nth], 200), least(j.attempts, 32767), j.state, coalesce(_kind[j.nth], ''),
+                CASE j.state WHEN {DEAD} THEN coalesce(_reason[j.nth], '') ELSE '' END
+            FROM judged j
     )
-    SELECT array_agg(e.state) AS states, array_agg(CASE WHEN e.state IN ({DONE}, {DEAD}) THEN e.id ELSE -1 END) AS parents,
-        array_agg(e.id) AS ids, array_agg(e.attempts) AS attempts, array_agg(e.items) AS items,
-        array_agg(e.worker) AS workers, array_agg(e.at) AS leased_at,
-        array_agg(e.host) FILTER (WHERE e.state <> {LOST}) AS hosts,
-        array_agg(coalesce(_contacted[e.nth], true)) FILTER (WHERE e.state <> {LOST}) AS contacted
-        INTO _h
-        FROM (
-            SELECT DISTINCT ON (e.nth) e.* FROM (
-                SELECT g.nth, CASE WHEN _kind[g.nth] IS NULL THEN {DONE} ELSE {DEAD} END AS state, g.id, g.host,
-                    g.attempts, g.items, g.worker, g.at
-                FROM gone g
-                UNION ALL
-                SELECT w.nth, {WAITING}, w.id, w.host, w.attempts, w.items, w.worker, NULL
-                FROM unnest(_w.nths, _w.ids, _w.hosts, _w.attempts, _w.items, _w.workers)
-                    w(nth, id, host, attempts, items, worker)
-                UNION ALL
-                SELECT n.nth, {LOST}, NULL, NULL, NULL, NULL, NULL, NULL FROM generate_subscripts(_token, 1) n(nth)
-            ) e
-            ORDER BY e.nth, e.id              -- null last
-        ) e;
+    SELECT array_agg(j.nth) AS nths, array_agg(j.state) AS states, array_agg(j.id) AS ids, array_agg(j.host) AS hosts,
+        array_agg(j.attempts) AS attempts, array_agg(j.items) AS items, array_agg(j.worker) AS workers,
+        count(*) AS ended, count(_kind[j.nth]) AS dead, coalesce(sum(_duplicates[j.nth]), 0) AS duplicates,
+        coalesce(sum(_items[j.nth]), 0) AS new_items
+        INTO _h FROM judged j;
+    _parents := _h.ids;
+    IF _h.ended < cardinality(_token) THEN    -- add those that wait or are lost
+        SELECT array_agg(e.nth) AS nths, array_agg(e.state) AS states, array_agg(e.id) AS ids,
+            array_agg(e.host) FILTER (WHERE e.state <> {LOST}) AS hosts,
+            array_agg(e.attempts) AS attempts, array_agg(e.items) AS items, array_agg(e.worker) AS workers,
+            _h.ended AS ended, _h.dead AS dead, _h.duplicates AS duplicates, _h.new_items AS new_items,
+            array_agg(CASE WHEN e.state IN ({DONE}, {DEAD}) THEN e.id ELSE -1 END) AS parents,
+            array_agg(coalesce(_contacted[e.nth], true)) FILTER (WHERE e.state <> {LOST}) AS contacted
+            INTO _h
+            FROM (
+                SELECT DISTINCT ON (e.nth) e.* FROM (
+                    SELECT * FROM unnest(_h.nths, _h.states, _h.ids, _h.hosts, _h.attempts, _h.items, _h.workers)
+                        g(nth, state, id, host, attempts, items, worker)
+                    UNION ALL
+                    SELECT w.nth, {WAITING}, w.id, w.host, w.attempts, w.items, w.worker
+                    FROM unnest(_w_nths, _w_ids, _w_hosts, _w_attempts, _w_items, _w_workers)
+                        w(nth, id, host, attempts, items, worker)
+                    UNION ALL
+                    SELECT n.nth, {LOST}, NULL, NULL, NULL, NULL, NULL FROM generate_subscripts(_token, 1) n(nth)
+                ) e
+                ORDER BY e.nth, e.id          -- null last
+            ) e;
+        _parents := _h.parents;
+        _contacted := _h.contacted;
+    END IF;
     IF {LOST} = ANY(_h.states) THEN  -- perhaps a repeated call whose answer was lost
-        FOR _total IN
+        FOR _each IN
             SELECT u.nth FROM unnest(_h.states, _token, _fingerprint, _kind) WITH ORDINALITY
                 u(state, token, fingerprint, kind, nth)
             CROSS JOIN LATERAL (
@@ -110,7 +142,7 @@ BEGIN
             CROSS JOIN LATERAL (SELECT o.id, o.token, o.state FROM outcome o WHERE o.id = q.id LIMIT 1) o
             WHERE u.state = {LOST} AND u.kind IS NULL AND o.token = u.token AND o.state = {DONE}
         LOOP
-            _h.states[_total.nth] := {ALREADY_DONE};
+            _h.states[_each.nth] := {ALREADY_DONE};
         END LOOP;
     END IF;
     states := _h.states;
@@ -118,18 +150,18 @@ BEGIN
         _incoming := register_stages(_run, _token, _h.states, _h.ids, _chunks, _staged);
     END IF;
 
-    SELECT NULL::bigint[] AS lanes, NULL::double precision[] AS ranks, NULL::bigint[] AS ids, NULL::bigint[] AS parents,
-        NULL::bigint[] AS refused INTO _new;
     IF cardinality(_child) > 0 THEN
         IF _room IS NOT NULL THEN
             _redirects := ARRAY(SELECT u.id FROM unnest(_h.ids, _redirected) u(id, redirected) WHERE u.redirected);
         END IF;
-        SELECT * INTO _new FROM enqueue(
-            _run, _at, _hosts, _h.parents, _child_of, _child, _child_host, _child_rank, _child_url, _child_payload,
+        _new := enqueue(
+            _run, _at, _hosts, _parents, _child_of, _child, _child_host, _child_rank, _child_url, _child_payload,
             _room, _limit, _redirects);
+        _added := coalesce(cardinality(_new.ids), 0);
+        _refused := coalesce(cardinality(_new.refused), 0);
     END IF;
     IF _h.hosts IS NOT NULL THEN
-        _freed := free_hosts(_h.hosts, _h.contacted, _now);
+        _freed := free_hosts(_h.hosts, _contacted, _now);
         _full := full_lanes(_freed);
         IF cardinality(_full) >= {MAX_FULL_LANES} THEN  -- perhaps not all: add those of the leases
             _full := ARRAY(
@@ -140,21 +172,15 @@ BEGIN
                 WHERE l.place = {FULL});
         END IF;
     END IF;
-    IF _new.ids IS NOT NULL OR cardinality(_full) > 0 THEN
+    IF _added > 0 THEN
         PERFORM fill_lanes(_new.lanes || _full, _new.ranks, _new.ids);
+    ELSIF cardinality(_full) > 0 THEN
+        PERFORM fill_lanes(_full, NULL, NULL);
     END IF;
     IF cardinality(_full) > 0 THEN
         PERFORM place_lanes(_full, clock(_offset));
     END IF;
 
-    INSERT INTO outcome (id, token, at, run, items, worker, seconds, status, attempts, state, kind, reason)
-        SELECT u.id, u.token, _at, _run, u.before + coalesce(u.items, 0), u.worker, _at - u.leased_at,
-            coalesce(u.status, 200), least(u.attempts, 32767), u.state, CASE u.state WHEN {DEAD} THEN u.kind ELSE '' END,
-            CASE u.state WHEN {DEAD} THEN coalesce(u.reason, '') ELSE '' END
-        FROM unnest(_h.ids, _token, _h.states, _status, _h.items, _items, _h.workers, _h.leased_at, _h.attempts, _kind,
-                    _reason)
-            u(id, token, state, status, before, items, worker, leased_at, attempts, kind, reason)
-        WHERE u.state IN ({DONE}, {DEAD});
     IF cardinality(_reason) > 0 OR cardinality(_kind) > 0 THEN
         INSERT INTO event (request, at, worker, what, detail)
             SELECT u.id, _at, u.worker,
@@ -165,37 +191,31 @@ BEGIN
             WHERE u.state IN ({WAITING}, {DEAD}) OR (u.state = {DONE} AND u.reason <> '');
     END IF;
 
-    IF _new.ids IS NOT NULL OR _new.refused IS NOT NULL THEN
+    IF _added + _refused > 0 THEN
         added := array_fill(0, ARRAY[cardinality(_token)]);
         refused := added;
-        FOR _total IN SELECT p.parent, count(*) AS n FROM unnest(_new.parents) p(parent) GROUP BY p.parent LOOP
-            added[array_position(_h.parents, _total.parent)] := _total.n;
+        FOR _each IN SELECT p.parent, count(*) AS n FROM unnest(_new.parents) p(parent) GROUP BY p.parent LOOP
+            added[array_position(_parents, _each.parent)] := _each.n;
         END LOOP;
-        FOR _total IN SELECT p.parent, count(*) AS n FROM unnest(_new.refused) p(parent) GROUP BY p.parent LOOP
-            refused[array_position(_h.parents, _total.parent)] := _total.n;
-        END LOOP;
+        IF _refused > 0 THEN
+            FOR _each IN SELECT p.parent, count(*) AS n FROM unnest(_new.refused) p(parent) GROUP BY p.parent LOOP
+                refused[array_position(_parents, _each.parent)] := _each.n;
+            END LOOP;
+        END IF;
     END IF;
 
-    SELECT count(*) FILTER (WHERE u.state = {WAITING}) AS waiting, count(*) FILTER (WHERE u.state = {DONE}) AS done,
-        count(*) FILTER (WHERE u.state = {DEAD}) AS dead,
-        coalesce(sum(u.duplicates) FILTER (WHERE u.state IN ({DONE}, {DEAD})), 0) - coalesce(cardinality(_new.ids), 0)
-            - coalesce(cardinality(_new.refused), 0) AS duplicates,
-        coalesce(sum(u.items) FILTER (WHERE u.state IN ({DONE}, {DEAD})), 0) AS items,
-        coalesce(cardinality(_new.ids), 0) AS new, coalesce(cardinality(_new.refused), 0) AS refused
-        INTO _total FROM unnest(_h.states, _duplicates, _items) u(state, duplicates, items);
     UPDATE ledger g SET
-        pushed = g.pushed + _total.new + _total.refused, ready = g.ready + _total.new,
-        waiting = g.waiting + _total.waiting,
-        leased = g.leased - _total.waiting - _total.done - _total.dead, done = g.done + _total.done,
-        dead = g.dead + _total.dead + _total.refused, duplicates = g.duplicates + _total.duplicates, items = g.items + _total.items,
+        pushed = g.pushed + _added + _refused, ready = g.ready + _added, waiting = g.waiting + _waiting,
+        leased = g.leased - _waiting - _h.ended, done = g.done + _h.ended - _h.dead, dead = g.dead + _h.dead + _refused,
+        duplicates = g.duplicates + _h.duplicates - _added - _refused, items = g.items + _h.new_items,
         incoming = g.incoming + _incoming
         WHERE g.run = _run RETURNING g.items, g.incoming, g.done INTO _last, incoming, done;
     IF NOT FOUND THEN
         PERFORM refuse({NO_RUN}, 'the run was deleted');
     END IF;
-    IF _total.items > 0 THEN
+    IF _h.new_items > 0 THEN
         INSERT INTO item (run, position, seq, token, fingerprint, payload)
-            SELECT _run, _h.items[u.owner] + u.at, _last - _total.items + row_number() OVER (ORDER BY u.nth),
+            SELECT _run, _h.items[u.owner] + u.at, _last - _h.new_items + row_number() OVER (ORDER BY u.nth),
                 _token[u.owner], _fingerprint[u.owner], u.payload
             FROM unnest(_item_of, _item_at, _item) WITH ORDINALITY u(owner, at, payload, nth)
             WHERE _h.states[u.owner] IN ({DONE}, {DEAD});

@@ -103,8 +103,7 @@ BEGIN
         INTO _held
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
-        PERFORM free_hosts(_held.hosts, array_fill(true, ARRAY[cardinality(_held.hosts)]), clock(_offset));
-        _lanes := full_lanes(_held.hosts);
+        _lanes := full_lanes(free_hosts(_held.hosts, NULL, clock(_offset)));
         PERFORM lock_lanes(_lanes);
         PERFORM place_lanes(_lanes, clock(_offset));
         DELETE FROM held h WHERE h.token = ANY(_held.tokens);

@@ -77,7 +77,7 @@ INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE VALUES (0, '*');
 -- lease checks the host again. It is created with its first request. An open lane changes with each lease, so it is in few
 -- indexes: its key is computed, not looked up.
 CREATE TABLE lane (
-    id bigint GENERATED ALWAYS AS ((run::bigint << 32) + host) STORED PRIMARY KEY,  -- lane_key(run, host)
+    id bigint PRIMARY KEY,                    -- lane_key(run, host); a generated column costs more with each change
     best_rank double precision,               -- of its best ready request
     best_id bigint,
     due double precision,                     -- when to open it (2) or to check it again (3)

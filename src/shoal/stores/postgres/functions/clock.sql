@@ -1,6 +1,6 @@
 -- The server's own clock, for times that people read.
 CREATE FUNCTION real_clock(_offset double precision) RETURNS double precision LANGUAGE sql VOLATILE AS $$
-    SELECT extract(epoch FROM clock_timestamp())::double precision + _offset
+    SELECT date_part('epoch', clock_timestamp()) + _offset  -- extract() is numeric, and slower
 $$;
 
 -- A clock that never goes back, also when the server's clock is set back. Once a second a caller notes the time. A caller
