@@ -47,9 +47,9 @@ BEGIN
 END
 $$;
 
--- Some lanes that wait for these hosts, each named once: for each host, those that were not checked for the longest time. A call that frees
--- a host checks them. They are few, because thousands of runs may wait for one host. Any other lane is checked by the next
--- lease of its run after its due time.
+-- Some lanes that wait for these hosts: for each host, those that were not checked for the longest time. _hosts has each
+-- host once. A call that frees a host checks these lanes. They are few, because thousands of runs may wait for one host.
+-- Any other lane is checked by the next lease of its run after its due time.
 CREATE FUNCTION full_lanes(_hosts integer[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
@@ -72,7 +72,8 @@ BEGIN
 END
 $$;
 
--- Count ended leases of these hosts, one for each entry. No _contacted means that all were. Locks the hosts, in order, and returns each of them once.
+-- Count ended leases of these hosts, one for each entry. Without _contacted, all hosts were contacted. Locks the hosts, in
+-- order, and returns each of them once.
 CREATE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
 RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
