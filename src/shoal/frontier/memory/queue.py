@@ -11,7 +11,7 @@ import msgspec
 from shoal import clock
 from shoal.frontier.memory.backlog import Backlog
 from shoal.frontier.memory.items import MemoryItemLog
-from shoal.frontier.memory.records import NO_PARENT, Head, encode_request
+from shoal.frontier.memory.records import NO_PARENT, encode_request
 from shoal.frontier.memory.requests import NewRequests, Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
@@ -19,6 +19,7 @@ from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
     DONE,
+    LEASED,
     LOST_EVENT,
     LOST_KIND,
     MAX_LEASES,
@@ -271,12 +272,12 @@ class MemoryQueue:
 
     def _complete(self, page: Completion, new: NewRequests, number: int, now: float) -> Pushed:
         requests, lease = self._requests, page.lease
-        head = requests.records.head(number)
-        items = self._items.append(lease.fingerprint, page.items, head.items)
-        done = Head(DONE, head.attempts, page.status, items, head.worker, now, head.parent, lease.token)
-        requests.update(number, head, done)
+        items = requests.records.set_done(number, page.status, len(page.items), now, lease.token)
+        requests.counts[LEASED] -= 1
+        requests.counts[DONE] += 1
+        self._items.append(lease.fingerprint, page.items, items)
         if page.note:
-            requests.add_event(number, now, NOTE_EVENT, page.note, head.worker)
+            requests.add_event(number, now, NOTE_EVENT, page.note, requests.records.head(number).worker)
         return requests.add_children(page, number, new, page.duplicates, now)
 
     def _fail(self, failure: Failure, new: NewRequests, number: int, now: float) -> RequestState:

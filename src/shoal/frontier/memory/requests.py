@@ -10,7 +10,6 @@ from shoal.frontier import rules
 from shoal.frontier.memory.backlog import ON_DISK, Backlog, Spill, SpilledRow
 from shoal.frontier.memory.fingerprints import Fingerprints
 from shoal.frontier.memory.records import (
-    MAX_ATTEMPTS,
     Head,
     Records,
     encode_request,
@@ -174,11 +173,7 @@ class Requests:
         if self.records.is_on_disk(number):
             self._load_spilled(lane, rank)
         lane.queue.remove_best(rank, number)
-        head = self.records.head(number)
-        attempts = head.attempts + 1
-        self.records.set_head(
-            number, Head(LEASED, min(MAX_ATTEMPTS, attempts), head.status, head.items, worker, now, head.parent)
-        )
+        attempts = self.records.set_leased(number, worker, now)
         self.counts[READY] -= 1
         self.counts[LEASED] += 1
         lane.host.in_flight += 1
