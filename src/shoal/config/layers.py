@@ -10,7 +10,6 @@ import grp
 import os
 import pwd
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -72,6 +71,9 @@ S = TypeVar("S", bound=Section)
 def _hints(section: type[Section]) -> dict[str, object]:
     hints = get_type_hints(section, include_extras=True)
     return {name: hints[name] for name in section.__struct_fields__}
+
+
+_type_info = cache(inspect.type_info)
 
 
 @cache
@@ -189,7 +191,7 @@ def checked(section: type[Section], name: str, value: object, *, key: str, parse
             raise ConfigError(f'"{key}" must be of type {inner.__name__}, not {type(value).__name__}')
         return value
     hint = _hints(section)[name]
-    info = inspect.type_info(hint)
+    info = _type_info(hint)
     try:
         if parse is not None:
             value = parse(info, value)
@@ -278,6 +280,8 @@ def read_toml(file: Path) -> dict[str, object]:
     A file that another user could have written also raises ConfigError: settings decide which code runs and where
     data goes.
     """
+    import tomllib  # most crawls have no file
+
     try:
         with file.open("rb") as opened:
             check_trust(file, os.fstat(opened.fileno()))  # of the opened file: the target of a link counts
