@@ -10,6 +10,7 @@ import grp
 import os
 import pwd
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -280,8 +281,6 @@ def read_toml(file: Path) -> dict[str, object]:
     A file that another user could have written also raises ConfigError: settings decide which code runs and where
     data goes.
     """
-    import tomllib  # most crawls have no file
-
     try:
         with file.open("rb") as opened:
             check_trust(file, os.fstat(opened.fileno()))  # of the opened file: the target of a link counts
