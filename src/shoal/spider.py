@@ -10,9 +10,9 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iter
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
-from importlib.abc import InspectLoader
 from inspect import Parameter, signature
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
 
 from shoal.config import Config
@@ -289,7 +289,7 @@ def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        if as_main and isinstance(spec.loader, InspectLoader) and (code := spec.loader.get_code(module_name)):
+        if as_main and (code := _code_of(spec.loader, module_name)):
             module.__name__ = "__main__"
             exec(code, vars(module))
         else:
@@ -311,6 +311,12 @@ def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type
             if each.__module__ == "__main__":
                 each.__module__ = module_name
     return [each for each in classes if issubclass(each, base) and each.__module__ == module_name]
+
+
+def _code_of(loader: object, module_name: str) -> CodeType | None:
+    from importlib.abc import InspectLoader  # takes time, and few spiders are imported as `__main__`
+
+    return loader.get_code(module_name) if isinstance(loader, InspectLoader) else None
 
 
 def line_in(exc: BaseException) -> tuple[str, int] | None:

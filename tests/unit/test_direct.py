@@ -351,6 +351,21 @@ async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     await fetcher.close()
 
 
+async def test_with_many_idle_connections_a_host_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host never loses its only connection to another one that has several."""
+    monkeypatch.setattr(pool, "_MANY_IDLE", 2)
+    fetcher = DirectFetcher(HttpSettings(), "t")
+    async with Replaying(OK + THREE) as busy, Replaying(OK + THREE) as second, Replaying(OK + THREE) as third:
+        await asyncio.gather(*(fetcher.fetch(Request(f"{busy.url}/")) for _ in range(8)))
+        assert fetcher.idle_connections == 2
+        for _ in range(2):
+            for server in (second, third, busy):
+                await fetcher.fetch(Request(f"{server.url}/"))
+        assert fetcher.idle_connections == 3
+        assert (busy.connections, second.connections, third.connections) == (8, 1, 1)
+    await fetcher.close()
+
+
 async def test_a_name_is_looked_up_once() -> None:
     """Also by requests at the same time."""
     fetcher = DirectFetcher(HttpSettings(keep_alive_seconds=0), "t")

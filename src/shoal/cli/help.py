@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from shoal.cli.terminal import raw_stdout
+from shoal.cli.values import spare_pydantic
 from shoal.suggestions import did_you_mean
 
 # Older versions of Typer use Click, newer ones have their own copy of it. This is the right class in both.
@@ -34,6 +35,8 @@ class _Layout:
         if not args and command.no_args_is_help and not ctx.resilient_parsing:
             show_help(ctx)
             ctx.exit(2)
+        for param in command.params:
+            spare_pydantic(param)
         try:
             return cast("list[str]", cast(_Click, super()).parse_args(ctx, args))
         except UsageError as error:
@@ -49,6 +52,7 @@ class _Layout:
         if option is not None:
             option.callback = _help_callback
             option.help = "Show this help."
+            spare_pydantic(option)
         return option
 
     def collect_usage_pieces(self, ctx: _Click) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -84,6 +85,8 @@ app = Commands(
     no_args_is_help=True,
 )
 
+_START_THRESHOLD = 10_000
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -100,6 +103,7 @@ def _root(
 
 def main() -> None:
     """Run the command line. An error that Shoal raises on purpose is one line on standard error, with exit code 2."""
+    gc.set_threshold(_START_THRESHOLD)  # modules and settings stay: there is nothing to collect
     guard_terminal()
     if "_SHOAL_COMPLETE" in os.environ:
         from typer._completion_classes import completion_init

@@ -7,34 +7,41 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.logging import RichHandler
-from rich.table import Table
-from rich.text import Text
-
+from shoal.cli.plain import PlainConsole, is_plain
 from shoal.cli.terminal import raw_stderr
 from shoal.crawling.stats import CrawlSnapshot
 from shoal.errors import FrontierError
 from shoal.printable import LogFormatter, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+    from shoal.cli.plain import AnyConsole
 
 _PANEL_INTERVAL = 0.25
 _LINE_INTERVAL = 5.0
 _SPEED_WINDOW = 10.0
 
 
-def console() -> Console:
+def console() -> AnyConsole:
     """A console on standard error. Standard output is for items."""
+    if is_plain(raw_stderr()):
+        return PlainConsole(raw_stderr())
+    from rich.console import Console
+
     return Console(file=raw_stderr(), highlight=False, markup=False)
 
 
-def set_up_logging(console: Console, level: str) -> None:
+def set_up_logging(console: AnyConsole, level: str) -> None:
     """Send Shoal's log lines to standard error; on a terminal they appear above the panel."""
     handler: logging.Handler
     if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, markup=False, log_time_format="%H:%M:%S")
+        from rich.logging import RichHandler
+
+        rich = cast("Console", console)
+        handler = RichHandler(console=rich, show_path=False, markup=False, log_time_format="%H:%M:%S")
         handler.setFormatter(LogFormatter("%(message)s"))
     else:
         handler = logging.StreamHandler(raw_stderr())
@@ -58,9 +65,9 @@ async def _snapshot(crawl: Watched) -> CrawlSnapshot | None:
         return None
 
 
-def show(console: Console) -> Callable[[Watched], Coroutine[object, None, None]]:
+def show(console: AnyConsole) -> Callable[[Watched], Coroutine[object, None, None]]:
     """A coroutine function that shows a crawl until it is cancelled."""
-    return _Panel(console).run if console.is_terminal else _Lines(console).run
+    return _Panel(cast("Console", console)).run if console.is_terminal else _Lines(console).run
 
 
 class SpeedMeter:
@@ -97,7 +104,7 @@ def duration(seconds: float) -> str:
 class _Lines:
     """Progress for files and pipes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: AnyConsole) -> None:
         self._console = console
         self._speed = SpeedMeter()
 
@@ -126,6 +133,8 @@ class _Panel:
         self._speed = SpeedMeter()
 
     async def run(self, crawl: Watched) -> None:
+        from rich.live import Live
+
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
             while True:
                 await asyncio.sleep(_PANEL_INTERVAL)
@@ -134,6 +143,10 @@ class _Panel:
                     live.update(self.render(snapshot), refresh=True)
 
     def render(self, snapshot: CrawlSnapshot) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
         stats, counters = snapshot.stats, snapshot.counters
         speed = self._speed.measure(counters.fetched, time.monotonic())
         head = Text.assemble(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from shoal.cli.next_steps import next_steps
+from shoal.cli.plain import PlainConsole, print_rows
 from shoal.cli.progress import duration
 from shoal.config import Config, mask
 from shoal.crawling.stats import Counters, Summary
 from shoal.crawling.verdict import Outcome, judge
 from shoal.printable import printable
+
+if TYPE_CHECKING:
+    from shoal.cli.plain import AnyConsole
 
 _MAX_REASONS = 5
 _MAX_UNMATCHED = 10
@@ -26,7 +27,7 @@ _TITLES = {
 }
 
 
-def show(console: Console, summary: Summary, config: Config, command: Sequence[str] = ()) -> None:
+def show(console: AnyConsole, summary: Summary, config: Config, command: Sequence[str] = ()) -> None:
     """Print the summary and the commands to run next. ``command``: the words after ``shoal``."""
     outcome, line = judge(summary)
     if outcome is Outcome.GOOD:
@@ -43,14 +44,13 @@ def show(console: Console, summary: Summary, config: Config, command: Sequence[s
         _print(console, f"  {hint}", "dim", soft_wrap=True)
 
 
-def _print_rows(console: Console, heading: str, rows: list[tuple[str, str]]) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 4))
-    table.add_column(style="dim")
-    table.add_column()
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+def _print_rows(console: AnyConsole, heading: str, rows: list[tuple[str, str]]) -> None:
     _print(console, f"  {heading}", "dim")
-    console.print(table)
+    safe = [(printable(name), printable(value)) for name, value in rows]
+    if isinstance(console, PlainConsole):
+        console.print_rows(safe)
+    else:
+        print_rows(console, safe)
 
 
 def _own_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -117,9 +117,15 @@ def _details(*counts: tuple[int, str]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _print(console: Console, text: str, style: str, *, before: str = "", soft_wrap: bool = False) -> None:
+def _print(console: AnyConsole, text: str, style: str, *, before: str = "", soft_wrap: bool = False) -> None:
     """Print text as it is: texts of pages and servers are not markup and cannot control the terminal."""
-    console.print(Text(before + printable(text)), style=style, soft_wrap=soft_wrap)
+    safe = before + printable(text)
+    if isinstance(console, PlainConsole):
+        console.print(safe, style=style, soft_wrap=soft_wrap)
+    else:
+        from rich.text import Text
+
+        console.print(Text(safe), style=style, soft_wrap=soft_wrap)
 
 
 def _output(output: str, summary: Summary) -> str:

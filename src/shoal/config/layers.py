@@ -74,6 +74,9 @@ def _hints(section: type[Section]) -> dict[str, object]:
     return {name: hints[name] for name in section.__struct_fields__}
 
 
+_type_info = cache(inspect.type_info)
+
+
 @cache
 def sections(root: type[Section]) -> dict[str, type[Section]]:
     """Return the Sections in ``root`` by name."""
@@ -189,7 +192,7 @@ def checked(section: type[Section], name: str, value: object, *, key: str, parse
             raise ConfigError(f'"{key}" must be of type {inner.__name__}, not {type(value).__name__}')
         return value
     hint = _hints(section)[name]
-    info = inspect.type_info(hint)
+    info = _type_info(hint)
     try:
         if parse is not None:
             value = parse(info, value)

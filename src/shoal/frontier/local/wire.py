@@ -88,8 +88,18 @@ def _methods_of(port: type) -> dict[str, Method]:
     return found
 
 
-FRONTIER = _methods_of(Frontier)
-STORE = {name: method for name, method in _methods_of(Store).items() if name != "frontier"}
+FRONTIER: dict[str, Method]
+STORE: dict[str, Method]
+
+
+def __getattr__(name: str) -> object:
+    """Make the tables when they are first used. A crawl that nobody asks does not need them, and they take time."""
+    if name not in ("FRONTIER", "STORE"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    methods = _methods_of(Frontier if name == "FRONTIER" else Store)
+    methods.pop("frontier", None)
+    globals()[name] = methods
+    return methods
 
 
 class RunKey(msgspec.Struct, frozen=True, array_like=True):
