@@ -100,6 +100,7 @@ async def test_a_fast_server_is_used_over_few_connections(
 ) -> None:
     """A request for a host with connections waits a moment for one of them: a handshake costs more."""
     monkeypatch.setattr(pool, "_CHECK_AFTER", 60.0)  # a server that is always fast enough, on every machine
+    monkeypatch.setattr(pool, "_MAX_WAITS", 16)
     async with SecureServer(certificate) as server:
         await fetcher.fetch(Request(server.url))
         pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(33)))
