@@ -261,6 +261,23 @@ async def test_an_abort_does_not_wait() -> None:
     assert (await frontier.stats()).ready == 1
 
 
+async def test_a_page_that_is_cancelled_before_it_begins_is_leased_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontier, web = await memory_frontier(), Web()
+    engine = engine_of(frontier, web)
+    fill, cancelled = engine._fill, list[int]()
+
+    def fill_and_cancel() -> None:
+        fill()
+        if engine.in_flight and not cancelled:
+            cancelled.append(engine.in_flight)
+            engine._cancel_active()
+
+    monkeypatch.setattr(engine, "_fill", fill_and_cancel)
+    await finished(engine)
+    stats = await frontier.stats()
+    assert (cancelled, web.fetched, stats.done, stats.finished) == ([1], [""], 1, True)
+
+
 async def test_a_paused_engine_leases_nothing() -> None:
     frontier, web = Calls(await memory_frontier()), Web()
     web.gate.clear()

@@ -20,7 +20,7 @@ _MANY_IDLE = 256  # with more than these, no host keeps a second one: each needs
 _CHECK_AFTER = 0.002  # seconds between two checks whether waiting requests should open connections
 _BUSY = 0.75  # the thread is busy if it worked for this share of the time
 _MAX_WAITS = 64  # every so many requests that would wait, one opens a connection: waiting has a cost, too
-_MAX_WAIT = 0.06  # seconds until waiting requests open connections even if the thread is busy: a few rounds of all pages
+_MAX_WAIT = 0.06  # seconds until waiting requests open connections even if the thread is busy: a few rounds of pages
 
 Place = HttpConnection | None
 """A connection that can be used, or None: the permission to open one."""
