@@ -270,8 +270,8 @@ def test_the_status_of_a_cluster(cluster: Cluster, site: Target) -> None:
     assert Counter(shown["roles"].values()) == {"Runner": 2, "Backup Runner": 1}
     assert shown["counts"] == {"runner": 2, "backup": 2}
     assert all(member["age"] < SESSION for member in shown["members"])
-    until(lambda: len(runners(cluster)) == 2, what="reports of both Runners")
-    assert runners(cluster) == [("runner", f"{cluster.run_id}/{index}", "working") for index in range(2)]
+    working = [("runner", f"{cluster.run_id}/{index}", "working") for index in range(2)]
+    until(lambda: runners(cluster) == working, what="reports of both Runners")
     unknown = cluster.shoal("cluster", "status", "nothing", "--coordinator", cluster.coordinator, check=False)
     assert unknown.returncode == 2
     assert "nothing" in unknown.stderr

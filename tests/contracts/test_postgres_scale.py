@@ -175,8 +175,9 @@ async def test_the_states_of_hosts_cost_the_same_however_many_there_are(url: str
         await ask(url, f"INSERT INTO {name}.host (name) SELECT 'many' || n FROM generate_series(1, 60000) n")
         await ask(
             url,
-            f"""INSERT INTO {name}.lane (run, host, place, ready, best_rank, best_id)
-                SELECT {frontier._run}, h.id, 1, 0, 0, h.id FROM {name}.host h WHERE h.name LIKE 'many%'""",
+            f"""INSERT INTO {name}.lane (id, run, host, place, ready, best_rank, best_id)
+                SELECT ({frontier._run}::bigint << 32) + h.id, {frontier._run}, h.id, 1, 0, 0, h.id
+                FROM {name}.host h WHERE h.name LIKE 'many%'""",
         )
         await ask(url, f"ANALYZE {name}.lane")
         await ask(url, f"ANALYZE {name}.host")
@@ -230,8 +231,8 @@ async def test_thousands_of_runs_on_one_host(url: str) -> None:
                     INSERT INTO {name}.run (run_id, spider, state, created_at, settings, concurrency, project)
                     SELECT 'many' || n, 's', 'running', 0, '\\x80', 1, 'p' FROM generate_series(1, 3000) n RETURNING id
                 ), ledgers AS (INSERT INTO {name}.ledger (run) SELECT id FROM runs)
-                INSERT INTO {name}.lane (run, host, place, ready, best_rank, best_id, due)
-                SELECT id, 1, 3, 1, 0, id, 0 FROM runs""",
+                INSERT INTO {name}.lane (id, run, host, place, ready, best_rank, best_id, due)
+                SELECT (id::bigint << 32) + 1, id, 1, 3, 1, 0, id, 0 FROM runs""",
         )
         await ask(url, f"ANALYZE {name}.lane")
         changed = f"SELECT n_tup_upd FROM pg_stat_user_tables WHERE schemaname = '{name}' AND relname = 'lane'"
