@@ -1,7 +1,7 @@
 """The connections of a fetcher: which ones are idle, and when a new one may be opened.
 
 A TLS handshake costs as much CPU time as twenty requests over an open connection. So a request for a host that has TLS
-connections waits for a moment until one of them is free. While requests wait and this thread has nothing to do, the
+connections waits for a moment until one of them is free. While requests wait and this process has nothing to do, the
 number of connections doubles every few milliseconds. A fast server is used over a few connections, a slow one soon over
 as many as there are requests, and a busy crawler spends its time on pages.
 """
@@ -18,9 +18,9 @@ from shoal.fetch.http_connection import HttpConnection
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _MANY_IDLE = 256  # with more than these, no host keeps a second one: each needs 50 KB for TLS
 _CHECK_AFTER = 0.002  # seconds between two checks whether waiting requests should open connections
-_BUSY = 0.75  # the thread is busy if it worked for this share of the time
+_BUSY = 0.75  # the process is busy if it worked for this share of the time: SQLite has a thread of its own
 _MAX_WAITS = 64  # every so many requests that would wait, one opens a connection: waiting has a cost, too
-_MAX_WAIT = 0.06  # seconds until waiting requests open connections even if the thread is busy: a few rounds of pages
+_MAX_WAIT = 0.06  # seconds until waiting requests open connections even if the process is busy: a few rounds of pages
 
 Place = HttpConnection | None
 """A connection that can be used, or None: the permission to open one."""
@@ -40,7 +40,7 @@ class _Origin:
         self.waiters: deque[asyncio.Future[Place]] = deque()
         self.timer: asyncio.TimerHandle | None = None
         self.waits_since = self.checked_at = self.worked = 0.0
-        """When the wait began, when it was last checked, and the CPU time of the thread then."""
+        """When the wait began, when it was last checked, and the CPU time of the process then."""
 
 
 class ConnectionPool:
@@ -81,7 +81,7 @@ class ConnectionPool:
         known.waiters.append(waiter)
         if known.timer is None:
             known.waits_since = known.checked_at = time.monotonic()
-            known.worked = time.thread_time()
+            known.worked = time.process_time()
             known.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, known))
         return waiter
 
@@ -115,8 +115,8 @@ class ConnectionPool:
             self._forget_unused(origin, known)
 
     def _check(self, origin: str, known: _Origin) -> None:
-        """Let waiting requests open as many connections as there are, unless this thread is busy."""
-        now, worked = time.monotonic(), time.thread_time()
+        """Let waiting requests open as many connections as there are, unless this process is busy."""
+        now, worked = time.monotonic(), time.process_time()
         is_busy = worked - known.worked > _BUSY * (now - known.checked_at)
         known.checked_at, known.worked = now, worked
         if not is_busy or now > known.waits_since + _MAX_WAIT:
