@@ -278,6 +278,46 @@ async def test_a_page_that_is_cancelled_before_it_begins_is_leased_again(monkeyp
     assert (cancelled, web.fetched, stats.done, stats.finished) == ([1], [""], 1, True)
 
 
+class Panic(BaseException):
+    """What a library written in Rust raises."""
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise self
+
+
+@pytest.mark.parametrize("error", [Panic("the library panicked"), Silent()])
+async def test_a_page_that_raises_anything_is_dead(error: BaseException) -> None:
+    class Raising(Pages):
+        def parse(self, response: Response) -> Iterator[object]:
+            if response.url == f"{SITE}1":
+                raise error
+            return super().parse(response)
+
+    frontier, web = await memory_frontier(), Web({"": links(3)})
+    await finished(engine_of(frontier, web, spider=Raising(start_urls=[SITE])))
+    stats = await frontier.stats()
+    assert (stats.done, stats.dead, stats.leased, stats.finished) == (3, 1, 0, True)
+
+
+async def test_a_page_that_ends_the_process_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontier, web = await memory_frontier(), Web()
+    engine, calls = engine_of(frontier, web), list[str]()
+    handle = engine.handler.handle
+
+    async def broken(lease: Lease) -> Any:
+        calls.append(lease.request.url)
+        if len(calls) == 1:
+            raise GeneratorExit  # stands for SystemExit, which would end the event loop of this test
+        return await handle(lease)
+
+    monkeypatch.setattr(engine.handler, "handle", broken)
+    await finished(engine)
+    stats = await frontier.stats()
+    assert (len(calls), stats.done, stats.finished) == (2, 1, True)
+
+
 async def test_a_paused_engine_leases_nothing() -> None:
     frontier, web = Calls(await memory_frontier()), Web()
     web.gate.clear()

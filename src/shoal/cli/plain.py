@@ -74,8 +74,12 @@ def print_rows(console: Console, rows: Sequence[tuple[str, str]]) -> None:
 
 def is_plain(file: TextIO) -> bool:
     """Whether Rich would use no styles on this stream, whatever it is told by environment variables."""
-    told = ("FORCE_COLOR", "TTY_COMPATIBLE")
-    return sys.platform != "win32" and not any(name in os.environ for name in told) and not file.isatty()
+    if sys.platform == "win32" or any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE")):
+        return False
+    try:
+        return not file.isatty()
+    except ValueError:  # it is closed
+        return True
 
 
 def _layout(rows: Sequence[tuple[str, str]], width: int) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import TextIO, cast
@@ -31,7 +32,10 @@ class _SafeStream:
 
 
 def guard_terminal() -> None:
-    """Make sure that printed text cannot control the terminal. Binary output of items is not affected."""
+    """Make sure that printed text cannot control the terminal. Binary output of items is not affected. A process that
+    was started without standard error (``2>&-``) writes its messages nowhere."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
     if not isinstance(sys.stdout, _SafeStream):
         sys.stdout = cast(TextIO, _SafeStream(sys.stdout))
         sys.stderr = cast(TextIO, _SafeStream(sys.stderr))

@@ -178,4 +178,12 @@ def describe(exc: BaseException) -> str:
     if not own and not isinstance(exc, ShoalError):
         own = list(frames)
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(exc).__name__}: {exc}{place}"
+    return f"{type(exc).__name__}: {text_of(exc)}{place}"
+
+
+def text_of(exc: BaseException) -> str:
+    """The text of an exception. One of the user may not have any."""
+    try:
+        return str(exc)
+    except Exception:  # its `__str__` may raise anything
+        return "its text cannot be shown"

@@ -33,13 +33,10 @@ log = logging.getLogger("shoal.engine")
 
 _POLLS_PER_CHECK = 4
 """Polls between two checks whether the run is finished, where many idle workers poll."""
-_MAX_SLEEP = 15.0
-"""Seconds within which the loop runs at least once, so that health checks see it alive."""
+_MAX_SLEEP = 15.0  # seconds within which the loop runs at least once, so that health checks see it alive
 _IDLE_POLL = 5.0  # seconds between two calls of ``Spider.idle`` while the spider keeps a finished run open
-_WAIT_FOR_ROUTE = 0.5
-"""Seconds between two checks whether the route to the network is ready."""
-_RECENT = 1000
-"""How many settled leases are released again if the store goes back in time."""
+_WAIT_FOR_ROUTE = 0.5  # seconds between two checks whether the route to the network is ready
+_RECENT = 1000  # settled leases that are released again if the store goes back in time
 
 
 class Engine:
@@ -289,7 +286,9 @@ class Engine:
         """
         while self._ahead and len(self._active) < self.concurrency and not self.stopping and not self._persist.away:
             lease = self._ahead.popleft()
-            self._active[lease.token] = asyncio.get_running_loop().create_task(self._work(lease)), lease
+            task = asyncio.get_running_loop().create_task(self._work(lease))
+            if not task.done():  # an eager task may have ended
+                self._active[lease.token] = task, lease
 
     def stop(self, grace: float | None = None) -> None:
         """Lease nothing more. Pages in flight have ``grace`` seconds (default ``shutdown_grace``) to end; then they are
@@ -372,13 +371,14 @@ class Engine:
 
     async def _work(self, lease: Lease) -> None:
         """Handle one lease. It always ends as a settlement."""
-        settlement: Settlement
+        settlement: Settlement = Released(lease, contacted=True)
         try:
             good = self._leases.is_good(lease)
             settlement = await self.handler.handle(lease) if good else Released(lease, contacted=False)
         except asyncio.CancelledError:
-            settlement = Released(lease, contacted=True)
-        self._ended(settlement, lease)
+            pass
+        finally:  # whatever was raised
+            self._ended(settlement, lease)
 
     def _ended(self, settlement: Settlement, lease: Lease) -> None:
         self._active.pop(lease.token, None)
@@ -425,13 +425,13 @@ class Engine:
 
     async def _wind_down(self) -> None:
         """Release whatever is still leased."""
+        self.release_ahead()  # first, so that no page begins when others end
         tasks = [*self._helpers, *(task for task, _ in self._active.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._settle_unbegun()
         self._helpers = []
-        self.release_ahead()
         if self._settled and self._interruption is None:
             try:
                 await self._settle()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.crawling.callbacks import Callbacks, Found, describe
+from shoal.crawling.callbacks import Callbacks, Found, describe, text_of
 from shoal.crawling.files import FileChains
 from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.crawling.stats import Counters
@@ -103,13 +103,16 @@ class PageHandler:
         self.callbacks = Callbacks(spider, counters, self.files)
 
     async def handle(self, lease: Lease) -> Settlement:
-        """Fetch and parse the page of a lease. Raises nothing but CancelledError: a failure is a settlement too."""
+        """Fetch and parse the page of a lease. Raises only what ends a task or the process: a failure is a settlement
+        too."""
         try:
             return await (self._capture(lease) if self._captures else self._handle(lease))
-        except Exception as exc:  # a bug costs one request, and is logged
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:  # a bug, or a library that panics, costs one request and is logged
             self.counters.errors["internal error"] += 1
             log.exception("internal error url=%s", lease.request.url)
-            return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {exc}")
+            return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {text_of(exc)}")
 
     async def _capture(self, lease: Lease) -> Settlement:
         """Handle a lease, and add the exchange of its page. A page from the cache has none."""
