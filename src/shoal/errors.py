@@ -24,6 +24,7 @@
     ├── ItemError                    an item that cannot be stored
     │   └── DropItem                 raised by a pipeline to drop an item
     ├── SinkError                    an output that cannot be opened or written
+    │   ├── OutputTakenError         the output has a newer writer; nothing was changed
     │   ├── RoleTakenError           another process writes to this output (shoal.sinks)
     │   └── SinkBusyError            another process has locked this output (shoal.sinks)
     ├── RunError                     a run that does not exist or has the wrong state
@@ -159,6 +160,16 @@ class DropItem(ItemError):
 
 class SinkError(ShoalError):
     """An output cannot be opened or written."""
+
+
+class OutputTakenError(SinkError):
+    """The output was opened under a newer epoch. Nothing was changed.
+
+    The drainer then checks its role: if it lost the role it stops, otherwise it claims the role above this epoch."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        super().__init__(f"another process of this run took over {name}")
+        self.epoch = epoch
 
 
 class RunError(ShoalError):

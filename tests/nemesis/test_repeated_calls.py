@@ -25,6 +25,7 @@ from shoal.ports import (
     HostUpdate,
     Lease,
     LoggedItem,
+    OutputCount,
     Pushed,
     Run,
     Store,
@@ -294,7 +295,7 @@ class RewindingSink:
         self._rewind: Callable[[], Awaitable[None]] | None = rewind
         self.ended: list[bool] = []
 
-    async def open(self, state: bytes) -> None: ...
+    async def open(self, state: bytes, epoch: int = 0) -> None: ...
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if self._rewind is not None:
@@ -306,6 +307,9 @@ class RewindingSink:
 
     async def close(self, *, finished: bool) -> None:
         self.ended.append(finished)
+
+    async def count(self, state: bytes) -> OutputCount:
+        return OutputCount(items=None)
 
 
 async def test_export(kind: str) -> None:

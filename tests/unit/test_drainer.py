@@ -16,7 +16,7 @@ from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundE
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.item import encode_item
-from shoal.ports import Claim, Completion, Frontier, FrontierOptions, LoggedItem, Run, Sink
+from shoal.ports import Claim, Completion, Frontier, FrontierOptions, LoggedItem, OutputCount, Run, Sink
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import FLUSH_EVERY, Drainer, export
@@ -73,8 +73,9 @@ class SinkWithFaults:
         self.fault(f"after {name}")
         return done
 
-    async def open(self, state: bytes) -> None:
-        await self._step("open", lambda: self.sink.open(state))
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        last: int | None = await self._step("open", lambda: self.sink.open(state, epoch))
+        return last
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         await self._step("write", lambda: self.sink.write(items))
@@ -85,6 +86,9 @@ class SinkWithFaults:
 
     async def close(self, *, finished: bool) -> None:
         await self._step("close", lambda: self.sink.close(finished=finished))
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await self.sink.count(state)
 
 
 def fail_times(count: int, where: str, error: Callable[[], BaseException]) -> Callable[[str], None]:

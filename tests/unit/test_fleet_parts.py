@@ -301,7 +301,7 @@ class Down(CollectSink):
 
     left = 2
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> None:
         if Down.left:
             Down.left -= 1
             raise SinkError("can't write: no connection") from OSError("refused")
@@ -321,7 +321,7 @@ async def test_an_output_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 class Refusing(CollectSink):
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> None:
         raise SinkError("wrong password")
 
 

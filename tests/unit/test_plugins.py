@@ -29,7 +29,7 @@ class ListSink:
         self.url, self.options = url, options
         if "explode" in url:
             raise KeyError("boom")
-    async def open(self, state):
+    async def open(self, state, epoch=0):
         pass
     async def write(self, items):
         written.extend(item.payload for item in items)

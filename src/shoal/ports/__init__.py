@@ -20,7 +20,7 @@ from shoal.ports.inspection import (
     Rewind,
     Stats,
 )
-from shoal.ports.items import ItemLog, LoggedItem, Sink, SinkOptions
+from shoal.ports.items import ItemLog, LoggedItem, OutputCount, Sink, SinkOptions
 from shoal.ports.queue import (
     Completion,
     Failure,
@@ -72,6 +72,7 @@ __all__ = [
     "LoggedItem",
     "Member",
     "Middleware",
+    "OutputCount",
     "Overflow",
     "Pushed",
     "Queue",

@@ -49,21 +49,48 @@ class SinkOptions(Struct, frozen=True):
     """Call it in ``flush`` with the number of items that the output cannot hold."""
 
 
+class OutputCount(Struct, frozen=True, kw_only=True):
+    """What an output has of a run, counted in the output itself."""
+
+    items: int | None
+    """Lines, rows or documents of the run. None: this output cannot be counted."""
+    position: int | None = None
+    """The number of its last item, by its own record. None: it keeps no record."""
+    rejected: int = 0
+    """Items that it could not take."""
+    is_keyed: bool = False
+    """Items with the same key share a row, so there may be fewer rows than items."""
+
+
 class Sink(Protocol):
     """An output for items.
 
     It is opened at the state that its last ``flush`` returned. Whatever was written after that flush is undone or
     overwritten, so repeating a write changes nothing.
+
+    The output itself refuses an old writer: once it was opened under a newer epoch, calls of a sink with an older one
+    raise OutputTakenError (or another SinkError) and change nothing, however late they arrive.
     """
 
-    async def open(self, state: bytes) -> None: ...
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        """Open the output under this epoch. OutputTakenError if it has a newer one.
 
-    async def write(self, items: Sequence[LoggedItem]) -> None: ...
+        None: the output has everything up to ``state``. Otherwise it was set back, for example restored from a backup:
+        the number of the last item that it has, and the next ``flush`` returns the state there."""
+        ...
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        """Write items in order. SinkError with a cause if the output was set back since ``open``: open it again."""
+        ...
 
     async def flush(self) -> bytes:
         """Make everything written so far durable, and return the state to open at."""
         ...
 
     async def close(self, *, finished: bool) -> None:
-        """``finished``: the run is over, and all its items were written."""
+        """``finished``: the run is over, and all its items were written. SinkError if the output no longer has them."""
+        ...
+
+    async def count(self, state: bytes) -> OutputCount:
+        """Count the items of the run in the output. It need not be open, and another process may be writing it."""
         ...

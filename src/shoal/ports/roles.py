@@ -18,10 +18,12 @@ class Claim(Struct, frozen=True):
     role: str
     token: int
     cursor: bytes
+    epoch: int = 0
+    """Larger than the epochs of all earlier claims of this role. Outputs refuse writers with an older one."""
 
     def moved_to(self, cursor: bytes) -> Claim:
         """The same claim after its cursor was moved."""
-        return Claim(self.role, self.token, cursor)
+        return Claim(self.role, self.token, cursor, self.epoch)
 
 
 class RoleState(Struct, frozen=True, kw_only=True):
@@ -31,14 +33,23 @@ class RoleState(Struct, frozen=True, kw_only=True):
     cursor: bytes
     held: bool
     finished: bool
+    holder: str = ""
+    """The worker or slot that claimed it last. Empty if it has no name."""
 
 
 class Roles(Protocol):
     """Roles of a run, each with a cursor that says how far its work is."""
 
-    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
         """Take a role. None while another process holds it, or if it is finished. A repeat with the same ``nonce`` (8
-        to 32 random bytes) returns the claim that the first call took, if that is still valid."""
+        to 32 random bytes) returns the claim that the first call took, if that is still valid.
+
+        The epoch of the claim is the store's time in microseconds, or the last epoch of the role plus one, or ``above``
+        plus one, whichever is largest."""
+        ...
+
+    async def forget(self, role: str) -> bool:
+        """Remove a role with its cursor. False if a process holds it, or there is no such role."""
         ...
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shoal.errors import SinkError
 from shoal.item import Record, decode_item
-from shoal.ports import LoggedItem
+from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.recent import Recent
 
 
@@ -27,13 +27,14 @@ class CollectSink:
         self._recent = Recent()
         self._is_abandoned = False
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         try:
             self._seq = int(state or b"0")
         except ValueError as exc:
             raise SinkError(f"can't read the saved position of collected items: {state!r}") from exc
         if isinstance(self._target, list) and len(self._target) == len(self._seqs):
             self._remove_later(self._target)
+        return None
 
     def _remove_later(self, target: list[Record]) -> None:
         count = 0
@@ -70,3 +71,7 @@ class CollectSink:
 
     async def close(self, *, finished: bool) -> None:
         """Nothing to do: the owner of the queue marks its end."""
+
+    async def count(self, state: bytes) -> OutputCount:
+        """The program may have removed items."""
+        return OutputCount(items=None)

@@ -40,7 +40,7 @@ class CsvSink:
 
     # -- open
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()
         await in_thread(self._open, load_saved(self._file, state))
 

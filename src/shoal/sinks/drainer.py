@@ -3,6 +3,10 @@
 A drainer holds the role of its sink in the run. Its cursor is a position in the log and the state of the sink there.
 The drainer reads the log after the cursor and writes to the sink. Then the sink flushes, and only then the cursor
 moves. If anything fails in between, the sink is reopened at the state in the cursor, and later items are written again.
+
+The role's epoch fences the output: a drainer that lost its role cannot change the output any more, however late its
+writes arrive. An output that was set back has fewer items than the cursor says: the cursor goes back with it, and the
+items after it are written again, or the drainer stops and names the items that the log no longer has.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
+from shoal.errors import FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
 
 T = TypeVar("T")
@@ -33,6 +37,8 @@ _AWAY_POLL = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 _NONCE_BYTES = 16
+_MAX_TAKEOVERS = 3
+"""How often a drainer that still holds its role takes its output from another writer before it gives up."""
 
 
 class RoleTakenError(SinkError):
@@ -88,6 +94,9 @@ class Drainer:
         self._failures = 0
         """Failures of the sink since the cursor last moved."""
         self._is_broken = False
+        self._is_caught_up = False
+        """Whether the sink has had every item of the log since it was opened."""
+        self._takeovers = 0
         self._flush_at = self._renew_at = 0.0
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
@@ -141,13 +150,61 @@ class Drainer:
         self._claim = claim
         try:
             self._position, self._state = _decode_cursor(claim.cursor) if claim.cursor else (0, b"")
-            self._written, self._last = self._position, None
-            await self._sink.open(self._state)
+            await self._open_sink()
         except BaseException as exc:
             await self._release_role()
             if isinstance(exc, msgspec.MsgspecError):
                 raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
             raise
+
+    async def _open_sink(self) -> None:
+        """Open the sink at the cursor. An output that was set back moves the cursor back."""
+        while True:
+            assert self._claim is not None, "not started"
+            try:
+                last = await self._sink.open(self._state, self._claim.epoch)
+                break
+            except OutputTakenError as exc:
+                await self._claim_above(exc)
+        if last is not None and last < self._position:
+            await self._go_back(last)
+        self._written, self._last, self._is_broken, self._is_caught_up = self._position, None, False, False
+
+    async def _claim_above(self, taken: OutputTakenError) -> None:
+        """Claim the role again, above the epoch in the output. RoleTakenError if another process has the role.
+
+        A drainer that still holds its role meets a newer epoch after a rewind of its store, or if another store has a
+        run of the same name."""
+        await self._renew()
+        assert self._claim is not None
+        if self._takeovers == _MAX_TAKEOVERS:
+            raise SinkError(f"another store has a run of the same name, which also writes to {self._name}") from None
+        self._takeovers += 1
+        await self._frontier.relinquish(self._claim)
+        nonce = os.urandom(_NONCE_BYTES)
+        self._claim = await self._frontier.claim(self._role, self._ttl, nonce=nonce, above=taken.epoch)
+        if self._claim is None:
+            raise RoleTakenError(str(taken)) from None
+
+    async def _go_back(self, last: int) -> None:
+        """Continue after item ``last``, because the output has no later ones. The cursor moves first: then no process
+        deletes the items from the log."""
+        before = self._position
+        await self._check_log(last)
+        log.error("%s was set back: it ends with item %d of %d; writing the others again", self._name, last, before)
+        await self._move(last, await self._sink.flush())
+        await self._check_log(last)
+
+    async def _check_log(self, last: int) -> None:
+        """SinkError unless the log has the item after ``last``."""
+        items = await self._frontier.read_items(last, 1)
+        first = items[0].seq if items else (await self._frontier.stats()).items + 1
+        if first > last + 1:
+            raise SinkError(
+                f"{self._name} was set back: it ends with item {last}, but the log begins with item {first}, because "
+                f"items.keep is false. Items {last + 1} to {first - 1} are missing. Restore a newer backup of the "
+                f"output, or continue without them: `shoal outputs forget RUN {self._name}`"
+            )
 
     async def _take_role(self, wait: float) -> Claim:
         deadline = time.monotonic() + wait
@@ -212,11 +269,19 @@ class Drainer:
             await self._renew()
         items = await self._frontier.read_items(self._written, self._batch, last=self._last)
         if items:
+            if items[0].seq > self._written + 1:
+                self._report_gap(items[0].seq)
             await self._sink.write(items)
             if not self._has_unsaved:
                 self._flush_at = now + self._flush_every
             self._written, self._last = items[-1].seq, items[-1]
         return len(items)
+
+    def _report_gap(self, first: int) -> None:
+        lost = f"items {self._written + 1} to {first - 1} of this run are no longer in its log (items.keep is false)"
+        if self._state:
+            raise SinkError(f"can't write {self._name}: {lost}")
+        log.warning("%s: %s, so this output begins with item %d", self._name, lost, first)
 
     async def _save(self) -> None:
         """Flush the sink and move the cursor, without a write in between."""
@@ -257,8 +322,7 @@ class Drainer:
         """Reopen the sink at the saved cursor."""
         await self._renew()
         await self._close_unfinished()
-        await self._sink.open(self._state)
-        self._written, self._last, self._is_broken = self._position, None, False
+        await self._open_sink()
         self.nudge()
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
@@ -279,6 +343,9 @@ class Drainer:
             except FrontierError as exc:
                 frontier_failures += 1
                 failure, count = exc, frontier_failures
+            except OutputTakenError:
+                self._is_broken = True  # to open it again, which checks the role
+                continue
             except (SinkError, OSError) as exc:
                 if not is_retryable(exc):
                     raise
@@ -309,8 +376,10 @@ class Drainer:
             try:
                 if self._failure is not None:
                     raise self._failure
-                await self._catch_up()
-                await self._while_held(self._sink.close(finished=finished))
+                while True:
+                    await self._catch_up()
+                    if await self._persist(partial(self._close_sink, finished)):
+                        break
             except BaseException:
                 await self._close_unfinished()
                 raise
@@ -337,8 +406,16 @@ class Drainer:
             if await self._turn():
                 continue
             if not self._has_unsaved:
+                self._is_caught_up = True
                 return
             await self._persist(self._save)  # this may reopen the sink, so read the log again
+
+    async def _close_sink(self, finished: bool) -> bool:
+        """Close the sink. Return False if it was opened again since it had every item: it may have been set back."""
+        if not self._is_caught_up:
+            return False
+        await self._while_held(self._sink.close(finished=finished))
+        return True
 
     async def _while_held(self, work: Coroutine[object, None, None]) -> None:
         """Renew the role while ``work`` runs."""

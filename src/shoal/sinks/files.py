@@ -62,7 +62,7 @@ class JsonLinesSink:
         self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
         self._seq = 0
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         await in_thread(self._open, load_saved(self._file, state))
 
     def _open(self, saved: Saved | None) -> None:
@@ -117,7 +117,7 @@ class StreamSink:
         self._recent = Recent()
         self._unsent = bytearray()
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         """Nothing to do: what was sent can't be undone."""
 
     async def write(self, items: Sequence[LoggedItem]) -> None:

@@ -102,7 +102,7 @@ class ObjectSink:
 
     # -- open
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()
         try:
             saved = _decode(state) if state else _Saved(self._options.run, 0)

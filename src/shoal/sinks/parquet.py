@@ -90,7 +90,7 @@ class ParquetSink:
 
     # -- open
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()
         run_id = self._options.run_id
         try:

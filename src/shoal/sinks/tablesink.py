@@ -33,7 +33,7 @@ class TableSink(ABC):
         self._progress = WriteProgress(name, self._options.key)
         self._rejects = Rejects(name, self._options.on_reject)
 
-    async def open(self, state: bytes) -> None:
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
         await self._disconnect()
         self._rejects.open()
         self._progress.open(state)

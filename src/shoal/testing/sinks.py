@@ -13,6 +13,12 @@ Write a harness that makes sinks for one empty output, and reads that output. Th
         async def read(self):
             return [...]                                  # the items in the output, as dicts, in order
 
+        async def save(self):
+            return ...                                    # a copy of the whole output, as a backup has it
+
+        async def restore(self, saved):
+            ...                                           # set the output back to that copy
+
     class TestMySink(SinkContract):
         @pytest.fixture
         def harness(self):
@@ -27,13 +33,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
 
-from shoal.errors import SinkError
+from shoal.errors import OutputTakenError, SinkError
 from shoal.item import Record, encode_item
 from shoal.ports import LoggedItem, Sink
 
@@ -47,6 +55,9 @@ class SinkHarness(ABC):
     rejected_item: ClassVar[Record | None] = None
     """An item that the sink rejects; None if it writes every item."""
 
+    stops_when_set_back: ClassVar[bool] = False
+    """Whether an output that was set back is an error, as for a file. False: the missing items are written again."""
+
     @abstractmethod
     def make(self, run_id: str = "run", on_reject: Callable[[int], None] | None = None) -> Sink:
         """A new sink for the output, as in another process of this run. ``on_reject`` is called with the number
@@ -56,14 +67,22 @@ class SinkHarness(ABC):
     async def read(self) -> list[Record]:
         """The items in the output. Those of one run are in the order of writing."""
 
+    @abstractmethod
+    async def save(self) -> object:
+        """A copy of the output, with everything that sinks store there."""
+
+    @abstractmethod
+    async def restore(self, saved: Any) -> None:
+        """Set the output back to a copy. A sink may be open meanwhile."""
+
     async def close(self) -> None:  # noqa: B027 - most outputs need nothing
         """Clean up after the test."""
 
     async def open(
-        self, state: bytes = b"", run_id: str = "run", on_reject: Callable[[int], None] | None = None
+        self, state: bytes = b"", run_id: str = "run", on_reject: Callable[[int], None] | None = None, epoch: int = 0
     ) -> Sink:
         sink = self.make(run_id, on_reject)
-        await sink.open(state)
+        assert await sink.open(state, epoch) is None, "the output was not set back"
         return sink
 
     async def numbers(self) -> list[int]:
@@ -79,6 +98,56 @@ def logged(numbers: Sequence[int], first_seq: int = 1) -> list[LoggedItem]:
         LoggedItem(seq, number.to_bytes(16, "big"), 0, encode_item({"n": number, "text": f"item {number}"}))
         for seq, number in enumerate(numbers, first_seq)
     ]
+
+
+async def _written(harness: SinkHarness, numbers: range, epoch: int) -> bytes:
+    """The state after these items were written, by a process that has ended."""
+    sink = await harness.open(epoch=epoch)
+    await sink.write(logged(numbers))
+    state = await sink.flush()
+    await sink.close(finished=False)
+    return state
+
+
+async def _successor(harness: SinkHarness, old: Sink, state: bytes) -> Sink | None:
+    """A sink of the process that took over. None if the output cannot be opened while the old writer has it open."""
+    try:
+        return await harness.open(state, epoch=3)
+    except SinkError:
+        await old.close(finished=False)
+    await (await harness.open(state, epoch=3)).close(finished=False)
+    return None
+
+
+async def _write(sink: Sink, items: Sequence[LoggedItem]) -> None:
+    await sink.write(items)
+    await sink.flush()
+
+
+async def _open_and_write(sink: Sink, state: bytes, items: Sequence[LoggedItem]) -> None:
+    await sink.open(state, 2)
+    await _write(sink, items)
+
+
+async def _continue(harness: SinkHarness, state: bytes, kept: int) -> None:
+    """Open an output that had nine items and was set back to ``kept``, and write the missing ones."""
+    sink = harness.make()
+    if harness.stops_when_set_back:
+        with pytest.raises(SinkError):
+            await sink.open(state, 7)
+        await sink.close(finished=False)
+        assert len(await harness.numbers()) <= kept
+        return
+    last = await sink.open(state, 7)
+    assert last is not None
+    assert last <= kept
+    state = await sink.flush()
+    await sink.close(finished=False)
+    sink = await harness.open(state, epoch=8)
+    await sink.write(logged(range(last + 1, 13), last + 1))
+    await sink.flush()
+    await sink.close(finished=True)
+    assert await harness.numbers() == list(range(1, 13))
 
 
 class SinkContract:
@@ -196,6 +265,124 @@ class SinkContract:
                     sink, written = await harness.open(state), saved
         await sink.close(finished=True)
         assert await harness.numbers() == list(range(1, total + 1))
+
+    # -- a writer that lost its role
+
+    async def test_a_late_writer_changes_nothing(self, harness: SinkHarness) -> None:
+        """Its write was held in the network, or the process was frozen, until its successor had written."""
+        state = await _written(harness, range(1, 4), epoch=1)
+        old = await harness.open(state, epoch=2)
+        new = await _successor(harness, old, state)
+        if new is None:
+            return
+        await new.write(logged(range(4, 11), 4))
+        await new.flush()
+        with pytest.raises(SinkError):
+            await _write(old, logged([4, 5], 4))
+        await old.close(finished=False)
+        await new.write(logged([11, 12], 11))
+        await new.flush()
+        await new.close(finished=True)
+        assert await harness.numbers() == list(range(1, 13))
+
+    async def test_a_late_flush_changes_nothing(self, harness: SinkHarness) -> None:
+        """The old writer had written items after the state, and does not know of its successor."""
+        state = await _written(harness, range(1, 4), epoch=1)
+        old = await harness.open(state, epoch=2)
+        await old.write(logged([4, 5, 6], 4))
+        new = await _successor(harness, old, state)
+        if new is None:
+            return
+        await new.write(logged([4, 5, 16, 17], 4))
+        await new.flush()
+        for step in (old.flush, partial(old.close, finished=True), partial(old.close, finished=False)):
+            with suppress(SinkError):
+                await step()
+        assert await harness.numbers() == [1, 2, 3, 4, 5, 16, 17]
+        await new.write(logged([18], 8))
+        await new.flush()
+        await new.close(finished=True)
+        assert await harness.numbers() == [1, 2, 3, 4, 5, 16, 17, 18]
+
+    async def test_a_writer_that_opens_late_is_refused(self, harness: SinkHarness) -> None:
+        """It was frozen between its claim and this call. Its state is older than that of its successor."""
+        before = await _written(harness, range(1, 4), epoch=1)
+        sink = await harness.open(before, epoch=3)
+        await sink.write(logged(range(4, 8), 4))
+        state = await sink.flush()
+        late = harness.make()
+        with pytest.raises(SinkError) as raised:
+            await _open_and_write(late, before, logged([4], 4))
+        await late.close(finished=False)
+        if isinstance(raised.value, OutputTakenError):
+            assert raised.value.epoch == 3
+        await sink.write(logged([8], 8))
+        state = await sink.flush()
+        await sink.close(finished=False)
+        sink = await harness.open(state, epoch=4)
+        await sink.close(finished=True)
+        assert await harness.numbers() == list(range(1, 9))
+
+    # -- an output that was set back
+
+    @pytest.mark.parametrize("kept", [0, 5])
+    async def test_set_back_between_two_processes(self, harness: SinkHarness, kept: int) -> None:
+        """The output was restored from a backup while no process wrote it."""
+        backup = await harness.save()
+        state = b""
+        if kept:
+            state = await _written(harness, range(1, kept + 1), epoch=1)
+            backup = await harness.save()
+        sink = await harness.open(state, epoch=2)
+        await sink.write(logged(range(kept + 1, 10), kept + 1))
+        state = await sink.flush()
+        await sink.close(finished=False)
+        await harness.restore(backup)
+        await _continue(harness, state, kept)
+
+    async def test_set_back_while_it_is_open(self, harness: SinkHarness) -> None:
+        sink = await harness.open(epoch=1)
+        await sink.write(logged(range(1, 6)))
+        await sink.flush()
+        backup = await harness.save()
+        await sink.write(logged(range(6, 10), 6))
+        state = await sink.flush()
+        await harness.restore(backup)
+        with pytest.raises(SinkError):
+            await _write(sink, logged([10, 11], 10))
+        await sink.close(finished=False)
+        await _continue(harness, state, 5)
+
+    async def test_set_back_before_the_end(self, harness: SinkHarness) -> None:
+        """Nothing is written after the output was set back, so only the end can notice it."""
+        sink = await harness.open(epoch=1)
+        await sink.write(logged(range(1, 6)))
+        await sink.flush()
+        backup = await harness.save()
+        await sink.write(logged(range(6, 10), 6))
+        state = await sink.flush()
+        await harness.restore(backup)
+        with pytest.raises(SinkError):
+            await sink.close(finished=True)
+        await sink.close(finished=False)
+        await _continue(harness, state, 5)
+
+    # -- count
+
+    async def test_items_are_counted_in_the_output(self, harness: SinkHarness) -> None:
+        sink = await harness.open(epoch=1)
+        await sink.write(logged([1, 2, 3]))
+        state = await sink.flush()
+        assert (await harness.make().count(state)).items == 3
+        backup = await harness.save()
+        await sink.write(logged([4, 5], 4))
+        state = await sink.flush()
+        await sink.close(finished=True)
+        count = await harness.make().count(state)
+        assert (count.items, count.rejected) == (5, 0)
+        assert count.position in (None, 5)
+        await harness.restore(backup)
+        assert (await harness.make().count(state)).items == 3
 
     # -- close
 
