@@ -240,7 +240,7 @@ class PostgresServer(DatabaseServer):
     user = "postgres"
 
     @staticmethod
-    def _binary(name: str) -> str:
+    def program(name: str) -> str:
         """The path of a program. Debian keeps them in a folder per version, outside PATH."""
         places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
         return str(places[-1]) if places else name
@@ -248,7 +248,7 @@ class PostgresServer(DatabaseServer):
     def _prepare(self) -> None:
         self._prepare_once(
             lambda: self._run(
-                self._binary("initdb"), "-D", str(self.folder / "data"), "-U", "shoal", "--auth=trust", "--no-sync",
+                self.program("initdb"), "-D", str(self.folder / "data"), "-U", "shoal", "--auth=trust", "--no-sync",
                 "--no-locale", "--encoding=UTF8",
             )
         )  # fmt: skip
@@ -261,11 +261,11 @@ class PostgresServer(DatabaseServer):
         }  # fmt: skip
         options = defaults | self.settings
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
-        return [self._binary("postgres"), "-D", str(self.folder / "data"), *words]
+        return [self.program("postgres"), "-D", str(self.folder / "data"), *words]
 
     def _answers(self) -> bool:
         done = subprocess.run(
-            [self._binary("pg_isready"), "-h", "127.0.0.1", "-p", str(self.port), "-t", "1"],
+            [self.program("pg_isready"), "-h", "127.0.0.1", "-p", str(self.port), "-t", "1"],
             capture_output=True, check=False,
         )  # fmt: skip
         return done.returncode == 0
@@ -279,7 +279,7 @@ class PostgresServer(DatabaseServer):
         saved = self.folder / "saved"
         shutil.rmtree(saved, ignore_errors=True)
         self._run(
-            self._binary("pg_basebackup"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "shoal", "-D", str(saved),
+            self.program("pg_basebackup"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "shoal", "-D", str(saved),
             "--checkpoint=fast", "--wal-method=stream", "--no-sync",
         )  # fmt: skip
 

@@ -84,7 +84,7 @@ def cpu_seconds(pid: int) -> float:
 def version(kind: str) -> str:
     if kind == "zookeeper":  # it has no command that prints its version
         return next(Path("/usr/share/java").glob("zookeeper-[0-9]*.jar")).stem.partition("-")[2]
-    program = shutil.which(PROGRAMS[kind]) or PostgresServer._binary(PROGRAMS[kind])
+    program = shutil.which(PROGRAMS[kind]) or PostgresServer.program(PROGRAMS[kind])
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"\d+\.\d+(\.\d+)?", said)
     return found[0] if found else said.strip()

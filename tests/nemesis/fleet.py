@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +46,19 @@ class Fleet:
     ``restarts`` times in total."""
 
     def __init__(
-        self, folder: Path, frontier: str, site: Site, *, workers: int = 3, restarts: int = 5, **settings: Any
+        self,
+        folder: Path,
+        frontier: str,
+        site: Site,
+        *,
+        workers: int = 3,
+        restarts: int = 5,
+        shared_output: str = "",
+        environment: Mapping[str, str] = {},
+        **settings: Any,
     ) -> None:
+        """``shared_output``: instead of a table of the run and a file of the first worker, every worker gets this.
+        ``environment``: additional variables of the processes."""
         self.folder = folder
         self.frontier = frontier
         self.run_id = "n" + secrets.token_hex(4)
@@ -65,18 +79,21 @@ class Fleet:
         self._restarts = restarts
         self._starts_again = False
         self._workers = workers
+        self._shared_output = shared_output
+        self._environment = {**os.environ, **environment}
 
     # -- processes
 
     def start(self) -> None:
         """Create the run, and push its start requests while the workers run."""
-        self._launch("start", "start", "--urls-file", "starts.txt", "-o", f"{self.database}?table={self.table}")
+        output = () if self._shared_output else ("-o", f"{self.database}?table={self.table}")
+        self._launch("start", "start", "--urls-file", "starts.txt", *output)
 
     def work(self) -> None:
         """Start the workers. The first one writes the file."""
         for number in range(self._workers):
-            output = () if number else ("-o", str(self.output))
-            self._launch(f"worker {number}", "worker", *output)
+            output = self._shared_output or ("" if number else str(self.output))
+            self._launch(f"worker {number}", "worker", *(("-o", output) if output else ()))
 
     def _launch(self, name: str, command: str, *arguments: str) -> None:
         options = [f"--set={key}={value}" for key, value in self._settings.items()]
@@ -91,8 +108,9 @@ class Fleet:
         agent = self._agents[name] = f"{name.replace(' ', '-')}-{secrets.token_hex(3)}"
         with self._log_of(name).open("ab") as log:
             self._processes[name] = forking.Popen(
-                [*self._commands[name], f"--set=user_agent={agent}"], cwd=self.folder, stdout=log, stderr=log
-            )
+                [*self._commands[name], f"--set=user_agent={agent}"], cwd=self.folder, stdout=log, stderr=log,
+                env=self._environment,
+            )  # fmt: skip
 
     def _log_of(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.log"
@@ -104,6 +122,17 @@ class Fleet:
         """Run `shoal start` again if it has ended, as an operator does after a restore: the restored store may lack the
         last start requests."""
         self._starts_again = True
+
+    def signal(self, pid: int, number: signal.Signals) -> bool:
+        """Send a signal to a process of the fleet. A killed one is started again. False if there is no such process."""
+        for name, process in self._processes.items():
+            if process.pid == pid and process.poll() is None:
+                process.send_signal(number)
+                if number == signal.SIGKILL:
+                    process.wait()
+                    self._spawn(name)
+                return True
+        return False
 
     def wait(self, timeout: float) -> bool:
         """Wait until all processes have ended. After the timeout, kill the others and return False."""
@@ -138,11 +167,23 @@ class Fleet:
 
     def audit(self) -> str:
         """The output of `shoal audit`."""
+        return self._command("audit", self.run_id)[1]
+
+    def audit_outputs(self, spec: str) -> tuple[int, str]:
+        """The exit code and the output of `shoal audit`, which counts in this output."""
+        return self._command("audit", self.run_id, "-o", spec)
+
+    def export(self, spec: str) -> None:
+        """Write the file again, as the message of a changed file says."""
+        code, text = self._command("export", self.run_id, "-O", spec)
+        assert code == 0, text
+
+    def _command(self, *words: str) -> tuple[int, str]:
         done = forking.run(
-            [*SHOAL, "audit", self.run_id, "--frontier", self.frontier],
-            cwd=self.folder, capture_output=True, text=True, timeout=60, check=False,
+            [*SHOAL, *words, "--frontier", self.frontier],
+            cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        return done.stdout + done.stderr
+        return done.returncode, done.stdout + done.stderr
 
     def close(self) -> None:
         for process in self._processes.values():

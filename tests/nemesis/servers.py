@@ -242,7 +242,7 @@ class BackupPostgres(Rewindable):
         server = self._server
         shutil.rmtree(server.folder / "backup", ignore_errors=True)
         server._run(
-            server._binary("pg_basebackup"), "-D", str(server.folder / "backup"), "-h", "127.0.0.1",
+            server.program("pg_basebackup"), "-D", str(server.folder / "backup"), "-h", "127.0.0.1",
             "-p", str(server.port), "-U", "shoal", "-c", "fast", "-X", "stream", "--no-sync",
         )  # fmt: skip
 

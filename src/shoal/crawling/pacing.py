@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from shoal.crawling.retrying import Persistence
 from shoal.ports import ItemSource, Leased, RoleState
-from shoal.sinks.drainer import position_of
+from shoal.sinks.drainer import COLLECTORS, position_of
 
 log = logging.getLogger("shoal.engine")
 
@@ -25,8 +25,6 @@ _MAX_LAG = 50_000
 """Items that the slowest drainer may be behind before leasing pauses."""
 _IDLE_FACTOR = 8
 """An idle item log is polled up to this many times less often."""
-_COLLECTORS = "sink:collect-"
-"""Roles of programs that collected the items themselves. No later process continues them."""
 
 
 class Waker:
@@ -248,4 +246,4 @@ class ItemLogKeeper:
 
 def _counts(role: RoleState) -> bool:
     """Whether items must be kept for this role."""
-    return role.held or not role.role.startswith(_COLLECTORS)
+    return role.held or not role.role.startswith(COLLECTORS)

@@ -41,6 +41,10 @@ _MAX_TAKEOVERS = 3
 """How often a drainer that still holds its role takes its output from another writer before it gives up."""
 
 
+COLLECTORS = "sink:collect-"
+"""Roles of programs that collected the items themselves. No later process continues them."""
+
+
 class RoleTakenError(SinkError):
     """Another process of the run holds the role of this output."""
 
@@ -51,6 +55,14 @@ def position_of(cursor: bytes) -> int:
         return _decode_cursor(cursor)[0] if cursor else 0
     except msgspec.MsgspecError:
         return 0
+
+
+def state_of(cursor: bytes) -> bytes:
+    """The state of the sink in this cursor; empty if it can't be read."""
+    try:
+        return _decode_cursor(cursor)[1] if cursor else b""
+    except msgspec.MsgspecError:
+        return b""
 
 
 class Drainer:
@@ -203,7 +215,7 @@ class Drainer:
             raise SinkError(
                 f"{self._name} was set back: it ends with item {last}, but the log begins with item {first}, because "
                 f"items.keep is false. Items {last + 1} to {first - 1} are missing. Restore a newer backup of the "
-                f"output, or continue without them: `shoal outputs forget RUN {self._name}`"
+                f"output, or continue without them: `shoal outputs RUN forget {self._name}`"
             )
 
     async def _take_role(self, wait: float) -> Claim:

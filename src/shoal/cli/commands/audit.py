@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.commands.outputs import CountedOutput, print_outputs, reports_of
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
 from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
@@ -29,31 +30,37 @@ app = Commands()
     shoal audit books_1 --frontier redis://host
     """
 )
-def audit(run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
-    """Recount the requests of a run and check that none is lost.
+def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: CountedOutput = []) -> None:
+    """Recount the requests of a run and the items in its outputs, and check that none is lost.
 
-    Each pushed request must be ready, waiting, in flight, done or failed. The exit code is 1 if the numbers do not
-    add up.
+    Each pushed request must be ready, waiting, in flight, done or failed. Items are counted where they are: see
+    `shoal outputs`. The exit code is 1 if the numbers do not add up, or if an output lacks items.
     """
 
-    async def work() -> tuple[Stats, bool, list[Rewind]]:
+    async def work() -> tuple[Stats, bool, list[Rewind], bool]:
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
             counted, kept = await store.audit(), await store.stats()
             _print_ledger(run, counted, await store.dead_kinds())
             if counted != kept:
                 print(f"\nthe stored counters differ: {kept}")
-            return counted, counted.balanced and counted == kept, await store.rewinds()
+            reports = await reports_of(run, store, output)
+            if reports:
+                print("\noutputs")
+                print_outputs(run.run_id, reports, frontier)
+            complete = not any(report.missing or report.surplus for report in reports)
+            return counted, counted.balanced and counted == kept, await store.rewinds(), complete
 
-    counted, balanced, rewinds = asyncio.run(work())
+    counted, balanced, rewinds, complete = asyncio.run(work())
     print()
-    for line in _verdict(counted, balanced, rewinds):
+    for line in _verdict(counted, balanced, rewinds, complete):
         print(line)
-    if not balanced:
+    if not balanced or not complete:
         sys.exit(1)
 
 
-def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind]) -> list[str]:
-    """What the ledger means. "Nothing lost" is certain only for a finished run on a store that never went back."""
+def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind], complete: bool) -> list[str]:
+    """What the ledger means. "Nothing lost" is certain only for a finished run on a store that never went back, and
+    only if its outputs have all items."""
     if not balanced:
         return ["NOT BALANCED: this is a bug in Shoal, or another program wrote to the store"]
     lines = []
@@ -61,6 +68,8 @@ def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind]) -> list[st
         lines.append("balanced, but seeding is not finished: start requests may be missing")
     elif stats.remaining:
         lines.append(f"balanced: {stats.remaining} requests left")
+    elif not complete:
+        lines.append("balanced, but an output does not have the items of the run: see above")
     elif not rewinds:
         lines.append("balanced: nothing lost")
     else:

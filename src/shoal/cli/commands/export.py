@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Annotated, Literal
+
+import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, outputs_of
@@ -18,10 +21,22 @@ app = Commands()
     examples="""
     shoal export --frontier sqlite:///books.db -o books.csv
     shoal export books_1 --frontier redis://host -o books.parquet
+    shoal export books_1 --frontier redis://host --missing -o postgresql://user@host/shop
     """
 )
-def export(output: Output = [], replace: Replace = [], run_id: NewestRun = None, frontier: FrontierUrl = None) -> None:
-    """Write all items of a run to files or databases."""
+def export(
+    output: Output = [],
+    replace: Replace = [],
+    run_id: NewestRun = None,
+    frontier: FrontierUrl = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Write only the items that a database or object storage lacks.")
+    ] = False,
+) -> None:
+    """Write all items of a run to files or databases.
+
+    With --missing, rows that are there stay as they are, also those of later runs.
+    """
     from shoal.config import mask
     from shoal.sinks import open_sink
     from shoal.sinks.drainer import export as drain
@@ -34,9 +49,11 @@ def export(output: Output = [], replace: Replace = [], run_id: NewestRun = None,
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
             for spec in outputs:
                 rejects: list[int] = []
-                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append)
+                mode: Literal["all", "missing"] = "missing" if missing else "all"
+                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)
                 count = await drain(store, sink, on_progress=_progress)
-                print(f"wrote {count - sum(rejects)} items to {mask(spec)}", file=sys.stderr)
+                written = getattr(sink, "added", 0) if missing else count - sum(rejects)
+                print(f"wrote {written}{' missing' if missing else ''} items to {mask(spec)}", file=sys.stderr)
                 if rejects:
                     print(f"could not write {sum(rejects)} items to {mask(spec)}", file=sys.stderr)
                 if count < (logged := (await store.stats()).items):

@@ -1,0 +1,126 @@
+"""`shoal outputs`: what the outputs of a run have, and how to complete them."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.help import Commands
+from shoal.cli.options import FrontierUrl, NewestRun, is_replaceable, resolve
+from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.config import mask
+from shoal.errors import ConfigError
+from shoal.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from shoal.monitoring.outputs import OutputReport
+    from shoal.ports import Frontier, Run, Store
+
+CountedOutput = Annotated[
+    list[str],
+    typer.Option("-o", "--output", metavar="URL", help="Count in this database or object storage. Repeatable."),
+]
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal outputs --frontier sqlite:///books.db
+    shoal outputs books_1 --frontier redis://host -o postgresql://user:password@host/shop
+    shoal outputs books_1 forget /out/books.jsonl#web1-8f3ad2c1 --frontier redis://host
+    """
+)
+def outputs(
+    run_id: NewestRun = None,
+    action: Annotated[
+        str | None,
+        typer.Argument(metavar="[forget", help="Forget an output of a machine that is gone.", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="OUTPUT]", show_default=False)] = None,
+    frontier: FrontierUrl = None,
+    output: CountedOutput = [],
+) -> None:
+    """List the outputs of a run: who writes them, how far they are, and how many items they have.
+
+    Items are counted where they are: lines of the file, rows of the table. Outputs on servers need their URL, with -o,
+    unless it is stored with the run. Forget an output whose machine is gone, so that the items of the run are no longer
+    kept for it. The exit code is 1 if items are missing.
+    """
+    if (action, name) != (None, None) and (action != "forget" or name is None):
+        raise ConfigError(f"unknown arguments: {action} {name or ''}; write `shoal outputs RUN forget OUTPUT`")
+
+    async def work() -> tuple[str, list[OutputReport]]:
+        async with opened_store(frontier, readonly=name is None) as store:
+            run, state = await find_run(store, frontier, run_id)
+            if name is not None:
+                await _forget(store, run, state, name)
+                return run.run_id, []
+            return run.run_id, await reports_of(run, state, output)
+
+    chosen, reports = asyncio.run(work())
+    if name is None and not reports:
+        print(f"no process of run {chosen} has opened an output")
+    print_outputs(chosen, reports, frontier)
+    if any(report.missing or report.surplus for report in reports):
+        sys.exit(1)
+
+
+async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list[OutputReport]:
+    from shoal.monitoring.outputs import report_outputs
+
+    return await report_outputs(run, frontier, specs, resolve(None, {}, []).config)
+
+
+async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None:
+    roles = {role.role.removeprefix("sink:"): role for role in await frontier.roles() if role.role.startswith("sink:")}
+    if name not in roles:
+        known = ", ".join(roles) or "none"
+        raise ConfigError(f"run {run.run_id} has no output {name}; it has: {known}{did_you_mean(name, list(roles))}")
+    if not await frontier.forget(f"sink:{name}"):
+        raise ConfigError(f"a process is writing {name} now; stop it first")
+    await record_action(store, "forget output", run.run_id, name, run.project)
+    print(f"run {run.run_id} no longer keeps items for {name}. What is in that output stays there")
+
+
+def print_outputs(run_id: str, reports: Sequence[OutputReport], frontier: str | None) -> None:
+    """One line per output, and the command that completes it."""
+    where = f" --frontier {shlex.quote(mask(frontier))}" if frontier else ""
+    for report in reports:
+        print(f"  {report.name}: {_line(report)}")
+        if report.is_abandoned:
+            print(f"      if that machine is gone: shoal outputs {run_id} forget {shlex.quote(report.role)}{where}")
+        elif report.missing:
+            print(f"      {_repair(run_id, report)}{where}")
+
+
+def _line(report: OutputReport) -> str:
+    writer = f", written by {report.writer}" if report.writer else ""
+    behind = f", {report.logged - report.position:,} not written yet" if report.position < report.logged else ""
+    if report.is_abandoned:
+        return f"abandoned at item {report.position:,} of {report.logged:,} on {report.machine}"
+    if report.count is None:
+        return f"written through item {report.position:,} of {report.logged:,}, not counted: {report.unknown}{writer}"
+    count = report.count
+    rejected = f", {count.rejected:,} could not be stored" if count.rejected else ""
+    if count.items is None:
+        return f"written through item {report.position:,} of {report.logged:,}{rejected}{writer}"
+    what = "rows (one per key) from" if count.is_keyed else "of"
+    verdict = behind
+    if report.missing:
+        verdict = f": {report.missing:,} ARE MISSING"
+    if report.surplus:
+        verdict = f": {report.surplus:,} TOO MANY"
+    return f"{count.items:,} {what} {report.logged:,} items{rejected}{writer}{verdict}"
+
+
+def _repair(run_id: str, report: OutputReport) -> str:
+    """The command that writes the missing items. Repeating the command of the run writes them too."""
+    if is_replaceable(report.spec):
+        return f"shoal export {run_id} -O {shlex.quote(report.spec)}"
+    return f"shoal export {run_id} --missing -o {shlex.quote(mask(report.spec))}"

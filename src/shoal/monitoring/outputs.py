@@ -1,0 +1,122 @@
+"""What the outputs of a run have, counted in the outputs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from shoal.config import Config, mask
+from shoal.errors import RunError, ShoalError
+from shoal.ports import ItemSource, OutputCount, RoleState, Run
+from shoal.runs.start import RunSettings
+from shoal.runs.trust import check_outputs
+from shoal.sinks import open_sink, sink_id
+from shoal.sinks.drainer import COLLECTORS, position_of, state_of
+from shoal.sinks.identity import is_file_role, is_here, machine_of, output_name, path_of
+
+_PASS_IT = "pass its URL with -o to count it"
+
+
+class OutputReport(Struct, frozen=True, kw_only=True):
+    """One output of a run: how far its writer is, and what it has."""
+
+    name: str
+    """Without secrets."""
+    role: str
+    writer: str = ""
+    """The worker or slot that is writing it. Empty: nobody is."""
+    position: int
+    """The number of the last item that its writer saved."""
+    logged: int
+    """How many items the run has."""
+    is_complete: bool
+    """Whether it should have all items: the run is finished, and no process is writing."""
+    spec: str = ""
+    """What to pass with ``-o``. Empty: unknown."""
+    count: OutputCount | None = None
+    unknown: str = ""
+    """Why it could not be counted."""
+    machine: str = ""
+    """The other machine whose file it is. Empty: this one, or a server."""
+
+    @property
+    def expected(self) -> int:
+        """How many items it should have."""
+        return self.logged if self.is_complete else min(self.position, self.logged)
+
+    @property
+    def missing(self) -> int:
+        """How many items it should have and has not. 0 if it could not be counted."""
+        if self.count is None:
+            return 0
+        if self.count.is_keyed or self.count.items is None:
+            return 0 if self.count.position is None else max(0, self.expected - self.count.position)
+        return max(0, self.expected - self.count.rejected - self.count.items)
+
+    @property
+    def surplus(self) -> int:
+        """How many items it has that the run does not have. 0 if it could not be counted."""
+        if self.count is None or self.count.items is None:
+            return 0
+        return max(0, self.count.items - self.logged)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it is a file of another machine that nobody writes, although items are left to write."""
+        return bool(self.machine) and not self.writer and self.position < self.logged
+
+
+async def report_outputs(run: Run, frontier: ItemSource, specs: Sequence[str], config: Config) -> list[OutputReport]:
+    """Count the items in each output that a process of this run has opened.
+
+    ``specs``: outputs of the command line. Files of this machine are found by their path, and the outputs that are
+    stored with the run by their URL, as far as a worker with this ``config`` would write to them."""
+    known, refused = _known_specs(run, specs, config)
+    roles = [role for role in await frontier.roles() if role.role.startswith("sink:")]
+    return [
+        await _report(run, frontier, role, known, refused) for role in roles if not role.role.startswith(COLLECTORS)
+    ]
+
+
+def _known_specs(run: Run, specs: Sequence[str], config: Config) -> tuple[dict[str, str], dict[str, str]]:
+    """By name: the outputs that may be opened; and why others may not."""
+    known, refused = {sink_id(spec): spec for spec in specs}, dict[str, str]()
+    try:
+        stored = RunSettings.of(run).outputs
+    except RunError:  # a run of `shoal run` stores no outputs
+        stored = ()
+    for spec in stored:
+        try:
+            check_outputs(run.run_id, [spec], specs, config)
+            known.setdefault(sink_id(spec), spec)
+        except RunError as exc:
+            refused[mask(spec)] = str(exc)
+    return known, refused
+
+
+async def _report(
+    run: Run, frontier: ItemSource, role: RoleState, known: Mapping[str, str], refused: Mapping[str, str]
+) -> OutputReport:
+    identity = role.role.removeprefix("sink:")
+    spec, unknown, machine = known.get(path_of(identity), ""), "", ""
+    if is_file_role(identity):
+        if await is_here(identity):
+            spec = spec or path_of(identity)
+        else:
+            spec, machine = "", machine_of(identity)
+            unknown = f"it is on {machine}: count it there"
+    elif not spec:
+        unknown = refused.get(identity, _PASS_IT)
+    count = None
+    if spec:
+        try:
+            count = await open_sink(spec, run_id=run.run_id).count(state_of(role.cursor))
+        except ShoalError as exc:
+            unknown = str(exc)
+    return OutputReport(
+        name=output_name(identity), role=identity, writer=(role.holder or "a process") if role.held else "",
+        position=position_of(role.cursor), logged=(await frontier.stats()).items,
+        is_complete=run.state == "finished" and not role.held,
+        spec=spec, count=count, unknown=unknown, machine=machine,
+    )  # fmt: skip

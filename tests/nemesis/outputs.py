@@ -1,0 +1,178 @@
+"""One round: a fleet writes one output while its writer is killed and frozen, its writes arrive late, and the output is
+set back. Then the judge compares the output with the site."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shoal.frontier import open_store
+from shoal.ports import FrontierOptions
+from tests.databases import RedisServer, shared
+from tests.nemesis import judge
+from tests.nemesis.destinations import DESTINATIONS, Destination
+from tests.nemesis.fleet import Fleet
+from tests.nemesis.rounds import wait_for_progress, wait_for_run
+from tests.nemesis.site import Plan, site
+
+PLAN = Plan(pages=250, starts=250, slow_hosts=1, slow_pages=12, crawl_delay=0.5)
+ROLE_SECONDS = 2.0
+"""The role of a writer that is silent for this long goes to another worker."""
+_LATE = (ROLE_SECONDS + 1.0, ROLE_SECONDS + 3.0)
+_END_SECONDS = 90.0
+FAULTS = ("kill", "freeze", "hold", "set back")
+
+
+@dataclass
+class OutputVerdict:
+    """The result of a round. ``problems`` is empty if the output is right and nothing was silent."""
+
+    kind: str
+    seed: int
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    items: int = 0
+    refused: int = 0
+    """Processes that stopped because their output was set back, and said so."""
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        head = f"{self.kind}, seed {self.seed}: {', '.join(self.faults)}; {self.items} items in {self.seconds:.1f} s"
+        return "\n  - ".join([f"{head}; {len(self.problems)} problems", *self.problems])
+
+
+def play(kind: str, folder: Path, seed: int, *, faults: int = 3) -> OutputVerdict:
+    """Crawl the site to its end with this kind of output, with random faults at random moments."""
+    dice = random.Random(seed)
+    verdict = OutputVerdict(kind, seed)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        target = stack.enter_context(site(folder, PLAN))
+        destination = DESTINATIONS[kind](folder)
+        stack.callback(destination.close)
+        fleet = stack.enter_context(
+            Fleet(
+                folder, shared(RedisServer).url, target, workers=2, shared_output=destination.spec,
+                environment=destination.environment, **{"lease.ttl": ROLE_SECONDS, "worker.session": ROLE_SECONDS},
+            )
+        )  # fmt: skip
+        attack = _Attack(dice, destination, fleet, stack)
+        target.hold()
+        fleet.start()
+        wait_for_run(fleet.frontier, fleet.run_id)
+        fleet.work()
+        for moment in sorted(dice.uniform(0.05, 0.85) for _ in range(faults)):
+            if not wait_for_progress(target, fleet, moment):
+                break
+            verdict.faults.append(attack())
+        target.let_go()
+        if not fleet.wait(_END_SECONDS):
+            verdict.problems.append(f"the run did not end in {_END_SECONDS:g} s")
+        verdict.problems += _look(destination, fleet, verdict, "set back" in verdict.faults)
+        items = destination.items()
+        verdict.items = len(items)
+        verdict.problems += judge.judge_visits(target, target.visits())
+        verdict.problems += judge.judge_items(target, items, f"the {kind} output")
+        verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+def _look(destination: Destination, fleet: Fleet, verdict: OutputVerdict, was_set_back: bool) -> list[str]:
+    """The problems of the processes. An output that was set back may stop the run: then the export that the message
+    names must complete it. The audit must agree with the output before and after."""
+    told = [text for text in fleet.exits if "shoal export" in text or "was set back" in text]
+    problems = [text for text in fleet.exits if not (destination.stops_when_set_back and was_set_back and text in told)]
+    verdict.refused = len(told)
+    code, text = fleet.audit_outputs(destination.spec)
+    logged = _logged(fleet)
+    if destination.stops_when_set_back and (told or code):
+        if not told:
+            problems.append(f"the output lacks items and no process said so: {text[-300:]}")
+        fleet.export(destination.spec)
+    elif code:
+        problems.append(f"audit ended with {code}: {text[-600:]}")
+    if not destination.stops_when_set_back and len(destination.items()) != logged:
+        problems.append(f"the output has {len(destination.items())} of {logged} items of the log; audit said: {code}")
+    return problems
+
+
+def _logged(fleet: Fleet) -> int:
+    async def count() -> int:
+        store = await open_store(fleet.frontier)
+        try:
+            return (await (await store.frontier(fleet.run_id, FrontierOptions())).stats()).items
+        finally:
+            await store.close()
+
+    return asyncio.run(count())
+
+
+class _Attack:
+    """Does one random fault at each call, and returns its name."""
+
+    def __init__(self, dice: random.Random, destination: Destination, fleet: Fleet, stack: ExitStack) -> None:
+        self._dice = dice
+        self._destination = destination
+        self._fleet = fleet
+        self._stack = stack
+        self._copy: Any = destination.save()
+        self._writer_pid = 0
+
+    def __call__(self) -> str:
+        name = self._dice.choice([name for name in FAULTS if name != "hold" or self._destination.marks])
+        act: Callable[[], None] = {
+            "kill": partial(self._to_writer, signal.SIGKILL),
+            "freeze": self._freeze,
+            "hold": self._hold,
+            "set back": self._set_back,
+        }[name]
+        act()
+        return name
+
+    def _to_writer(self, number: signal.Signals) -> None:
+        self._writer_pid = writer_pid(self._fleet)
+        self._fleet.signal(self._writer_pid, number)
+
+    def _freeze(self) -> None:
+        """Until another worker has taken over. It wakes up while that one writes."""
+        self._to_writer(signal.SIGSTOP)
+        wake = threading.Timer(self._dice.uniform(*_LATE), self._fleet.signal, (self._writer_pid, signal.SIGCONT))
+        wake.start()
+        self._stack.callback(wake.join)
+
+    def _hold(self) -> None:
+        assert self._destination.proxy is not None
+        self._destination.proxy.hold(self._dice.choice(self._destination.marks), self._dice.uniform(*_LATE))
+
+    def _set_back(self) -> None:
+        """To a copy that is a moment old, or to the beginning."""
+        if self._dice.random() < 0.7:
+            self._copy = self._destination.save()
+        time.sleep(self._dice.uniform(0.3, 2.0))
+        self._destination.set_back(self._copy)
+        self._copy = self._destination.save()
+
+
+def writer_pid(fleet: Fleet) -> int:
+    """The process that writes the output now. 0 if there is none."""
+
+    async def holder() -> str:
+        store = await open_store(fleet.frontier)
+        try:
+            frontier = await store.frontier(fleet.run_id, FrontierOptions())
+            held = [role.holder for role in await frontier.roles() if role.role.startswith("sink:") and role.held]
+            return held[0] if held else ""
+        finally:
+            await store.close()
+
+    name = asyncio.run(holder())
+    return int(name.rsplit("-", 2)[1]) if name else 0
