@@ -70,6 +70,7 @@ REFUSED: dict[str, Call] = NOTICING | {
     "renew": lambda frontier, lease, claim: frontier.renew([lease], 600),
     "reissue": lambda frontier, lease, claim: frontier.reissue([lease], 600, nonce=b"12345678"),
     "claim": lambda frontier, lease, claim: frontier.claim("drain", 600),
+    "forget": lambda frontier, lease, claim: frontier.forget("drain"),
     "advance": lambda frontier, lease, claim: frontier.advance(claim, b"1", 600),
     "relinquish": lambda frontier, lease, claim: frontier.relinquish(claim),
     "read_items": lambda frontier, lease, claim: frontier.read_items(0, 10),

@@ -11,7 +11,7 @@ from shoal.errors import StoreError
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
-from shoal.ports import Completion, FrontierOptions, Run
+from shoal.ports import Claim, Completion, FrontierOptions, RoleState, Run
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
 from tests.contracts.postgres_steps import ask
@@ -137,6 +137,29 @@ async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypa
         await PostgresStore.open(url)
     await new.close()
     await old.close()
+
+
+async def test_tables_from_before_claims_had_epochs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = schema.migrations
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda component: {1: known(component)[1]})
+        old = await PostgresStore.open(url)
+    await old.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
+    await old.close()
+    tables = PostgresAddress.parse(url).schema
+    claims = "SELECT id, 'drain', 7, 9e9, 'far', false, 'w', 1 FROM"
+    await ask(
+        url, f"INSERT INTO {tables}.role (run, role, token, until, cursor, finished, slot, epoch) {claims} {tables}.run"
+    )
+    store = await PostgresStore.open(url)
+    frontier = await store.frontier("run", FrontierOptions())
+    assert await frontier.roles() == [RoleState(role="drain", cursor=b"far", held=True, finished=False, holder="w")]
+    assert await frontier.claim("drain", 600) is None
+    assert await frontier.relinquish(Claim("drain", 7, b"far"))
+    claim = await frontier.claim("drain", 600)
+    assert claim is not None
+    assert (claim.cursor, claim.epoch > 1_600_000_000_000_000) == (b"far", True)
+    await store.close()
 
 
 async def test_tables_of_an_unreleased_version_are_refused(url: str) -> None:

@@ -227,6 +227,28 @@ async def test_a_store_of_an_older_version_is_refused(store: RedisStore, prefix:
         await RedisStore.open(f"{shared(RedisServer).url}?prefix={prefix}")
 
 
+async def test_a_store_from_before_claims_had_epochs(store: RedisStore, prefix: str) -> None:
+    """A worker of an earlier version has claimed the roles."""
+    frontier = await new_run(store)
+    named = await store.frontier("run", FrontierOptions(), Holder("w", 1))
+    held, free = await named.claim("held", TTL), await named.claim("free", TTL)
+    assert held
+    assert free
+    assert await named.advance(held, b"far", TTL)
+    assert await named.relinquish(free)
+    async with raw(shared(RedisServer)) as client:
+        assert await client.delete(f"{{{prefix}}}:run:1:claim") == 1
+    assert {state.role: (state.cursor, state.held, state.holder) for state in await frontier.roles()} == {
+        "held": (b"far", True, ""), "free": (b"", False, ""),
+    }  # fmt: skip
+    assert await frontier.claim("held", TTL) is None
+    assert await named.relinquish(held.moved_to(b"far"))
+    for before in (held, free):
+        again = await frontier.claim(before.role, TTL)
+        assert again is not None
+        assert again.epoch > before.epoch
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

@@ -164,6 +164,7 @@ async def test_after_a_rewind_nothing_is_done_until_it_is_recovered(server: Rewi
             lambda: frontier.renew([other], TTL),
             lambda: frontier.reissue([other], TTL, nonce=ONE),
             lambda: frontier.claim("seed", TTL),
+            lambda: frontier.forget("drain"),
             lambda: frontier.advance(claim, b"1", TTL),
             lambda: frontier.relinquish(claim),
             lambda: frontier.read_items(0, 5),

@@ -54,7 +54,7 @@ class Calls(ABC):
 
 # -- Redis
 
-_SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"list"}, "items": {b"read", b"trim"}}
+_SUB_KINDS = {"role": {b"claim", b"advance", b"relinquish", b"forget", b"list"}, "items": {b"read", b"trim"}}
 
 
 @cache

@@ -20,6 +20,7 @@ from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.frontier.sqlite import lanes as sqlite_lanes
 from shoal.frontier.sqlite import seen as sqlite_seen
+from shoal.frontier.sqlite.file import VERSION
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run, Store
 from shoal.testing import FakeClock
@@ -273,6 +274,7 @@ async def test_a_readonly_store_cannot_be_changed(store: SQLiteStore, frontier: 
         lambda: seen.fail([Failure(lease=lease, kind="dns", reason="")]),
         lambda: seen.release([lease]),
         lambda: seen.claim("seed", 60),
+        lambda: seen.forget("seed"),
         lambda: seen.trim_items(1),
         lambda: seen.update_host("a.com", HostUpdate(delay=1.0)),
         lambda: seen.retry_dead(),
@@ -327,7 +329,11 @@ async def test_an_empty_file_can_be_used(path: Path) -> None:
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize(
     ("sql", "message"),
-    [("PRAGMA user_version = 99", "newer Shoal"), ("DROP TABLE seen", "damaged: it has no table seen")],
+    [
+        ("PRAGMA user_version = 99", "newer Shoal"),
+        ("PRAGMA user_version = 9", "older Shoal"),
+        ("DROP TABLE seen", "damaged: it has no table seen"),
+    ],
 )
 async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message: str, readonly: bool) -> None:
     await (await SQLiteStore.open(path)).close()
@@ -336,6 +342,41 @@ async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message
     other.close()
     with pytest.raises(StoreError, match=message):
         await SQLiteStore.open(path, readonly=readonly)
+
+
+async def test_a_file_from_before_claims_had_epochs(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
+    """A reader leaves it as it is. A writer adds the epochs, and all else stays."""
+    claim = await (await store.frontier("r", OPTIONS, Holder("w", 1))).claim("drain", 60)
+    assert claim is not None
+    assert await frontier.advance(claim, b"far", 60)
+    await frontier.push([page(1)])
+    await store.close()
+    other = sqlite3.connect(path)
+    other.executescript("ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10")
+    other.close()
+
+    reader = await SQLiteStore.open(path, readonly=True)
+    (seen,) = await (await reader.frontier("r", OPTIONS)).roles()
+    assert (seen.role, seen.cursor, seen.holder) == ("drain", b"far", "w")
+    await reader.close()
+    assert _format_of(path) == 10
+
+    for claims in range(2):  # the second time, nothing is left to change
+        writer = await SQLiteStore.open(path)
+        again = await writer.frontier("r", OPTIONS)
+        successor = await again.claim("drain", 60)
+        assert successor is not None
+        assert (successor.cursor, (await again.stats()).pushed) == (b"far", 1)
+        assert successor.epoch > claim.epoch + claims
+        await writer.close()
+        assert _format_of(path) == VERSION
+
+
+def _format_of(path: Path) -> int:
+    file = sqlite3.connect(path)
+    (version,) = file.execute("PRAGMA user_version").fetchone()
+    file.close()
+    return int(version)
 
 
 async def test_a_damaged_file_is_refused(path: Path) -> None:

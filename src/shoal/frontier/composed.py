@@ -20,7 +20,7 @@ class LocalRoles(Roles, Protocol):
     """The roles of a run, shared by all its workers. A claim names its holder."""
 
     async def claim(
-        self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b""
+        self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"", above: int = 0
     ) -> Claim | None: ...
 
 
@@ -47,7 +47,7 @@ class ComposedFrontier:
         self.beat, self.leave, self.workers = workers.beat, workers.leave, workers.workers
         self.fence_silent = workers.fence_silent
         self.claim, self.advance, self.relinquish = roles.claim, roles.advance, roles.relinquish
-        self.roles = roles.roles
+        self.forget, self.roles = roles.forget, roles.roles
         self.read_items, self.trim_items = items.read_items, items.trim_items
         self.update_host, self.host_states, self.host_state = hosts.update_host, hosts.host_states, hosts.host_state
         self.remember, self.recall = hosts.remember, hosts.recall

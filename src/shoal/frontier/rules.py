@@ -186,6 +186,11 @@ def is_claimable(*, finished: bool, until: float, now: float, held_token: int, t
     return not finished and (until <= now or held_token == token)
 
 
+def claim_epoch(*, now: float, last: int, above: int) -> int:
+    """The epoch of a new claim of a role; ``last`` is the epoch of its last claim, or 0. See `Roles.claim`."""
+    return max(int(now * 1_000_000), last + 1, above + 1)
+
+
 def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
     """StoreRewoundError unless the claim may move the stored cursor to ``cursor``. A repeated move passes."""
     if stored not in (claim.cursor, cursor):

@@ -92,6 +92,8 @@ class FrontierMachine(RuleBasedStateMachine):
         self._spent: list[Taken] = []
         self._neighbour_leases: list[Taken] = []
         self._roles: list[ClaimedRole] = []
+        self._epochs: dict[str, int] = {}
+        """The epoch of the last claim of each role."""
         self._views: dict[Holder, Frontier] = {}
         """The frontiers of the run for the holders of cluster slots."""
 
@@ -308,7 +310,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.pair.model.update_host(host, update)
 
     @rule(
-        how=st.sampled_from(["claim", "advance", "relinquish", "finish"]),
+        how=st.sampled_from(["claim", "advance", "relinquish", "finish", "forget"]),
         name=st.sampled_from(["seed", "drain"]),
         pick=RECENT,
         cursor=CURSORS,
@@ -318,12 +320,22 @@ class FrontierMachine(RuleBasedStateMachine):
     @rare
     def use_a_role(self, how: str, name: str, pick: int, cursor: bytes, ttl: float, slot: str | None) -> None:
         model = self.pair.model
+        if how == "forget":
+            forgets = model.forget(name)
+            assert self._do(self.pair.frontier.forget(name)) == forgets
+            if forgets:
+                self._epochs.pop(name)
+            return
         if how == "claim" or not self._roles:
-            holder = self._holder(slot, 0)
-            made, expected = self._do(self._view(holder).claim(name, ttl)), model.claim(name, ttl, holder)
-            assert (made and made.cursor) == (expected and expected[1])
-            if made and expected:
-                self._roles.append(ClaimedRole(made, expected[0]))
+            holder, last_epoch = self._holder(slot, 0), self._epochs.get(name, 0)
+            above = last_epoch + 1000 * (pick - 1)
+            claimed = self._do(self._view(holder).claim(name, ttl, above=above))
+            expected = model.claim(name, ttl, holder)
+            assert (claimed and claimed.cursor) == (expected and expected[1])
+            if claimed and expected:
+                assert claimed.epoch > max(last_epoch, above)
+                self._epochs[name] = claimed.epoch
+                self._roles.append(ClaimedRole(claimed, expected[0]))
             return
         claim, token = self._roles[-1 - pick % len(self._roles)]
         if how == "advance":

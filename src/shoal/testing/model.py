@@ -75,6 +75,12 @@ class Role:
     cursor: bytes = b""
     finished: bool = False
     holder: Holder | None = None
+    claimed_by: Holder | None = None
+    """The last holder, also when the role is free."""
+    claims: int = 0
+
+    def free(self) -> None:
+        self.token, self.until, self.holder = 0, 0.0, None
 
 
 @dataclass
@@ -220,8 +226,8 @@ class Model:
         """The only process is dead: end all its leases and free its roles."""
         for entry in self.in_state("leased"):
             self.lose(entry)
-        for name, role in self.roles.items():
-            self.roles[name] = Role(cursor=role.cursor, finished=role.finished)
+        for role in self.roles.values():
+            role.free()
 
     def _delay(self, host: str) -> float:
         known = self.world.hosts[host]
@@ -347,9 +353,9 @@ class Model:
         lost = [entry for entry in self.in_state("leased") if self.is_refused(entry.holder)]
         for entry in lost:
             self.lose(entry)
-        for name, role in self.roles.items():
+        for role in self.roles.values():
             if self.is_refused(role.holder):
-                self.roles[name] = Role(cursor=role.cursor, finished=role.finished)
+                role.free()
         return len(lost)
 
     # -- items and dead requests
@@ -391,7 +397,18 @@ class Model:
             return None
         self._tokens += 1
         held.token, held.until, held.holder = self._tokens, self.world.now + ttl, holder
+        held.claimed_by, held.claims = holder, held.claims + 1
         return held.token, held.cursor
+
+    def claimed_roles(self) -> dict[str, Role]:
+        """The roles that exist: those that were claimed, and not forgotten since."""
+        return {name: role for name, role in self.roles.items() if role.claims}
+
+    def forget(self, role: str) -> bool:
+        if role not in self.claimed_roles() or self.roles[role].until > self.world.now:
+            return False
+        del self.roles[role]
+        return True
 
     def advance(self, role: str, token: int, cursor: bytes, ttl: float) -> bool:
         if not self.holds(role, token):
@@ -402,7 +419,8 @@ class Model:
     def relinquish(self, role: str, token: int, *, finished: bool) -> bool:
         if not self.holds(role, token):
             return False
-        self.roles[role] = Role(cursor=self.roles[role].cursor, finished=finished)
+        self.roles[role].free()
+        self.roles[role].finished = finished
         return True
 
     def update_host(self, host: str, update: HostUpdate) -> None:

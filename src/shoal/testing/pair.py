@@ -179,10 +179,14 @@ class Pair:
                 self._do(self.frontier.fence(holder.slot, holder.epoch))
         else:
             assert self._do(self.frontier.fence(holder.slot, holder.epoch)) == self.model.fence(holder)
-        for role in self._do(self.frontier.roles()):
-            known = self.model.roles[role.role]
+        roles, known_roles = self._do(self.frontier.roles()), self.model.claimed_roles()
+        assert {role.role for role in roles} == known_roles.keys()
+        for role in roles:
+            known = known_roles[role.role]
             assert (role.cursor, role.finished) == (known.cursor, known.finished)
             assert role.held == (known.until > self.model.world.now)
+            if known.claimed_by is not None:  # otherwise a backend may name the process
+                assert role.holder == known.claimed_by.slot
 
     # -- inspecting
 

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from shoal.errors import QueueFullError, RunError
-from shoal.ports import Claim, Frontier, FrontierOptions, HostUpdate, Pushed, RoleState, Run, RunState
+from shoal.ports import Claim, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, RoleState, Run, RunState
 from shoal.testing.harness import Harness
 from shoal.testing.steps import TTL, ContractTests, complete, finish_seeding, lease_names, lease_one, page, push
 
@@ -22,9 +22,12 @@ ALLOWED: set[tuple[RunState, RunState]] = {
 }  # fmt: skip
 
 
-async def claim_role(frontier: Frontier, role: str = "seed", ttl: float = TTL) -> Claim:
+NONCE = bytes(range(16))
+
+
+async def claim_role(frontier: Frontier, role: str = "seed", ttl: float = TTL, *, above: int = 0) -> Claim:
     """Claim a role that must be free."""
-    claim = await frontier.claim(role, ttl)
+    claim = await frontier.claim(role, ttl, above=above)
     assert claim is not None
     assert claim.role == role
     return claim
@@ -86,6 +89,110 @@ class RolesContract(ContractTests):
         assert (await frontier.stats()).finished
         assert not (await other.stats()).finished
         assert not await frontier.advance(claim, b"x", TTL)
+
+    # -- epochs
+
+    async def test_every_claim_of_a_role_has_a_larger_epoch(self, harness: Harness, frontier: Frontier) -> None:
+        epochs = []
+        for _ in range(4):  # the clock may stand still
+            claim = await claim_role(frontier, "drain")
+            epochs.append(claim.epoch)
+            assert claim.moved_to(b"1").epoch == claim.epoch
+            assert await frontier.relinquish(claim)
+        expired = await claim_role(frontier, "drain", ttl=5)
+        await harness.advance(5)
+        epochs += [expired.epoch, (await claim_role(await harness.open_run("run"), "drain")).epoch]
+        assert epochs == sorted(set(epochs))
+        assert epochs[0] > 0
+
+    async def test_an_epoch_is_the_time_of_the_store_in_microseconds(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        first = await claim_role(frontier, "a")
+        await harness.advance(10)
+        second = await claim_role(frontier, "b")
+        assert 0 <= second.epoch - first.epoch - 10_000_000 <= 1_000_000 * harness.drift
+
+    async def test_a_claim_above_an_epoch(self, harness: Harness, frontier: Frontier) -> None:
+        before = await claim_role(frontier, "drain")
+        ahead = before.epoch + 3_600_000_000
+        assert await frontier.relinquish(before)
+        claim = await claim_role(frontier, "drain", above=ahead)
+        assert claim.epoch == ahead + 1
+        assert await frontier.relinquish(claim)
+        claim = await claim_role(frontier, "drain", above=before.epoch)  # the role has a larger one
+        assert claim.epoch == ahead + 2
+        assert (await claim_role(frontier, "other", above=ahead)).epoch == ahead + 1
+        assert (await claim_role(frontier, "third")).epoch < ahead
+
+    async def test_a_repeated_claim_has_the_same_epoch(self, harness: Harness, frontier: Frontier) -> None:
+        claim = await frontier.claim("drain", 5, nonce=NONCE)
+        assert claim is not None
+        assert await frontier.claim("drain", 5, nonce=NONCE, above=claim.epoch + 9) == claim
+        await harness.advance(6)  # it has expired, but nobody else has claimed it
+        assert await frontier.claim("drain", 5, nonce=NONCE) == claim
+        assert await frontier.relinquish(claim)
+        later = await frontier.claim("drain", 5, nonce=NONCE)
+        assert later is not None
+        assert later.epoch > claim.epoch
+
+    async def test_the_epoch_of_a_role_survives_a_fence(self, harness: Harness, frontier: Frontier) -> None:
+        old = await harness.open_run("run", holder=Holder("s", 1))
+        claim = await claim_role(old, "drain")
+        assert await old.relinquish(claim)
+        ahead = (await claim_role(old, "drain", above=claim.epoch + 3_600_000_000)).epoch
+        await frontier.fence("s", 2)
+        assert (await claim_role(frontier, "drain")).epoch == ahead + 1
+
+    async def test_the_epoch_of_a_role_survives_a_restart(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("the store does not survive its process")
+        frontier = await harness.open()
+        claim = await claim_role(frontier, "drain", ttl=5)
+        ahead = claim.epoch + 3_600_000_000
+        assert await frontier.relinquish(claim)
+        assert (await claim_role(frontier, "drain", ttl=5, above=ahead)).epoch == ahead + 1
+        frontier = await harness.reopen()
+        await harness.advance(5)
+        assert (await claim_role(frontier, "drain")).epoch == ahead + 2
+
+    # -- forgotten roles
+
+    async def test_a_role_that_nobody_holds_can_be_forgotten(self, harness: Harness, frontier: Frontier) -> None:
+        free, finished = await claim_role(frontier, "free"), await claim_role(frontier, "finished")
+        assert await frontier.advance(free, b"far", TTL)
+        assert await frontier.relinquish(free)
+        assert await frontier.relinquish(finished, finished=True)
+        expired = await claim_role(frontier, "expired", ttl=5)
+        held = await claim_role(frontier, "held", ttl=50)
+        await harness.advance(10)
+        forgotten = {name: await frontier.forget(name) for name in ("free", "finished", "expired", "held", "unknown")}
+        assert forgotten == {"free": True, "finished": True, "expired": True, "held": False, "unknown": False}
+        assert [state.role for state in await frontier.roles()] == ["held"]
+        assert not await frontier.forget("free")
+        assert not await frontier.advance(expired, b"late", TTL)
+        assert not await frontier.relinquish(expired)
+        assert await frontier.advance(held, b"on", TTL)
+        again = await claim_role(frontier, "free")
+        assert again.cursor == b""
+        assert again.epoch > free.epoch  # the time orders them
+        assert (await claim_role(frontier, "finished")).cursor == b""
+
+    async def test_only_the_role_of_its_own_run_is_forgotten(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("second")
+        for run in (frontier, other):
+            await run.relinquish(await claim_role(run, "drain"))
+        assert await frontier.forget("drain")
+        assert await frontier.roles() == []
+        assert [state.role for state in await other.roles()] == ["drain"]
+
+    async def test_a_forgotten_role_stays_forgotten_after_a_restart(self, harness: Harness) -> None:
+        if not harness.durable:
+            pytest.skip("the store does not survive its process")
+        frontier = await harness.open()
+        await frontier.relinquish(await claim_role(frontier, "drain"))
+        assert await frontier.forget("drain")
+        assert await (await harness.reopen()).roles() == []
 
     # -- seeding
 
@@ -296,12 +403,29 @@ class RolesContract(ContractTests):
         await harness.open_run("other")
         states = {state.role: state for state in await frontier.roles()}
         assert states == {
-            "seed": RoleState(role="seed", cursor=b"", held=False, finished=True),
-            "sink:x": RoleState(role="sink:x", cursor=b"far", held=True, finished=False),
+            "seed": RoleState(role="seed", cursor=b"", held=False, finished=True, holder=states["seed"].holder),
+            "sink:x": RoleState(
+                role="sink:x", cursor=b"far", held=True, finished=False, holder=states["sink:x"].holder
+            ),
         }
         await harness.advance(5)
         assert [state.held for state in await frontier.roles()] == [False, False]
         assert await harness.frontiers["other"].roles() == []
+
+    async def test_a_role_names_who_claimed_it_last(self, harness: Harness, frontier: Frontier) -> None:
+        first = await harness.open_run("run", holder=Holder("worker-1", 1))
+        second = await harness.open_run("run", holder=Holder("wörker/2", 1))
+        for worker in (first, second):
+            await worker.relinquish(await claim_role(worker, "drain"))
+        seed = await claim_role(first, ttl=5)
+        await first.push([], seed=seed, cursor=b"1")
+        await claim_role(first, "fenced")
+        await claim_role(first, "unnamed", ttl=5)
+        await frontier.fence("worker-1", 2)
+        await claim_role(frontier, "unnamed")  # a store in another process names the process that claimed it
+        holders = {state.role: state.holder for state in await frontier.roles()}
+        assert holders.pop("unnamed") != "worker-1"
+        assert holders == {"drain": "wörker/2", "seed": "worker-1", "fenced": "worker-1"}
 
     # -- halted and deleted runs
 

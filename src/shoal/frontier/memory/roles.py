@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from shoal.frontier.rules import check_cursor, check_fence, claim_token, is_claimable, is_fenced, new_nonce
+from shoal.frontier.rules import (
+    check_cursor,
+    check_fence,
+    claim_epoch,
+    claim_token,
+    is_claimable,
+    is_fenced,
+    new_nonce,
+)
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
 
@@ -16,9 +24,12 @@ class _Role(Struct):
     cursor: bytes = b""
     finished: bool = False
     holder: Holder | None = None
+    """Who claimed it last. It stays when the role is free."""
+    epoch: int = 0
+    """The epoch of the last claim."""
 
     def free(self) -> None:
-        self.token, self.until, self.holder = 0, 0.0, None
+        self.token, self.until = 0, 0.0
 
 
 class MemoryRoles:
@@ -30,14 +41,25 @@ class MemoryRoles:
         self._epochs: dict[str, int] = {}
         """The earliest epoch of each slot that may still get leases and roles."""
 
-    async def claim(self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"") -> Claim | None:
+    async def claim(
+        self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"", above: int = 0
+    ) -> Claim | None:
         self.check_holder(holder)
         token, now = claim_token(nonce or new_nonce()), self._clock()
         known = self._roles.setdefault(role, _Role())
         if not is_claimable(finished=known.finished, until=known.until, now=now, held_token=known.token, token=token):
             return None
+        if token != known.token:
+            known.epoch = claim_epoch(now=now, last=known.epoch, above=above)
         known.token, known.until, known.holder = token, now + ttl, holder
-        return Claim(role, token, known.cursor)
+        return Claim(role, token, known.cursor, known.epoch)
+
+    async def forget(self, role: str) -> bool:
+        known = self._roles.get(role)
+        if known is None or known.until > self._clock():
+            return False
+        del self._roles[role]
+        return True
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         if not self.is_held(claim):
@@ -60,7 +82,13 @@ class MemoryRoles:
     async def roles(self) -> list[RoleState]:
         now = self._clock()
         return [
-            RoleState(role=name, cursor=role.cursor, held=role.until > now, finished=role.finished)
+            RoleState(
+                role=name,
+                cursor=role.cursor,
+                held=role.until > now,
+                finished=role.finished,
+                holder=role.holder.slot if role.holder else "",
+            )
             for name, role in self._roles.items()
         ]
 

@@ -281,15 +281,20 @@ class PostgresFrontier:
 
     # -- roles and items
 
-    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
         call = self._receipts.begin()
         token = claim_token(nonce or new_nonce())
-        words = (self._run, self._offset(), storable_text(role), token, ttl, *self._holder)
+        words = (self._run, self._offset(), storable_text(role), token, ttl, above, *self._holder)
         rows = await self._database.call("claim", *words)
         if not rows:
             return None
         self._receipts.confirmed(call, role)
-        return Claim(role, token, rows[0][0])
+        return Claim(role, token, *rows[0])
+
+    async def forget(self, role: str) -> bool:
+        self._receipts.check()
+        is_gone: bool = await self._database.value("forget_role", self._run, self._offset(), storable_text(role))
+        return is_gone
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         with self._receipts.watch(claim.role) as call:
@@ -310,7 +315,7 @@ class PostgresFrontier:
 
     async def roles(self) -> list[RoleState]:
         rows = await self._database.call("roles", self._run, self._offset())
-        return [RoleState(role=row[0], cursor=row[1], held=row[2], finished=row[3]) for row in rows]
+        return [RoleState(**row) for row in rows]
 
     async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
         with self._receipts.watch(_ITEMS) as call:

@@ -215,11 +215,15 @@ class RedisFrontier:
 
     # -- roles
 
-    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"") -> Claim | None:
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
         token = claim_token(nonce or new_nonce())
-        words = (storable_bytes(role), pack_token(token), min(ttl, FOREVER))
+        words = (storable_bytes(role), pack_token(token), min(ttl, FOREVER), above)
         answer = await self._run_continued(role, "role", "claim", *words, *self._slot)
         return Claim(role, token, *answer) if answer else None
+
+    async def forget(self, role: str) -> bool:
+        self._receipts.check()
+        return bool(await self._run("role", "forget", storable_bytes(role)))
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         words = (
@@ -235,8 +239,14 @@ class RedisFrontier:
     async def roles(self) -> list[RoleState]:
         answer = await self._run("role", "list")
         return [
-            RoleState(role=name.decode(errors="replace"), cursor=cursor, held=bool(held), finished=bool(finished))
-            for name, held, finished, cursor in zip(*(answer[part::4] for part in range(4)), strict=True)
+            RoleState(
+                role=name.decode(errors="replace"),
+                cursor=cursor,
+                held=bool(held),
+                finished=bool(finished),
+                holder=holder.decode(errors="replace"),
+            )
+            for name, cursor, held, finished, holder in zip(*(answer[part::5] for part in range(5)), strict=True)
         ]
 
     # -- a store that went back in time

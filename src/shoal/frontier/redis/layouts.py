@@ -114,6 +114,8 @@ SIZE = Layout(size=U32)
 
 ROLE = Layout(token=TOKEN, until=F64, finished=U8)
 """Before the cursor of a role."""
+CLAIM = Layout(epoch=U64)
+"""The last claim of a role, before the name of its holder."""
 
 WORKER = Layout(epoch=U64, session=F64, beat_at=F64, pid=U32, machine=TEXT)
 """A worker that sends heartbeats."""
@@ -142,7 +144,7 @@ def lua_literals() -> dict[str, str]:
         "HOW_ENDED": HOW_ENDED, "SETTLED": SETTLED, "HOST": PACKED_HOST, "SETTINGS": SETTINGS, "EVENT": EVENT,
         "TEXT": CAUSE, "RUN_OPTIONS": OPTIONS,
         "UPDATE": UPDATE, "LEARNED": LEARNED, "ITEM_KEY": ITEM_KEY, "KNOWN_ITEM": KNOWN_ITEM, "CHUNK": CHUNK,
-        "REWIND": REWIND, "SIZE": SIZE, "ROLE": ROLE, "WORKER": WORKER,
+        "REWIND": REWIND, "SIZE": SIZE, "ROLE": ROLE, "CLAIM": CLAIM, "WORKER": WORKER,
     }  # fmt: skip
     numbers = {
         **{name.upper(): number for number, name in enumerate(rules.STATE_NAMES)},

@@ -16,7 +16,7 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 - ``run:N:waiting``: requests that wait for another attempt.
 - ``run:N:event``, ``run:N:dead``, ``run:N:kinds``: events of requests, reasons of dead ones, counts by kind.
   ``run:N:refused``: links that found the queue full, best first.
-- ``run:N:role``, ``run:N:items``: roles and the item log.
+- ``run:N:role``, ``run:N:claim``, ``run:N:items``: roles, the last claim of each role, and the item log.
 - ``run:N:sent``: leases that no worker has begun yet.
 - ``run:N:stage:TOKEN``, ``run:N:stages``: links of very large pages on their way into the queue.
 - ``run:N:rewinds``: rewinds of the store that clients noticed.

@@ -25,7 +25,9 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 10
+VERSION = 11
+_UPGRADES = {10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0"}
+"""For each older format that can still be used: the statement that makes it the next one. Readers need none of them."""
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset(
     {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
@@ -111,7 +113,7 @@ class SQLiteFile:
     def _check_format(self, application: int, version: int) -> None:
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is a database of another program; name another file")
-        if version < VERSION:
+        if version < min(_UPGRADES):
             raise StoreError(f"{self.path} was written by an older Shoal (format {version}); name another file")
         if version > VERSION:
             raise StoreError(
@@ -138,9 +140,18 @@ class SQLiteFile:
                 raise StoreError(f"{self.path} is damaged: it has no table {min(missing)}; name another file")
             if not self.readonly:
                 self.db.executescript(_PRAGMAS)
+                self._upgrade(version)
         except BaseException:
             self.db.close()
             raise
+
+    def _upgrade(self, version: int) -> None:
+        """Change a file of an older format, in one transaction."""
+        statements = [_UPGRADES[number] for number in range(version, VERSION)]
+        if statements:
+            self.db.executescript(
+                ";\n".join(("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version = {VERSION}", "COMMIT"))
+            )
 
     # -- the lock
 

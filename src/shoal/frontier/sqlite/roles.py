@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.frontier.rules import check_cursor, check_fence, claim_token, is_claimable, new_nonce
-from shoal.frontier.sqlite.run_file import RunFile
+from shoal.frontier.rules import check_cursor, check_fence, claim_epoch, claim_token, is_claimable, new_nonce
+from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
 
@@ -25,23 +25,34 @@ class SQLiteRoles:
         self._db = run.db
         self._run = run.number
 
-    async def claim(self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"") -> Claim | None:
+    async def claim(
+        self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"", above: int = 0
+    ) -> Claim | None:
         token = claim_token(nonce or new_nonce())
-        return await self._file.change(lambda _, now: self._claim(role, now, now + ttl, holder, token))
 
-    def _claim(self, role: str, now: float, until: float, holder: Holder | None, token: int) -> Claim | None:
-        self.check_holder(holder)
-        row = self._db.execute(
-            "SELECT cursor, until, finished, token FROM role WHERE run = ? AND role = ?", (self._run, role)
-        ).fetchone()
-        cursor, held_until, finished, held_token = row or (b"", 0.0, False, 0)
-        if not is_claimable(finished=finished, until=held_until, now=now, held_token=held_token, token=token):
-            return None
-        self._db.execute(
-            "INSERT OR REPLACE INTO role VALUES (?, ?, ?, ?, ?, 0, ?, ?)",
-            (self._run, role, token, until, cursor, *slot_columns(holder)),
-        )
-        return Claim(role, token, cursor)
+        def claim(_: Ledger, now: float) -> Claim | None:
+            self.check_holder(holder)
+            row = self._db.execute(
+                "SELECT cursor, until, finished, token, claim_epoch FROM role WHERE run = ? AND role = ?",
+                (self._run, role),
+            ).fetchone()
+            cursor, until, finished, held_token, epoch = row or (b"", 0.0, False, 0, 0)
+            if not is_claimable(finished=finished, until=until, now=now, held_token=held_token, token=token):
+                return None
+            if token != held_token:
+                epoch = claim_epoch(now=now, last=epoch, above=above)
+            self._db.execute(
+                "INSERT OR REPLACE INTO role (run, role, token, until, cursor, finished, slot, epoch, claim_epoch)"
+                " VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                (self._run, role, token, now + ttl, cursor, *slot_columns(holder), epoch),
+            )
+            return Claim(role, token, cursor, epoch)
+
+        return await self._file.change(claim)
+
+    async def forget(self, role: str) -> bool:
+        sql = "DELETE FROM role WHERE run = ? AND role = ? AND until <= ?"
+        return await self._file.change(lambda _, now: self._db.execute(sql, (self._run, role, now)).rowcount > 0)
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         return await self._file.change(lambda _, now: self._advance(claim, cursor, now + ttl))
@@ -68,10 +79,10 @@ class SQLiteRoles:
 
     def _roles(self) -> list[RoleState]:
         now = self._file.clock()
-        rows = self._db.execute("SELECT role, cursor, until, finished FROM role WHERE run = ?", (self._run,))
+        rows = self._db.execute("SELECT role, cursor, until, finished, slot FROM role WHERE run = ?", (self._run,))
         return [
-            RoleState(role=role, cursor=cursor, held=until > now, finished=bool(finished))
-            for role, cursor, until, finished in rows
+            RoleState(role=role, cursor=cursor, held=until > now, finished=bool(finished), holder=slot or "")
+            for role, cursor, until, finished, slot in rows
         ]
 
     # -- within a transaction

@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 10;
+PRAGMA user_version = 11;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -123,8 +123,9 @@ CREATE TABLE role (
     until REAL NOT NULL,
     cursor BLOB NOT NULL,
     finished INTEGER NOT NULL,
-    slot TEXT,                             -- the cluster slot of the holder, if it has one
-    epoch INTEGER,
+    slot TEXT,                             -- the worker or cluster slot that claimed it last, if it has a name
+    epoch INTEGER,                         -- of that slot
+    claim_epoch INTEGER NOT NULL DEFAULT 0,  -- of the last claim; 0: it was made before claims had epochs
     PRIMARY KEY (run, role)
 ) WITHOUT ROWID;
 

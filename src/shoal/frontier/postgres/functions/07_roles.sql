@@ -1,9 +1,11 @@
 -- Roles and the item log.
 
--- Claim a role, under a slot if there is one. A call with the token that holds the role is a repeat and succeeds.
+-- Claim a role, under a slot if there is one. A call with the token that holds the role is a repeat and succeeds. The epoch
+-- of the claim is the time in microseconds, but larger than that of the last claim, and than _above.
 CREATE FUNCTION claim(
-    _run integer, _offset double precision, _role text, _token bigint, _ttl double precision, _slot text, _epoch bigint
-) RETURNS TABLE (cursor bytea) LANGUAGE plpgsql AS $$
+    _run integer, _offset double precision, _role text, _token bigint, _ttl double precision, _above bigint,
+    _slot text, _epoch bigint
+) RETURNS TABLE (cursor bytea, claim_epoch bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _now double precision;
@@ -15,12 +17,24 @@ BEGIN
     PERFORM hold_run(_run);
     _now := clock(_offset);
     RETURN QUERY
-        INSERT INTO role AS r (run, role, token, until, cursor, finished, slot, epoch)
-            VALUES (_run, _role, _token, _now + _ttl, '', false, _slot, _epoch)
+        INSERT INTO role AS r (run, role, token, until, cursor, finished, slot, epoch, claim_epoch)
+            VALUES (_run, _role, _token, _now + _ttl, '', false, _slot, _epoch,
+                greatest((_now * 1e6)::bigint, _above + 1))
             ON CONFLICT (run, role) DO UPDATE SET token = excluded.token, until = clock(_offset) + _ttl,
-                slot = excluded.slot, epoch = excluded.epoch
+                slot = excluded.slot, epoch = excluded.epoch,
+                claim_epoch = CASE WHEN r.token = excluded.token THEN r.claim_epoch
+                    ELSE greatest(excluded.claim_epoch, r.claim_epoch + 1) END
                 WHERE NOT r.finished AND (r.until <= clock(_offset) OR r.token = excluded.token)
-            RETURNING r.cursor;
+            RETURNING r.cursor, r.claim_epoch;
+END
+$$;
+
+-- Remove a role. False if it is held, or there is none.
+CREATE FUNCTION forget_role(_run integer, _offset double precision, _role text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM check_run(_run);
+    DELETE FROM role r WHERE r.run = _run AND r.role = _role AND r.until <= clock(_offset);
+    RETURN FOUND;
 END
 $$;
 
@@ -72,10 +86,10 @@ END
 $$;
 
 CREATE FUNCTION roles(_run integer, _offset double precision)
-RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean) LANGUAGE plpgsql AS $$
+RETURNS TABLE (role text, cursor bytea, held boolean, finished boolean, holder text) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-        SELECT r.role, r.cursor, r.token > 0 AND r.until > clock(_offset), r.finished FROM role r
+        SELECT r.role, r.cursor, r.token > 0 AND r.until > clock(_offset), r.finished, coalesce(r.slot, '') FROM role r
         WHERE r.run = _run ORDER BY r.role;
 END
 $$;

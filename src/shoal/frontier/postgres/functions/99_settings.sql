@@ -9,7 +9,7 @@ BEGIN
         SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY(
             '{push, lease, renew, reissue, release, finish, upload, move_chunk, fence, fence_silent, beat, workers, claim, advance,
-              relinquish, read_items, roles, host_states, host_state, recall, stats, find_run, run_state, documents,
+              forget_role, relinquish, read_items, roles, host_states, host_state, recall, stats, find_run, run_state, documents,
               delete_requests, delete_items, delete_lanes}')
     LOOP
         EXECUTE format(

@@ -5,7 +5,7 @@ call('HSET', PREFIX .. 'deleted', own.number, own.name)
 call('HDEL', PREFIX .. 'runs', own.name)
 local parts = {
   '', ':req', ':role', ':items', ':event', ':dead', ':kinds', ':refused', ':waiting', ':open', ':later', ':full', ':slot',
-  ':sent', ':role_slot', ':fence', ':holder', ':worker', ':beat', ':rewinds', ':stages',
+  ':sent', ':claim', ':role_slot', ':fence', ':holder', ':worker', ':beat', ':rewinds', ':stages',
 }
 for _, entry in ipairs(call('LRANGE', STAGES, 0, -1)) do call('UNLINK', stage_key((read(STAGE, entry)))) end
 for _, part in ipairs(parts) do call('UNLINK', own.key .. part) end
