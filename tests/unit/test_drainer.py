@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import FrontierError, SinkError, StoreAwayError, StoreRewoundError
+from shoal.errors import FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.item import encode_item
+from shoal.item import decode_item, encode_item
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, LoggedItem, OutputCount, Run, Sink
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
-from shoal.sinks.drainer import FLUSH_EVERY, Drainer, export
+from shoal.sinks.drainer import FLUSH_EVERY, Drainer, RoleTakenError, export
 
 
 class Clock:
@@ -85,7 +85,7 @@ class SinkWithFaults:
         return state
 
     async def close(self, *, finished: bool) -> None:
-        await self._step("close", lambda: self.sink.close(finished=finished))
+        await self._step("end" if finished else "close", lambda: self.sink.close(finished=finished))
 
     async def count(self, state: bytes) -> OutputCount:
         return await self.sink.count(state)
@@ -305,7 +305,7 @@ async def test_a_crash_at_every_point(tmp_path: Path) -> None:
         if not crashed:
             break
     assert places == {
-        f"{when} {step}" for when in ("before", "after") for step in ("open", "write", "flush", "advance", "close")
+        f"{when} {step}" for when in ("before", "after") for step in ("open", "write", "flush", "advance", "end")
     } | {"before read"}
 
 
@@ -436,7 +436,7 @@ async def test_an_end_that_fails_can_be_repeated(frontier: FrontierWithFaults, t
     path = tmp_path / "out.parquet"
     await log_items(frontier, 10)
     sink = SinkWithFaults(open_sink(str(path)))
-    sink.fault = fail_times(1, "before close", disk_full)
+    sink.fault = fail_times(20, "before end", disk_full)
     drainer = drainer_of(frontier, sink)
     await drainer.start()
     with pytest.raises(SinkError, match="disk is full"):
@@ -446,6 +446,189 @@ async def test_an_end_that_fails_can_be_repeated(frontier: FrontierWithFaults, t
     await drainer.start(wait=0)
     await drainer.finish(True)
     assert path.exists()
+
+
+async def test_an_end_that_fails_once_is_retried(frontier: FrontierWithFaults, tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    await log_items(frontier, 10)
+    sink = SinkWithFaults(open_sink(str(path)))
+    sink.fault = fail_times(1, "before end", disk_full)
+    drainer = drainer_of(frontier, sink)
+    await drainer.start()
+    await drainer.finish(True)
+    assert path.exists()
+
+
+# -- the output refuses old writers, and may be set back
+
+
+class Destination:
+    """An output that knows the epoch of its writer, and its items."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.numbers: list[int] = []
+
+
+class FencedSink:
+    """A sink that keeps the contract with few lines: item N of the log is the N-th entry of the list."""
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self.epoch = 0
+        self.seq = 0
+
+    def check(self, seq: int) -> None:
+        if self.destination.epoch > self.epoch:
+            raise OutputTakenError("out", self.destination.epoch)
+        if len(self.destination.numbers) < seq:
+            raise SinkError("it was set back") from OSError()
+
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        self.epoch, self.seq = epoch, int(state or b"0")
+        self.check(0)
+        self.destination.epoch = epoch
+        del self.destination.numbers[self.seq :]
+        if len(self.destination.numbers) < self.seq:
+            self.seq = len(self.destination.numbers)
+            return self.seq
+        return None
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        self.check(self.seq)
+        self.destination.numbers += [int(str(decode_item(item.payload)[1]["n"])) for item in items]
+        self.seq = items[-1].seq
+
+    async def flush(self) -> bytes:
+        self.check(self.seq)
+        return b"%d" % self.seq
+
+    async def close(self, *, finished: bool) -> None:
+        if finished:
+            self.check(self.seq)
+
+    async def count(self, state: bytes) -> OutputCount:
+        return OutputCount(items=len(self.destination.numbers))
+
+
+async def drained(frontier: FrontierWithFaults, destination: Destination) -> None:
+    drainer = drainer_of(frontier, FencedSink(destination))
+    await drainer.start()
+    await drainer.finish(True)
+
+
+async def test_a_writer_that_lost_its_role_stops(frontier: FrontierWithFaults) -> None:
+    destination = Destination()
+    await log_items(frontier, 10)
+    old = drainer_of(frontier, FencedSink(destination), ttl=0.2)
+    await old.start()
+    await asyncio.sleep(0.3)  # until its role has expired
+    new = drainer_of(frontier, FencedSink(destination))
+    await new.start(wait=0)
+    with pytest.raises(RoleTakenError):
+        await old.finish(True)
+    await new.finish(True)
+    assert destination.numbers == list(range(1, 11))
+
+
+@pytest.mark.parametrize("moment", ["open", "write", "end"])
+async def test_a_writer_that_still_has_its_role_claims_it_above_a_newer_epoch(
+    frontier: FrontierWithFaults, moment: str
+) -> None:
+    """The store went back, and its epochs with it; or another store has a run of the same name."""
+    destination = Destination()
+    far = 2**60
+    if moment == "open":
+        destination.epoch = far
+    await log_items(frontier, 10)
+    async with running(drainer := drainer_of(frontier, FencedSink(destination))):
+        if moment == "write":
+            destination.epoch = far
+            await log_items(frontier, 10, 11)
+            drainer.nudge()
+            await until(lambda: len(destination.numbers) == 20)
+        await until(lambda: drainer.position >= 10)
+        if moment == "end":
+            destination.epoch = far
+        await drainer.finish(True)
+    assert destination.epoch == far + 1
+    assert destination.numbers == list(range(1, 21 if moment == "write" else 11))
+
+
+async def test_two_stores_with_a_run_of_the_same_name(frontier: FrontierWithFaults) -> None:
+    destination = Destination()
+    await log_items(frontier, 10)
+    drainer = drainer_of(frontier, FencedSink(destination))
+    await drainer.start()
+
+    def other_writes(step: str) -> None:
+        if step == "before read":
+            destination.epoch += 2**40
+
+    frontier.fault = other_writes
+    with pytest.raises(SinkError, match="another store has a run of the same name"):
+        await drainer.finish(True)
+
+
+@pytest.mark.parametrize("kept", [0, 7])
+@pytest.mark.parametrize("moment", ["between", "during", "at the end"])
+async def test_an_output_that_was_set_back(frontier: FrontierWithFaults, kept: int, moment: str) -> None:
+    destination = Destination()
+    await log_items(frontier, 20)
+    if moment == "between":
+        await drained(frontier, destination)
+        del destination.numbers[kept:]
+    else:
+        async with running(drainer := drainer_of(frontier, FencedSink(destination))):
+            await until(lambda: drainer.position == 20)
+            del destination.numbers[kept:]
+            if moment == "during":
+                await log_items(frontier, 10, 21)
+                drainer.nudge()
+                await until(lambda: len(destination.numbers) == 30)
+            await drainer.finish(True)
+    await drained(frontier, destination)
+    assert destination.numbers == list(range(1, 31 if moment == "during" else 21))
+
+
+async def test_an_output_that_was_set_back_too_far(frontier: FrontierWithFaults) -> None:
+    """The error names the items that the log no longer has. The cursor stays, so a newer backup can be restored."""
+    destination = Destination()
+    await log_items(frontier, 20)
+    await drained(frontier, destination)
+    newer = list(destination.numbers)
+    await frontier.trim_items(15)
+    del destination.numbers[7:]
+    with pytest.raises(SinkError, match=r"ends with item 7.*begins with item 16.*Items 8 to 15 are missing"):
+        await drained(frontier, destination)
+    destination.numbers = newer
+    await drained(frontier, destination)
+    assert destination.numbers == list(range(1, 21))
+
+
+async def test_the_log_is_not_trimmed_while_an_output_is_behind(frontier: FrontierWithFaults) -> None:
+    """A process that saw the old cursor must not delete the items that the output needs again."""
+    destination = Destination()
+    await log_items(frontier, 20)
+    await drained(frontier, destination)
+    (role,) = await frontier.roles()
+    del destination.numbers[5:]
+    drainer = drainer_of(frontier, FencedSink(destination))
+    await drainer.start()
+    await frontier.trim_items(20, cursors={role.role: role.cursor})
+    await drainer.finish(True)
+    assert destination.numbers == list(range(1, 21))
+
+
+async def test_a_new_output_of_a_trimmed_log(frontier: FrontierWithFaults, caplog: pytest.LogCaptureFixture) -> None:
+    await log_items(frontier, 20)
+    await frontier.trim_items(15)
+    items: list[dict[str, object]] = []
+    drainer = drainer_of(frontier, CollectSink(items))
+    await drainer.start()
+    await drainer.finish(True)
+    assert [item["n"] for item in items] == [16, 17, 18, 19, 20]
+    assert "items 1 to 15 of this run are no longer in its log" in caplog.text
 
 
 # -- the role

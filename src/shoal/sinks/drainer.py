@@ -192,9 +192,10 @@ class Drainer:
         if self._takeovers == _MAX_TAKEOVERS:
             raise SinkError(f"another store has a run of the same name, which also writes to {self._name}") from None
         self._takeovers += 1
-        await self._frontier.relinquish(self._claim)
+        await _until_back(partial(self._frontier.relinquish, self._claim))
         nonce = os.urandom(_NONCE_BYTES)
-        self._claim = await self._frontier.claim(self._role, self._ttl, nonce=nonce, above=taken.epoch)
+        claim = partial(self._frontier.claim, self._role, self._ttl, nonce=nonce, above=taken.epoch)
+        self._claim = await _until_back(claim)
         if self._claim is None:
             raise RoleTakenError(str(taken)) from None
 
@@ -455,6 +456,16 @@ class Drainer:
                 await self._frontier.relinquish(claim)
             except FrontierError as exc:
                 log.warning("can't release the role of %s, which expires in %g s: %s", self._name, self._ttl, exc)
+
+
+async def _until_back(step: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a step while the frontier's server is away."""
+    while True:
+        try:
+            return await step()
+        except StoreAwayError as exc:
+            log.debug("the output waits until the frontier's server responds: %s", exc)
+            await asyncio.sleep(_AWAY_POLL)
 
 
 def is_retryable(error: SinkError | OSError) -> bool:

@@ -135,6 +135,21 @@ class LedgerContract(ContractTests):
         assert await frontier.read_items(numbers[6], 1) == [log[7]]
         assert await frontier.read_items(0, 0) == []
 
+    async def test_the_log_is_trimmed_only_if_the_cursors_are_known(self, frontier: Frontier) -> None:
+        """An output that was set back has moved its cursor back meanwhile."""
+        await push(frontier, 1)
+        (lease,) = (await frontier.lease(1, TTL)).leases
+        await complete(frontier, lease, items=[b"0", b"1"])
+        log = await all_items(frontier)
+        claim = await frontier.claim("sink:out", TTL)
+        assert claim is not None
+        assert await frontier.advance(claim, b"moved back", TTL)
+        for seen in ({"sink:out": b""}, {"sink:out": b"moved back", "sink:unknown": b""}):
+            await frontier.trim_items(log[1].seq, cursors=seen)
+            assert await all_items(frontier) == log
+        await frontier.trim_items(log[1].seq, cursors={"sink:out": b"moved back"})
+        assert await all_items(frontier) == []
+
     async def test_trimming_the_log_removes_only_its_beginning(self, frontier: Frontier) -> None:
         await push(frontier, 1, 2)
         first, second = (await frontier.lease(2, TTL)).leases

@@ -30,7 +30,8 @@ class MemoryFrontier(ComposedFrontier):
     ) -> None:
         """``hosts``, ``runs`` and ``facts`` are shared by all runs of the store."""
         self._requests = requests = Requests(options, hosts)
-        roles, items = MemoryRoles(clock), MemoryItemLog()
+        roles = MemoryRoles(clock)
+        items = MemoryItemLog(roles)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
             options, requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now)

@@ -6,16 +6,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from shoal.frontier.memory.roles import MemoryRoles
 from shoal.ports import LoggedItem
 
 
 class MemoryItemLog:
     """Items in the order in which their pages were completed. See `shoal.ports.ItemLog`.
 
-    Nothing can rewind it, so it ignores the proofs that a server checks (``last``, ``cursors``).
+    Nothing can rewind it, so it does not check ``last``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roles: MemoryRoles) -> None:
+        self._roles = roles
         self.count = 0
         """Items that were ever appended."""
         self._items: deque[LoggedItem] = deque()
@@ -27,6 +29,8 @@ class MemoryItemLog:
         return list(islice(self._items, skip, skip + limit))
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        if not self._roles.have_cursors(cursors or {}):
+            return
         while self._items and self._items[0].seq <= through:
             self._items.popleft()
 

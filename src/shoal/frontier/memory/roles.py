@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -100,6 +100,10 @@ class MemoryRoles:
     def check_cursor(self, claim: Claim, cursor: bytes) -> None:
         """StoreRewoundError unless this claim, which is held, may move its cursor to ``cursor``."""
         check_cursor(claim, self._roles[claim.role].cursor, cursor)
+
+    def have_cursors(self, cursors: Mapping[str, bytes]) -> bool:
+        """Whether these roles have these cursors."""
+        return all(name in self._roles and self._roles[name].cursor == cursor for name, cursor in cursors.items())
 
     def save_cursor(self, role: str, cursor: bytes) -> None:
         self._roles[role].cursor = cursor

@@ -43,9 +43,9 @@ class SQLiteFrontier(ComposedFrontier):
         self._run = run = RunFile(file, number, clock)
         self._seen = seen = Seen(file.db, number)
         self._lanes = lanes = StoredLanes(run, hosts, options)
-        histories, items = Histories(run), SQLiteItemLog(run)
-        self._leases = Leases(run, lanes, hosts, histories, options.max_attempts)
         self._roles = roles = SQLiteRoles(run)
+        histories, items = Histories(run), SQLiteItemLog(run, roles)
+        self._leases = Leases(run, lanes, hosts, histories, options.max_attempts)
         tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
         self._queue = queue = SQLiteQueue(tables, options, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.ports import LoggedItem
 
@@ -26,14 +27,14 @@ def item_ids(run: int) -> tuple[int, int]:
 class SQLiteItemLog:
     """Items in the order in which their pages were completed. See `shoal.ports.ItemLog`.
 
-    Only one process has the file, so nobody can rewind it. It ignores the proofs that a server checks (``last``,
-    ``cursors``).
+    Only one process has the file, so nobody can rewind it, and it does not check ``last``.
 
     The last items are also in memory, for the drainers of this process, which read each item soon after its page.
     """
 
-    def __init__(self, run: RunFile) -> None:
+    def __init__(self, run: RunFile, roles: SQLiteRoles) -> None:
         self._file = run
+        self._roles = roles
         self._db = run.db
         self._first, self._last = item_ids(run.number)
         self._recent: deque[LoggedItem] = deque()
@@ -55,6 +56,8 @@ class SQLiteItemLog:
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
         def step() -> None:
+            if not self._roles.have_cursors(cursors or {}):
+                return
             last = min(self._first + through, self._last)
             self._db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", (self._first, last))
             self._file.file.on_commit(partial(self._forget, through))

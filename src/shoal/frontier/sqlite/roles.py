@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shoal.frontier.rules import check_cursor, check_fence, claim_epoch, claim_token, is_claimable, new_nonce
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
@@ -96,6 +96,11 @@ class SQLiteRoles:
         """StoreRewoundError unless this claim, which is held, may move its cursor to ``cursor``."""
         sql = "SELECT cursor FROM role WHERE run = ? AND role = ?"
         check_cursor(claim, self._db.execute(sql, (self._run, claim.role)).fetchone()[0], cursor)
+
+    def have_cursors(self, cursors: Mapping[str, bytes]) -> bool:
+        """Whether these roles have these cursors."""
+        rows = self._db.execute("SELECT role, cursor FROM role WHERE run = ?", (self._run,))
+        return cursors.items() <= dict(rows.fetchall()).items()
 
     def save_cursor(self, role: str, cursor: bytes) -> None:
         self._db.execute("UPDATE role SET cursor = ? WHERE run = ? AND role = ?", (cursor, self._run, role))
