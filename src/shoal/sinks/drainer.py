@@ -22,7 +22,14 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
+from shoal.errors import (
+    FrontierError,
+    OutputChangedError,
+    OutputTakenError,
+    SinkError,
+    StoreAwayError,
+    StoreRewoundError,
+)
 from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
 
 T = TypeVar("T")
@@ -152,6 +159,8 @@ class Drainer:
             self._position, self._state = _decode_cursor(claim.cursor) if claim.cursor else (0, b"")
             await self._open_sink()
         except BaseException as exc:
+            if isinstance(exc, OutputChangedError):
+                await self._name_trimmed(exc)
             await self._release_role()
             if isinstance(exc, msgspec.MsgspecError):
                 raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
@@ -197,14 +206,25 @@ class Drainer:
 
     async def _check_log(self, last: int) -> None:
         """SinkError unless the log has the item after ``last``."""
-        items = await self._frontier.read_items(last, 1)
-        first = items[0].seq if items else (await self._frontier.stats()).items + 1
+        first = await self._first_after(last)
         if first > last + 1:
             raise SinkError(
                 f"{self._name} was set back: it ends with item {last}, but the log begins with item {first}, because "
                 f"items.keep is false. Items {last + 1} to {first - 1} are missing. Restore a newer backup of the "
                 f"output, or continue without them: `shoal outputs forget RUN {self._name}`"
             )
+
+    async def _name_trimmed(self, error: OutputChangedError) -> None:
+        """Add to the error which items only the output had."""
+        with suppress(FrontierError):
+            first = await self._first_after(0)
+            if first > 1:
+                error.add(f"Items 1 to {first - 1} are no longer in the item log, because items.keep is false")
+
+    async def _first_after(self, seq: int) -> int:
+        """The number of the first item after ``seq`` that the log has or will have."""
+        items = await self._frontier.read_items(seq, 1)
+        return items[0].seq if items else (await self._frontier.stats()).items + 1
 
     async def _take_role(self, wait: float) -> Claim:
         deadline = time.monotonic() + wait
@@ -346,6 +366,9 @@ class Drainer:
             except OutputTakenError:
                 self._is_broken = True  # to open it again, which checks the role
                 continue
+            except OutputChangedError as exc:
+                await self._name_trimmed(exc)
+                raise
             except (SinkError, OSError) as exc:
                 if not is_retryable(exc):
                     raise
