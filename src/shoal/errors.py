@@ -24,6 +24,7 @@
     ├── ItemError                    an item that cannot be stored
     │   └── DropItem                 raised by a pipeline to drop an item
     ├── SinkError                    an output that cannot be opened or written
+    │   ├── OutputChangedError       another program changed the output; it must be restored or replaced
     │   ├── OutputTakenError         the output has a newer writer; nothing was changed
     │   ├── RoleTakenError           another process writes to this output (shoal.sinks)
     │   └── SinkBusyError            another process has locked this output (shoal.sinks)
@@ -160,6 +161,14 @@ class DropItem(ItemError):
 
 class SinkError(ShoalError):
     """An output cannot be opened or written."""
+
+
+class OutputChangedError(SinkError):
+    """Another program removed, moved, replaced or changed the output. The message says what to do."""
+
+    def add(self, sentence: str) -> None:
+        """Add to the message."""
+        self.args = (f"{self}. {sentence}",)
 
 
 class OutputTakenError(SinkError):

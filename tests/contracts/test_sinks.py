@@ -44,19 +44,39 @@ class FileHarness(SinkHarness):
         options += ["replace=yes"] if self.replaces else []
         return open_sink(f"{self.path}?{'&'.join(options)}", run_id=run_id, on_reject=on_reject)
 
+    async def save(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.path.parent.rglob("*") if path.is_file()}
+
+    async def restore(self, saved: dict[Path, bytes]) -> None:
+        """As a backup tool does it: new files replace those that are there."""
+        for path in self.path.parent.rglob("*"):
+            if path.is_file() and path not in saved:
+                path.unlink()
+        for path, content in saved.items():
+            path.parent.mkdir(exist_ok=True)
+            restored = path.with_name(path.name + ".restored")
+            restored.write_bytes(content)
+            restored.rename(path)
+
 
 class JsonLinesHarness(FileHarness):
     ending = "jsonl"
+    stops_when_set_back = True
 
     async def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
 class CsvHarness(FileHarness):
     ending = "csv"
     rejected_item = _TOO_WIDE
+    stops_when_set_back = True
 
     async def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file, strict=True))
 
@@ -64,8 +84,11 @@ class CsvHarness(FileHarness):
 class ParquetHarness(FileHarness):
     ending = "parquet"
     rejected_item = _TOO_WIDE
+    stops_when_set_back = True
 
     async def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
         return list(pq.read_table(self.path).to_pylist())
 
 

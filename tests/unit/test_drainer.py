@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
+from shoal.errors import (
+    FrontierError,
+    OutputChangedError,
+    OutputTakenError,
+    SinkError,
+    StoreAwayError,
+    StoreRewoundError,
+)
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.item import decode_item, encode_item
@@ -768,7 +775,6 @@ async def test_a_drainer_notices_that_its_cursor_went_back_and_starts_over(tmp_p
             await task
     await drainer.start_over()
     assert drainer.position == 20
-    assert numbers(path) == list(range(1, 21))
     task = asyncio.create_task(drainer.run())
     await until(lambda: drainer.position == 45)
     await drainer.finish(True)
@@ -793,3 +799,39 @@ async def test_a_move_of_the_cursor_whose_answer_was_lost_is_repeated_as_it_was(
         await until(lambda: drainer.position == 30)
         await drainer.finish(True)
     assert numbers(path) == list(range(1, 31))
+
+
+# -- a file that another program changed
+
+
+@pytest.mark.parametrize("trimmed", [0, 20])
+async def test_items_that_only_a_changed_file_had_are_named(
+    frontier: FrontierWithFaults, tmp_path: Path, trimmed: int
+) -> None:
+    path = tmp_path / "out.jsonl"
+    await log_items(frontier, 25)
+    drainer = Drainer(frontier, open_sink(str(path)), sink_id(str(path)))
+    async with running(drainer) as task:
+        await until(lambda: drainer.position == 25)
+        await frontier.trim_items(trimmed)
+        path.write_text("")
+        await log_items(frontier, 10, 26)
+        with pytest.raises(OutputChangedError) as raised:
+            await asyncio.wait_for(task, 10)
+    with pytest.raises(OutputChangedError) as at_end:
+        await drainer.finish(finished=True)
+    with pytest.raises(OutputChangedError) as at_start:
+        await Drainer(frontier, open_sink(str(path)), sink_id(str(path))).start()
+    for error in (raised.value, at_end.value, at_start.value):
+        assert str(error).count("Items 1 to 20 are no longer in the item log") == bool(trimmed)
+
+
+async def test_a_removed_file_is_restored_at_the_end(frontier: FrontierWithFaults, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    await log_items(frontier, 25)
+    drainer = Drainer(frontier, open_sink(str(path)), sink_id(str(path)))
+    async with running(drainer):
+        await until(lambda: drainer.position == 25)
+        path.unlink()
+        await drainer.finish(finished=True)
+    assert numbers(path) == list(range(1, 26))

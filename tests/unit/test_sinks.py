@@ -659,7 +659,7 @@ async def test_a_csv_with_another_header(tmp_path: Path) -> None:
     await sink.close(finished=False)
     for text in ("x" + path.read_text()[1:], ""):
         path.write_text(text)
-        with pytest.raises(SinkError, match=r"changed since this run wrote it. Nothing was written"):
+        with pytest.raises(SinkError, match=r"changed since this run wrote it\. Restore the file"):
             await opened(path, state)
         assert path.read_text() == text
     path.write_bytes(b"\xff" * 500)
@@ -1081,7 +1081,7 @@ async def test_a_file_that_another_run_has_replaced(tmp_path: Path, name: str, f
     await other.flush()
     await other.close(finished=True)
     before = everything(tmp_path)
-    with pytest.raises(SinkError, match=r"changed since run one wrote it. Nothing was .*`shoal export one -o FILE`"):
+    with pytest.raises(SinkError, match=r"changed since run one wrote it\. Restore .*`shoal export one -O FILE`"):
         await run_opened(path, "one", state)
     assert everything(tmp_path) == before
 
@@ -1217,7 +1217,7 @@ async def test_a_wider_csv_with_other_bytes(tmp_path: Path) -> None:
     await sink.write(logged([{"c": 1, "d": 2}], 2001))
     await sink.close(finished=False)
     good = path.read_bytes()
-    await (await run_opened(path, "one", state)).close(finished=False)
+    await (await run_opened(path, "one", state)).close(finished=True)
     assert path.read_bytes() == good.removesuffix(b",,1,2\n")
     path.write_bytes(good.replace(b"1999", b"1998"))
     with pytest.raises(SinkError, match="has different content before offset"):

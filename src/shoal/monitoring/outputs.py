@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -12,8 +13,8 @@ from shoal.ports import ItemSource, OutputCount, RoleState, Run
 from shoal.runs.start import RunSettings
 from shoal.runs.trust import check_outputs
 from shoal.sinks import open_sink, sink_id
-from shoal.sinks.drainer import COLLECTORS, position_of, state_of
-from shoal.sinks.identity import is_file_role, is_here, machine_of, output_name, path_of
+from shoal.sinks.drainer import COLLECTORS, PREFIX, host_of, output_name, read_cursor, split_role
+from shoal.sinks.identity import is_here
 
 _PASS_IT = "pass its URL with -o to count it"
 
@@ -73,7 +74,7 @@ async def report_outputs(run: Run, frontier: ItemSource, specs: Sequence[str], c
     ``specs``: outputs of the command line. Files of this machine are found by their path, and the outputs that are
     stored with the run by their URL, as far as a worker with this ``config`` would write to them."""
     known, refused = _known_specs(run, specs, config)
-    roles = [role for role in await frontier.roles() if role.role.startswith("sink:")]
+    roles = [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
     return [
         await _report(run, frontier, role, known, refused) for role in roles if not role.role.startswith(COLLECTORS)
     ]
@@ -98,25 +99,33 @@ def _known_specs(run: Run, specs: Sequence[str], config: Config) -> tuple[dict[s
 async def _report(
     run: Run, frontier: ItemSource, role: RoleState, known: Mapping[str, str], refused: Mapping[str, str]
 ) -> OutputReport:
-    identity = role.role.removeprefix("sink:")
-    spec, unknown, machine = known.get(path_of(identity), ""), "", ""
-    if is_file_role(identity):
-        if await is_here(identity):
-            spec = spec or path_of(identity)
-        else:
-            spec, machine = "", machine_of(identity)
-            unknown = f"it is on {machine}: count it there"
+    place, identity = split_role(role.role)
+    position, state = read_cursor(role.cursor)
+    spec, unknown, machine = known.get(place, ""), "", ""
+    if identity and await is_here(place, identity):
+        spec = spec or place
+    elif identity:
+        spec, machine = "", host_of(role.role)
+        unknown = f"it is a file on {machine}; count it there"
+    elif not spec and os.path.isabs(place):  # a file that is identified by its path
+        spec = place
     elif not spec:
-        unknown = refused.get(identity, _PASS_IT)
+        unknown = refused.get(place, _PASS_IT)
     count = None
     if spec:
         try:
-            count = await open_sink(spec, run_id=run.run_id).count(state_of(role.cursor))
+            count = await open_sink(spec, run_id=run.run_id).count(state)
         except ShoalError as exc:
             unknown = str(exc)
     return OutputReport(
-        name=output_name(identity), role=identity, writer=(role.holder or "a process") if role.held else "",
-        position=position_of(role.cursor), logged=(await frontier.stats()).items,
+        name=output_name(role.role),
+        role=role.role.removeprefix(PREFIX),
+        writer=(role.holder or "a process") if role.held else "",
+        position=position,
+        logged=(await frontier.stats()).items,
         is_complete=run.state == "finished" and not role.held,
-        spec=spec, count=count, unknown=unknown, machine=machine,
-    )  # fmt: skip
+        spec=spec,
+        count=count,
+        unknown=unknown,
+        machine=machine,
+    )

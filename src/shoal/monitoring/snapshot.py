@@ -15,7 +15,7 @@ from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
 from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
 from shoal.runs.queries import run_options
-from shoal.sinks.drainer import position_of
+from shoal.sinks.drainer import output_name, position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
 MAX_RUNS = 50
@@ -190,6 +190,6 @@ class SnapshotTaker:
 def _output(role: RoleState, stats: Stats) -> OutputState:
     written = min(position_of(role.cursor), stats.items)
     return OutputState(
-        name=role.role.partition(":")[2], written=written, lag=stats.items - written, held=role.held,
+        name=output_name(role.role), written=written, lag=stats.items - written, held=role.held,
         finished=role.finished,
     )  # fmt: skip

@@ -322,9 +322,9 @@ class Crawl:
         make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
         ttl = min(ROLE_TTL, self.config.lease.ttl)
         drainers: list[Drainer | StandbyDrainer] = [
-            StandbyDrainer(frontier, partial(make_sink, spec), sink_id(spec), ttl=ttl)
+            StandbyDrainer(frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl)
             if shared
-            else Drainer(frontier, make_sink(spec), sink_id(spec))
+            else Drainer(frontier, make_sink(spec), await self._life.role_of(spec))
             for spec in self.outputs
         ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on

@@ -33,6 +33,8 @@ from shoal.runs.plan import Output, Plan
 from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
+from shoal.sinks import sink_id
+from shoal.sinks.identity import output_role
 
 log = logging.getLogger("shoal.run")
 
@@ -122,6 +124,14 @@ class RunLifecycle:
         """Count items that an output could not take."""
         if self.engine is not None:
             self.engine.counters.item_errors += count
+
+    async def role_of(self, spec: str) -> str:
+        """The name of the role of an output's drainer. No other process ever takes part in a private run, so there the
+        name of the output is enough."""
+        assert self.frontier is not None
+        if self._plan.is_private:
+            return sink_id(spec)
+        return await self._persist(partial(output_role, spec, self.frontier, self.run_id))
 
     # -- work
 

@@ -181,7 +181,8 @@ class Worker:
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
         return [
-            StandbyDrainer(frontier, partial(make_sink, spec), identity, ttl=ttl) for identity, spec in specs.items()
+            StandbyDrainer(frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl)
+            for spec in specs.values()
         ]
 
 

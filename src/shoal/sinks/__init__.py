@@ -49,7 +49,8 @@ _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
     "parquet": {"max_columns": "max_columns=N", "replace": "replace=yes"},
     "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
 }
-"""The options of files and SQLite, and how to write them."""
+"""The options of files and SQLite, and how to write them. All of them have ``identity``, too."""
+_IDENTITY = {"identity": "identity=path"}
 _PART_OPTIONS = {"part_mb": "part_mb=N", "part_seconds": "part_seconds=N"}
 """The options of object storage, in addition to those of the format."""
 _MAX_COLUMNS: dict[_Kind, int] = {"postgresql": 400, "mysql": 180}
@@ -72,6 +73,8 @@ class _Target(Struct, frozen=True):
     """Whether CSV cells may be formulas."""
     replaces: bool = False
     """Whether a file that another run wrote is replaced."""
+    by_path: bool = False
+    """Whether the path alone identifies a file."""
     place: ObjectPlace | None = None
     """In object storage."""
     part_mb: float | None = None
@@ -136,7 +139,7 @@ def _open_objects(target: _Target, place: ObjectPlace, options: TableOptions) ->
 
 
 def sink_id(spec: str) -> str:
-    """A name for the output, without secrets, equal for every spelling of it. It names the role of its drainer."""
+    """A name for the output, without secrets, equal for every spelling of it."""
     target = _parse(spec)
     if target.kind == "stdout":
         return "-"
@@ -152,6 +155,17 @@ def sink_id(spec: str) -> str:
         name = target.server.name
         options += [] if target.server.schema is None else [f"schema={target.server.schema}"]
     return name if not options else f"{name}?{'&'.join(options)}"
+
+
+def file_of(spec: str) -> str | None:
+    """The real path of an output that is a file with an identity (see `shoal.sinks.identity`); None for others."""
+    target = _parse(spec)
+    is_file = target.kind in _FILE_OPTIONS and target.place is None and not target.by_path
+    return os.path.realpath(target.path) if is_file else None
+
+
+def is_sqlite(spec: str) -> bool:
+    return _parse(spec).kind == "sqlite"
 
 
 def is_shared(spec: str) -> bool:
@@ -211,19 +225,19 @@ def _parse_sqlite(spec: str, rest: str) -> _Target:
 
 
 def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
-    options, known = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS.get(kind, {})
+    options, known = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS[kind] | _IDENTITY
     try:
         if options.keys() - known.keys() or options.get("formulas", "escape") != "escape":
             raise ValueError
-        if options.get("replace", "yes") != "yes":
+        if options.get("replace", "yes") != "yes" or options.get("identity", "path") != "path":
             raise ValueError
         table, key, max_columns = _table_options(kind, options)
     except ValueError:
-        allowed = f"?{'&'.join(known.values())}" if known else "none"
-        raise SinkError(f"{spec!r}: invalid option after the file name; allowed: {allowed}") from None
+        allowed = "&".join(known.values())
+        raise SinkError(f"{spec!r}: invalid option after the file name; allowed: ?{allowed}") from None
     return _Target(
         kind, path, table, key=key, max_columns=max_columns, formulas="formulas" not in options,
-        replaces="replace" in options,
+        replaces="replace" in options, by_path="identity" in options,
     )  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import BinaryIO
 
 from shoal.item import as_text
-from shoal.ports import LoggedItem
-from shoal.sinks.files import LARGE, Saved, encode_saved, load_saved
+from shoal.ports import LoggedItem, OutputCount
+from shoal.sinks.files import LARGE, Saved, count_in_file, encode_saved, load_saved
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.rejects import Rejects
 from shoal.sinks.storage import BLOCK, GrowingFile, checksum, in_thread, storage_errors, unwritten
@@ -36,26 +38,27 @@ class CsvSink:
         self._fields: list[str] = []
         """The header: the names as they are in the file."""
         self._rows = 0
+        self._rejected = 0
+        """Items that are not in the file, although the run has written up to here."""
         self._seq = 0
 
     # -- open
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()
-        await in_thread(self._open, load_saved(self._file, state))
+        await in_thread(self._open, load_saved(self._file, state), epoch)
+        return None
 
-    def _open(self, saved: Saved | None) -> None:
-        self._file.open(saved.offset if saved is not None else 0, fresh=saved is None)
+    def _open(self, saved: Saved | None, epoch: int) -> None:
+        self._file.open(saved.offset if saved is not None else 0, fresh=saved is None, epoch=epoch)
+        saved = saved or Saved()
         try:
-            fields, offset = self._locate(saved) if saved is not None and saved.rows else ([], 0)
-            if saved is None:
-                self._file.clear_later()
-            else:
-                self._file.truncate(offset)
+            fields, offset = self._locate(saved) if saved.rows else ([], 0)
         except BaseException:
             self._file.close()
             raise
-        self._fields, self._rows, self._seq = fields, saved.rows if saved is not None else 0, 0
+        self._file.keep(offset)
+        self._fields, self._rows, self._rejected, self._seq = fields, saved.rows, saved.rejected, 0
 
     def _locate(self, saved: Saved) -> tuple[list[str], int]:
         """The current header of the file, and the offset at which the saved content ends."""
@@ -72,10 +75,9 @@ class CsvSink:
         return fields, offset
 
     def _read_header(self) -> list[str]:
-        path = self._file.path
         try:
-            with storage_errors(path), open(path, encoding="utf-8", newline="") as file:
-                return next(csv.reader(file), [])
+            with storage_errors(self._file.path), self._file.reader() as file:
+                return next(csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline="")), [])
         except (UnicodeDecodeError, csv.Error):
             raise self._file.changed("has a different header") from None
 
@@ -83,7 +85,7 @@ class CsvSink:
         """The last block before an offset, as it was before the file got more columns."""
         padding = b"," * (len(fields) - len(saved))
         tail = encode_header(saved)
-        with storage_errors(self._file.path), open(self._file.path, "rb") as file:
+        with storage_errors(self._file.path), self._file.reader() as file:
             position = file.seek(len(encode_header(fields)))
             for line, is_row_end in _row_ends(file):
                 position += len(line)
@@ -109,7 +111,10 @@ class CsvSink:
                 self._append(fields, lines, len(rows), items[-1].seq)
             else:
                 await in_thread(self._append, fields, lines, len(rows), items[-1].seq)
+        else:
+            self._rejected += len(rows)
         self._seq = items[-1].seq
+        self._rejected += len(rejects)
         self._rejects.add(rejects)
 
     def _append(self, fields: list[str], lines: bytes, count: int, seq: int) -> None:
@@ -142,14 +147,22 @@ class CsvSink:
     def _flush(self) -> bytes:
         file = self._file
         file.sync()
-        check = checksum(file.tail(file.size))
-        return encode_saved(Saved(file.run_id, file.size, check, self._rows, self._fields if self._rows else []))
+        file.check()
+        check, fields = checksum(file.tail(file.size)), self._fields if self._rows else []
+        return encode_saved(Saved(file.run_id, file.size, check, self._rows, fields, self._rejected))
 
     async def close(self, *, finished: bool) -> None:
         if finished:
             self._rejects.finish()
-            await in_thread(self._file.clear)
-        self._file.close()
+        await in_thread(partial(self._file.end, finished=finished))
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await in_thread(count_in_file, self._file, load_saved(self._file, state), _count_rows)
+
+
+def _count_rows(file: BinaryIO) -> int:
+    """The rows of a file, without its header."""
+    return max(0, sum(is_row_end for _, is_row_end in _row_ends(file)) - 1)
 
 
 # -- cells

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -22,7 +23,14 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
+from shoal.errors import (
+    FrontierError,
+    OutputChangedError,
+    OutputTakenError,
+    SinkError,
+    StoreAwayError,
+    StoreRewoundError,
+)
 from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
 
 T = TypeVar("T")
@@ -37,6 +45,9 @@ _AWAY_POLL = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 _NONCE_BYTES = 16
+PREFIX = "sink:"
+"""With which the roles of drainers begin."""
+_IDENTITY = re.compile(r"(.+)#(([A-Za-z0-9.-]+)-[0-9a-f]{8})", re.DOTALL)
 _MAX_TAKEOVERS = 3
 """How often a drainer that still holds its role takes its output from another writer before it gives up."""
 
@@ -49,20 +60,35 @@ class RoleTakenError(SinkError):
     """Another process of the run holds the role of this output."""
 
 
+def read_cursor(cursor: bytes) -> tuple[int, bytes]:
+    """The position in the log and the state of the sink there; (0, b"") if the cursor can't be read."""
+    try:
+        return _decode_cursor(cursor) if cursor else (0, b"")
+    except msgspec.MsgspecError:
+        return 0, b""
+
+
 def position_of(cursor: bytes) -> int:
     """The position in the log of this cursor; 0 if it can't be read."""
-    try:
-        return _decode_cursor(cursor)[0] if cursor else 0
-    except msgspec.MsgspecError:
-        return 0
+    return read_cursor(cursor)[0]
 
 
-def state_of(cursor: bytes) -> bytes:
-    """The state of the sink in this cursor; empty if it can't be read."""
-    try:
-        return _decode_cursor(cursor)[1] if cursor else b""
-    except msgspec.MsgspecError:
-        return b""
+def split_role(role: str) -> tuple[str, str]:
+    """The output that a role names, and the identity of its file; "" if it has none. See `shoal.sinks.identity`."""
+    name = role.removeprefix(PREFIX)
+    match = _IDENTITY.fullmatch(name)
+    return (match[1], match[2]) if match is not None else (name, "")
+
+
+def host_of(role: str) -> str:
+    """The machine on which the file of this role got its identity; "" if it has none."""
+    return split_role(role)[1].rpartition("-")[0]
+
+
+def output_name(role: str) -> str:
+    """The output of a role for people, such as ``/out/books.jsonl (web1)``."""
+    name, host = split_role(role)[0], host_of(role)
+    return f"{name} ({host})" if host else name
 
 
 class Drainer:
@@ -83,13 +109,13 @@ class Drainer:
         poll: float = 1.0,
         retry_delays: tuple[float, ...] = _RETRY_DELAYS,
     ) -> None:
-        """``role`` is what `shoal.sinks.sink_id` returns. ``poll``: seconds between reads of the log without a nudge.
-
-        A sink may have its own ``flush_every``, in seconds.
+        """``role`` is what `shoal.sinks.identity.output_role` returns. ``poll``: seconds between reads of the log
+        without a nudge. A sink may have its own ``flush_every``, in seconds.
         """
         self._frontier = frontier
         self._sink = sink
-        self._role = f"sink:{role}"
+        self._role = PREFIX + role
+        self._name = output_name(role)
         self._ttl = ttl
         self._batch = batch
         self._poll = poll
@@ -164,6 +190,8 @@ class Drainer:
             self._position, self._state = _decode_cursor(claim.cursor) if claim.cursor else (0, b"")
             await self._open_sink()
         except BaseException as exc:
+            if isinstance(exc, OutputChangedError):
+                await self._name_trimmed(exc)
             await self._release_role()
             if isinstance(exc, msgspec.MsgspecError):
                 raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
@@ -210,14 +238,25 @@ class Drainer:
 
     async def _check_log(self, last: int) -> None:
         """SinkError unless the log has the item after ``last``."""
-        items = await self._frontier.read_items(last, 1)
-        first = items[0].seq if items else (await self._frontier.stats()).items + 1
+        first = await self._first_after(last)
         if first > last + 1:
             raise SinkError(
                 f"{self._name} was set back: it ends with item {last}, but the log begins with item {first}, because "
                 f"items.keep is false. Items {last + 1} to {first - 1} are missing. Restore a newer backup of the "
-                f"output, or continue without them: `shoal outputs RUN forget {self._name}`"
+                f"output, or continue without them: `shoal outputs RUN forget '{self._role.removeprefix(PREFIX)}'`"
             )
+
+    async def _name_trimmed(self, error: OutputChangedError) -> None:
+        """Add to the error which items only the output had."""
+        with suppress(FrontierError):
+            first = await self._first_after(0)
+            if first > 1:
+                error.add(f"Items 1 to {first - 1} are no longer in the item log, because items.keep is false")
+
+    async def _first_after(self, seq: int) -> int:
+        """The number of the first item after ``seq`` that the log has or will have."""
+        items = await self._frontier.read_items(seq, 1)
+        return items[0].seq if items else (await self._frontier.stats()).items + 1
 
     async def _take_role(self, wait: float) -> Claim:
         deadline = time.monotonic() + wait
@@ -233,10 +272,6 @@ class Drainer:
                 has_warned = True
                 log.warning("another process is writing to %s, or died; waiting up to %g s", self._name, left)
             await asyncio.sleep(min(left, _CLAIM_POLL))
-
-    @property
-    def _name(self) -> str:
-        return self._role.removeprefix("sink:")
 
     # -- run
 
@@ -359,6 +394,9 @@ class Drainer:
             except OutputTakenError:
                 self._is_broken = True  # to open it again, which checks the role
                 continue
+            except OutputChangedError as exc:
+                await self._name_trimmed(exc)
+                raise
             except (SinkError, OSError) as exc:
                 if not is_retryable(exc):
                     raise

@@ -1,26 +1,30 @@
 """Outputs that grow at their end: JSON lines, and standard output. `shoal.sinks.csvfile` has CSV.
 
-``open`` truncates a file to the offset that its last flush returned. That removes a partial line, and items whose flush
-was never recorded. The state identifies the content by the run and by a checksum of the last block before the offset: a
-different file is an error, and stays unchanged. A new run replaces the file with its first item, or when it ends: a run
-that fails before leaves the file as it was. One process at a time can write to it.
+The first write truncates a file to the offset that its last flush returned. That removes a partial line, and items
+whose flush was never recorded. The state identifies the content by the run and by a checksum of the last block before
+the offset: a different file is an error, and stays unchanged. A new run replaces the file with its first item, or when
+it ends: a run that fails before leaves the file as it was. One process at a time can write to it.
+
+Each flush and the end check the file itself: see `shoal.sinks.storage.GrowingFile`.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import BinaryIO
 
 import msgspec
 
 from shoal.errors import SinkError
 from shoal.item import decode_item
-from shoal.ports import LoggedItem
+from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.recent import Recent
-from shoal.sinks.storage import GrowingFile, checksum, in_thread, storage_errors, unwritten
+from shoal.sinks.storage import GrowingFile, checksum, in_thread, owner_of, storage_errors, unwritten
 
 LARGE = 1 << 20  # bytes; a longer write runs in a thread
 _SEND_TIMEOUT = 100  # milliseconds that a thread waits for the reader of standard output
@@ -28,13 +32,14 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Saved(msgspec.Struct):
-    """The state of a file at a flush. ``rows`` and ``fields`` are for CSV."""
+    """The state of a file at a flush. ``rows``, ``fields`` and ``rejected`` are for CSV."""
 
     run: str = ""
     offset: int = 0
     check: bytes = b""
     rows: int = 0
     fields: list[str] = []
+    rejected: int = 0
 
 
 encode_saved = msgspec.msgpack.Encoder().encode
@@ -52,6 +57,16 @@ def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
     return saved
 
 
+def count_in_file(file: GrowingFile, saved: Saved | None, count: Callable[[BinaryIO], int]) -> OutputCount:
+    """Count the items of the run in its file. They are 0 if the run never wrote it, or another run has replaced it."""
+    items = 0
+    if saved is not None:
+        with storage_errors(file.path), suppress(FileNotFoundError), open(file.path, "rb") as content:
+            if owner_of(content.fileno()) in (None, file.run_id):
+                items = count(content)
+    return OutputCount(items=items, rejected=saved.rejected if saved is not None else 0)
+
+
 # -- JSON lines
 
 
@@ -63,18 +78,16 @@ class JsonLinesSink:
         self._seq = 0
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
-        await in_thread(self._open, load_saved(self._file, state))
+        await in_thread(self._open, load_saved(self._file, state), epoch)
+        return None
 
-    def _open(self, saved: Saved | None) -> None:
+    def _open(self, saved: Saved | None, epoch: int) -> None:
         offset = saved.offset if saved is not None else 0
-        self._file.open(offset, fresh=saved is None)
+        self._file.open(offset, fresh=saved is None, epoch=epoch)
         if saved is not None and checksum(self._file.tail(offset)) != saved.check:
             self._file.close()
             raise self._file.changed(f"has different content before offset {offset}")
-        if saved is None:
-            self._file.clear_later()
-        else:
-            self._file.truncate(offset)
+        self._file.keep(offset)
         self._seq = 0
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
@@ -97,12 +110,21 @@ class JsonLinesSink:
     def _flush(self) -> bytes:
         file = self._file
         file.sync()
+        file.check()
         return encode_saved(Saved(file.run_id, file.size, checksum(file.tail(file.size))))
 
     async def close(self, *, finished: bool) -> None:
-        if finished:
-            await in_thread(self._file.clear)
-        self._file.close()
+        await in_thread(partial(self._file.end, finished=finished))
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await in_thread(count_in_file, self._file, load_saved(self._file, state), _count_lines)
+
+
+def _count_lines(file: BinaryIO) -> int:
+    lines = 0
+    while block := file.read(LARGE):
+        lines += block.count(b"\n")
+    return lines
 
 
 class StreamSink:
@@ -119,6 +141,7 @@ class StreamSink:
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         """Nothing to do: what was sent can't be undone."""
+        return None
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         items = [item for item in items if item not in self._recent]
@@ -144,3 +167,7 @@ class StreamSink:
 
     async def close(self, *, finished: bool) -> None:
         """Nothing to do: standard output stays open."""
+
+    async def count(self, state: bytes) -> OutputCount:
+        """Nobody knows what the reader has."""
+        return OutputCount(items=None)

@@ -1,9 +1,12 @@
 """Items as a Parquet file.
 
 Nothing can be appended to a Parquet file. So items are first written to numbered parts in ``<file>.parts/``. The state
-is the number of parts, and ``open`` deletes later ones. When the run is finished, the parts are merged, and the result
-replaces the file in one step. Until then an earlier file stays unchanged. The merged file records the run and its
-parts, so a run that continues later adds parts to it, and a run whose store was rewound removes the last ones.
+is the number of parts, and the first write after ``open`` deletes later ones. When the run is finished, the parts are
+merged, and the result replaces the file in one step. Until then an earlier file stays unchanged. The merged file
+records the run and its parts, so a run that continues later adds parts to it, and a run whose store was rewound removes
+the last ones.
+
+Each flush and the end check that all parts are still there, and the merged file if the run has one.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from shoal.errors import SinkError
-from shoal.ports import LoggedItem
+from shoal.errors import OutputChangedError, OutputTakenError, SinkError
+from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.arrow import conform, make_table, pa, pq, unify
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.rejects import Reject, Rejects
@@ -27,11 +30,14 @@ from shoal.sinks.storage import (
     TEMPORARY,
     changed,
     checksum,
+    fence,
     in_thread,
     lock,
+    newest_epoch,
     owner_of,
     replace_file,
     set_owner,
+    stat_of,
     storage_errors,
     taken,
     unwritten,
@@ -46,12 +52,15 @@ _PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
 
 
 class _Saved(msgspec.Struct):
-    """The state: the prefix of the parts' names, their number, and a checksum of the end of the last one."""
+    """The state: the prefix of the parts' names, their number, and a checksum of the end of the last one. ``rows``: of
+    all parts; None in states of earlier versions."""
 
     run: str
     parts: int
     run_id: str = ""
     check: bytes = b""
+    rows: int | None = None
+    rejected: int = 0
 
 
 class _Mark(msgspec.Struct):
@@ -77,11 +86,16 @@ class ParquetSink:
         self._path = os.path.realpath(path)
         self._folder = self._path + ".parts"
         self._lock = -1
+        self._epoch = 0
         self._saved = _Saved("", 0)
         self._merged: list[int] = []
         """The number of rows in the merged file up to the end of each part in it."""
-        self._is_own = False
-        """Whether the file is a merged one of this run."""
+        self._merged_status: os.stat_result | None = None
+        """The status of the merged file of this run. None: there is none."""
+        self._part_sizes: dict[str, int] = {}
+        """The size of each part that is not merged yet, by its path."""
+        self._is_settled = False
+        """Whether parts after the saved state were removed."""
         self._seq = 0
         self._items: list[LoggedItem] = []
         self._size = 0
@@ -92,43 +106,86 @@ class ParquetSink:
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()
+        await in_thread(self._open, self._load(state), epoch)
+        return None
+
+    def _load(self, state: bytes) -> _Saved:
         run_id = self._options.run_id
         try:
-            saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id)
+            saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id, rows=0)
         except msgspec.MsgspecError as exc:
             raise SinkError(f"can't read the saved position in {self._path}: {exc}") from exc
         if saved.run_id != run_id:
             raise self._changed(f"belongs to run {saved.run_id} by its saved position")
-        await in_thread(self._open, saved)
+        return saved
 
-    def _changed(self, what: str) -> SinkError:
+    def _changed(self, what: str) -> OutputChangedError:
         return changed(self._path, what, self._options.run_id)
 
-    def _open(self, saved: _Saved) -> None:
+    def _open(self, saved: _Saved, epoch: int) -> None:
         self._close()
         if os.path.isdir(self._path):
             raise SinkError(f"can't write {self._path}: it is a folder; give the name of a file")
         if not saved.parts and not self._options.replaces and self._is_taken():
             raise taken(self._path, None)
         with storage_errors(self._path):
-            with suppress(FileExistsError):
-                os.mkdir(self._folder)
-            self._lock = os.open(self._folder, os.O_RDONLY)
+            self._lock_folder()
         try:
             with self._errors():
-                lock(self._lock, self._path)
-                set_owner(self._lock, self._options.run_id)
-                mark = self._mark(saved)
-                self._saved, self._merged, self._is_own = saved, mark.rows[: saved.parts], mark.run == saved.run
-                self._keep_parts(saved)
-                if len(mark.rows) > saved.parts:
-                    self._replace_merged()
-                names = (name for source in self._sources(saved) for name in pq.read_schema(source).names)
-                self._fields = dict.fromkeys(names)
+                newest = newest_epoch(self._path, self._options.run_id)
+                if 0 < epoch < newest:
+                    raise OutputTakenError(self._path, newest)
+                fence(self._lock, self._path, self._options.run_id, epoch)
+                self._find_parts(saved)
         except BaseException:
             self._close()
             raise
+        self._epoch, self._is_settled = epoch, False
         self._items, self._size, self._seq = [], 0, 0
+
+    def _lock_folder(self) -> None:
+        while True:
+            with suppress(FileExistsError):
+                os.mkdir(self._folder)
+            with suppress(FileNotFoundError):
+                descriptor = os.open(self._folder, os.O_RDONLY)
+                try:
+                    lock(descriptor, self._path)
+                    if self._is_folder(descriptor):
+                        self._lock, descriptor = descriptor, -1
+                        return
+                finally:
+                    if descriptor >= 0:  # perhaps the last writer removed the folder before it released the lock
+                        os.close(descriptor)
+
+    def _is_folder(self, descriptor: int) -> bool:
+        """Whether this descriptor is that of the folder at its path."""
+        at_path = stat_of(self._folder)
+        return at_path is not None and os.path.samestat(at_path, os.fstat(descriptor))
+
+    def _find_parts(self, saved: _Saved) -> None:
+        """Read which parts are merged, and check the others. Nothing is changed."""
+        mark = self._mark(saved.run)
+        self._merged = mark.rows[: saved.parts]
+        self._merged_status = stat_of(self._path) if mark.run == saved.run else None
+        parts = [self._part(saved.run, number) for number in range(len(self._merged), saved.parts)]
+        sizes = {path: status.st_size for path in parts if (status := stat_of(path)) is not None}
+        if len(sizes) < len(parts):
+            raise self._changed(f"or its folder {self._folder} lacks {len(parts) - len(sizes)} of {saved.parts} parts")
+        if parts and checksum(_tail(parts[-1])) != saved.check:
+            raise self._changed(f"has different content in its part {parts[-1]}")
+        rows, fields = self._merged[-1] if self._merged else 0, dict[str, None]()
+        for source in [*([self._path] if self._merged else []), *parts]:
+            try:
+                metadata = pq.read_metadata(source)
+            except pa.ArrowException as exc:
+                raise self._changed(f"has a damaged part {source} ({exc})") from None
+            fields |= dict.fromkeys(metadata.schema.to_arrow_schema().names)
+            rows += metadata.num_rows if source != self._path else 0
+        if saved.rows not in (None, rows):
+            raise self._changed(f"has {rows} rows, but had {saved.rows}")
+        self._saved = msgspec.structs.replace(saved, rows=rows)
+        self._part_sizes, self._fields = sizes, fields
 
     def _is_taken(self) -> bool:
         """Whether another run wrote the file, or parts of it."""
@@ -139,37 +196,32 @@ class ParquetSink:
             return any(True for _ in self._own_files()) and owner_of(self._folder) != self._options.run_id
         return False
 
+    def _settle(self) -> None:
+        """Remove what was written after the saved state, as the only writer."""
+        if self._is_settled:
+            return
+        set_owner(self._lock, self._options.run_id)
+        if len(self._mark(self._saved.run).rows) > self._saved.parts:
+            self._replace_merged()
+        for path in self._own_files():
+            if path not in self._part_sizes:
+                os.unlink(path)
+        self._is_settled = True
+
     def _replace_merged(self) -> None:
         descriptor = replace_file(self._path, self._merge)
         set_owner(descriptor, self._options.run_id)
+        fence(descriptor, self._path, self._options.run_id, self._epoch)
+        self._merged_status = os.fstat(descriptor)
         os.close(descriptor)
 
-    def _mark(self, saved: _Saved) -> _Mark:
+    def _mark(self, run: str) -> _Mark:
         """The metadata of the existing file; empty if another run wrote it."""
         try:
             mark = _decode_mark((pq.read_schema(self._path).metadata or {}).get(_MARK, b""))
         except (FileNotFoundError, pa.ArrowException, msgspec.MsgspecError):
             return _Mark("", [])
-        return mark if mark.run == saved.run else _Mark("", [])
-
-    def _keep_parts(self, saved: _Saved) -> None:
-        """Delete all parts except those that are not merged yet."""
-        wanted = [self._part(saved.run, number) for number in range(len(self._merged), saved.parts)]
-        found = set(self._own_files())
-        if missing := set(wanted) - found:
-            raise self._changed(f"or its folder {self._folder} lacks {len(missing)} of {saved.parts} parts")
-        if wanted and checksum(_tail(wanted[-1])) != saved.check:
-            raise self._changed(f"has different content in its part {wanted[-1]}")
-        for path in found - set(wanted):
-            os.unlink(path)
-
-    def _sources(self, saved: _Saved) -> list[str]:
-        """The files that contain the output."""
-        first = len(self._merged)
-        return [
-            *([self._path] if first else []),
-            *(self._part(saved.run, number) for number in range(first, saved.parts)),
-        ]
+        return mark if mark.run == run else _Mark("", [])
 
     def _own_files(self) -> Iterator[str]:
         for name in os.listdir(self._folder):
@@ -193,23 +245,44 @@ class ParquetSink:
             self._rejects.add(await in_thread(self._write_part, [*self._items, *fresh]))
 
     def _write_part(self, items: list[LoggedItem]) -> list[Reject]:
-        fields = dict.fromkeys(self._fields)
+        fields, saved = dict.fromkeys(self._fields), msgspec.structs.replace(self._saved)
+        before = saved.rows or 0
         rows, rejects = rows_within(items, fields, self._options.max_columns)
         if rows:
             with self._errors():
+                self._check()
+                self._settle()
                 table = make_table(rows)
-                path = self._part(self._saved.run, self._saved.parts)
+                path = self._part(saved.run, saved.parts)
                 os.close(replace_file(path, lambda file: pq.write_table(table, file)))
-                check = checksum(_tail(path))
-            self._saved = _Saved(self._saved.run, self._saved.parts + 1, self._options.run_id, check)
+                self._part_sizes[path] = os.path.getsize(path)
+                saved.parts, saved.check, saved.rows = saved.parts + 1, checksum(_tail(path)), before + table.num_rows
+        saved.rejected += len(items) - (saved.rows or 0) + before
+        self._saved = saved
         self._items, self._size, self._seq, self._fields = [], 0, items[-1].seq, fields
         return rejects
 
     async def flush(self) -> bytes:
         if self._items:
             self._rejects.add(await in_thread(self._write_part, self._items))
+        await in_thread(self._check)
         self._rejects.flush()
         return _encode(self._saved)
+
+    def _check(self) -> None:
+        """OutputChangedError if a part or the merged file is not as this process left it."""
+        with storage_errors(self._path):
+            if self._part_sizes and not self._is_folder(self._lock):
+                raise self._changed(f"lacks its folder {self._folder}, which was removed, moved or replaced")
+            for path, size in self._part_sizes.items():
+                status = stat_of(path)
+                if status is None or status.st_size != size:
+                    state = "no longer exists" if status is None else f"has {status.st_size} bytes, but had {size}"
+                    raise self._changed(f"is incomplete, because its part {path} {state}")
+            if self._merged_status is not None and self._merged:
+                status, before = stat_of(self._path), self._merged_status
+                if status is None or not os.path.samestat(status, before) or status.st_size != before.st_size:
+                    raise self._changed("was removed, replaced or changed while it was written")
 
     # -- close
 
@@ -220,18 +293,23 @@ class ParquetSink:
 
     def _finish(self) -> None:
         try:
-            if self._saved.parts > len(self._merged) or not (self._is_own and os.path.exists(self._path)):
-                with self._errors():
+            with self._errors():
+                self._check()
+                self._settle()
+                if self._part_sizes or self._merged_status is None or stat_of(self._path) is None:
                     self._replace_merged()
-            with storage_errors(self._path):
+                rows = pq.read_metadata(self._path).num_rows
+                if rows != self._saved.rows:
+                    raise self._changed(f"has {rows} rows, but had {self._saved.rows}")
                 for path in self._own_files():
                     os.unlink(path)
         finally:
             self._close()
 
     def _merge(self, file: BinaryIO) -> None:
-        sources, rows_through = self._sources(self._saved), list(self._merged)
-        for source in sources[bool(self._merged) :]:
+        parts, rows_through = list(self._part_sizes), list(self._merged)
+        sources = [self._path, *parts] if self._merged else parts
+        for source in parts:
             rows_through.append((rows_through or [0])[-1] + pq.read_metadata(source).num_rows)
         schema = unify([pq.read_schema(source) for source in sources])
         schema = schema.with_metadata({_MARK: _encode(_Mark(self._saved.run, rows_through))})
@@ -255,6 +333,33 @@ class ParquetSink:
                 if source == self._path:
                     table, left = table.slice(0, left), left - min(left, table.num_rows)
                 yield table
+
+    # -- count
+
+    async def count(self, state: bytes) -> OutputCount:
+        saved = self._load(state)
+        rows = None
+        while rows is None:
+            rows = await in_thread(self._count, saved.run)
+        return OutputCount(items=rows, rejected=saved.rejected)
+
+    def _count(self, run: str) -> int | None:
+        """The rows in the merged file and in parts. None if a writer merged the parts meanwhile."""
+        with self._errors():
+            merged = len(self._mark(run).rows)
+            rows = pq.read_metadata(self._path).num_rows if merged else 0
+            try:
+                names = os.listdir(self._folder)
+            except FileNotFoundError:
+                return rows
+            for name in names:
+                part = _PART.fullmatch(name)
+                if part is not None and part[1] == run and int(part[2]) >= merged:
+                    try:
+                        rows += pq.read_metadata(os.path.join(self._folder, name)).num_rows
+                    except FileNotFoundError:
+                        return None
+        return rows
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +13,24 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import BinaryIO, TypeVar
 
-from shoal.errors import SinkError
+from shoal.errors import OutputChangedError, OutputTakenError, SinkError
 from shoal.ports import LoggedItem
 
 T = TypeVar("T")
 
+log = logging.getLogger("shoal.sinks")
+
 TEMPORARY = ".shoal-tmp"
 BLOCK = 4096
-OUTPUT_MODE = 0o666  # of a new file, restricted by the umask
 """A saved state has a checksum of this many bytes before its offset."""
+OUTPUT_MODE = 0o666  # of a new file, restricted by the umask
+_COPY_BLOCK = 1 << 20
 _OWNER = "user.shoal.run"
 """The extended attribute that names the run that wrote a file. Not every file system supports it."""
+_EPOCH = "user.shoal.epoch"
+"""The extended attribute with the epoch of the last writer, and its run."""
+_unlocked: set[str] = set()
+"""Files on file systems without locks for which a warning was logged."""
 
 
 async def in_thread(work: Callable[..., T], *args: object) -> T:
@@ -71,12 +79,12 @@ def _explain(path: str, exc: OSError) -> str:
             return exc.strerror or str(exc)
 
 
-def changed(path: str, what: str, run_id: str = "") -> SinkError:
+def changed(path: str, what: str, run_id: str = "") -> OutputChangedError:
     """The error for an output that another program changed."""
     run = f"run {run_id}" if run_id else "this run"
-    return SinkError(
-        f"{path} {what}: it changed since {run} wrote it. Nothing was written. Restore the file, choose "
-        f"another output, or write all items of the run to a new file with `shoal export {run_id or 'RUN'} -o FILE`"
+    return OutputChangedError(
+        f"{path} {what}: it changed since {run} wrote it. Restore the file, choose another output, or (if the run is "
+        f"stored) write all its items again with `shoal export {run_id or 'RUN'} -O FILE`"
     )
 
 
@@ -108,6 +116,28 @@ def set_owner(path: str | int, run_id: str) -> None:
             os.removexattr(path, _OWNER)
 
 
+def fence(descriptor: int, path: str, run_id: str, epoch: int) -> None:
+    """Record the epoch of a writer. OutputTakenError if the file has a newer epoch of this run. Epoch 0 has no order.
+
+    While a process has the file locked, no other can write it. The epoch stops a writer that opens the file late, after
+    its successor has written the file and closed it."""
+    if not epoch:
+        return
+    newest = newest_epoch(descriptor, run_id)
+    if newest > epoch:
+        raise OutputTakenError(path, newest)
+    with suppress(OSError, AttributeError):
+        os.setxattr(descriptor, _EPOCH, f"{epoch} {run_id}".encode())
+
+
+def newest_epoch(path: str | int, run_id: str) -> int:
+    """The epoch of the last writer of a file; 0 if it is unknown, or another run wrote the file."""
+    with suppress(OSError, AttributeError, UnicodeDecodeError, ValueError):
+        epoch, _, owner = os.getxattr(path, _EPOCH).decode().partition(" ")
+        return int(epoch) if owner == run_id else 0
+    return 0
+
+
 class SinkBusyError(SinkError):
     """Another process is writing to the output."""
 
@@ -119,8 +149,11 @@ def lock(descriptor: int, path: str) -> None:
     except BlockingIOError:
         raise SinkBusyError(f"another crawl is writing {path}; choose another output") from None
     except OSError as exc:
-        if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # a file system without locks
+        if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
+        if path not in _unlocked:
+            _unlocked.add(path)
+            log.warning("%s is on a file system without locks: make sure that only one process writes it", path)
 
 
 def sync_folder(path: str) -> None:
@@ -136,7 +169,7 @@ def sync_folder(path: str) -> None:
 def replace_file(path: str, write: Callable[[BinaryIO], None], *, mode: int = OUTPUT_MODE) -> int:
     """Write a new file, durably, and rename it to ``path`` in one step. Return its locked descriptor."""
     temporary = path + TEMPORARY
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC, mode)
     try:
         lock(descriptor, path)
         with open(descriptor, "wb", closefd=False) as file:
@@ -153,7 +186,10 @@ def replace_file(path: str, write: Callable[[BinaryIO], None], *, mode: int = OU
 
 
 class GrowingFile:
-    """A file to append to, which can be truncated. All methods block."""
+    """A file to append to, which notices what other programs do to it. All methods block.
+
+    A process has it locked while it is open. A removed file is restored; any other change is an OutputChangedError.
+    """
 
     def __init__(self, path: str, run_id: str = "", *, replaces: bool = True, mode: int = OUTPUT_MODE) -> None:
         """``replaces``: a new run may replace a file that another run wrote. ``mode``: of a file that it creates."""
@@ -162,118 +198,208 @@ class GrowingFile:
         self.path = os.path.realpath(path)
         self.run_id = run_id
         self.size = 0
+        self._epoch = 0
         self._descriptor = -1
         self._is_torn = False
         """Whether an append failed half-way."""
-        self._is_old = False
-        """Whether the file still has the content that it had before."""
+        self._has_rest = False
+        """Whether the file has content that is not kept."""
         self._synced = -1
 
-    def open(self, size: int, *, fresh: bool) -> None:
+    # -- open
+
+    def open(self, size: int, *, fresh: bool, epoch: int = 0) -> None:
         """Open a file that this run wrote and that has at least this size. With ``fresh``, open or create any file.
 
-        The content stays unchanged until ``truncate``.
+        OutputTakenError if a writer with a newer epoch has opened it before.
         """
         self.close()
         with storage_errors(self.path):
+            descriptor = self._open_locked(size)
             try:
-                descriptor = os.open(self.path, os.O_RDWR | (0 if size else os.O_CREAT), self._mode)
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise SinkError(f"can't write {self.path}: it is not a regular file")
+                if not fresh:
+                    self._check_owner(descriptor)
+                elif status.st_size and not self._replaces and (owner := owner_of(descriptor)) != self.run_id:
+                    raise taken(self.path, owner)
+                if status.st_size < size:
+                    raise self.changed(f"has {status.st_size} bytes, but had {size}")
+                fence(descriptor, self.path, self.run_id, epoch)
+                with suppress(FileNotFoundError):
+                    os.unlink(self.path + TEMPORARY)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        self._descriptor, self._epoch, self.size = descriptor, epoch, status.st_size
+        self._is_torn, self._has_rest, self._synced = False, False, -1
+        if not size:
+            sync_folder(self.path)
+
+    def _open_locked(self, size: int) -> int:
+        while True:
+            try:
+                flags = os.O_RDWR | os.O_APPEND | (0 if size else os.O_CREAT)
+                descriptor = os.open(self.path, flags, self._mode)
             except FileNotFoundError:
                 if size and os.path.isdir(os.path.dirname(self.path)):
                     raise self.changed("no longer exists") from None
                 raise
             try:
                 lock(descriptor, self.path)
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode):
-                    raise SinkError(f"can't write {self.path}: it is not a regular file")
-                if not fresh:
-                    self._check_owner(descriptor)
-                elif found.st_size and not self._replaces and (owner := owner_of(descriptor)) != self.run_id:
-                    raise taken(self.path, owner)
-                if found.st_size < size:
-                    raise self.changed(f"has {found.st_size} bytes, but had {size}")
-                with suppress(FileNotFoundError):
-                    os.unlink(self.path + TEMPORARY)
+                if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+                    return descriptor
+            except FileNotFoundError:
+                pass
             except BaseException:
                 os.close(descriptor)
                 raise
-        self._descriptor, self.size, self._is_torn, self._synced = descriptor, found.st_size, False, -1
-        self._is_old = False
-        if not size:
-            sync_folder(self.path)
+            os.close(descriptor)  # the last writer replaced the file before it released the lock
 
     def _check_owner(self, descriptor: int) -> None:
         owner = owner_of(descriptor)
         if owner is not None and owner != self.run_id:
             raise self.changed(f"was replaced by run {owner}")
 
-    def changed(self, what: str) -> SinkError:
+    def changed(self, what: str) -> OutputChangedError:
         return changed(self.path, what, self.run_id)
+
+    # -- read
 
     def tail(self, offset: int) -> bytes:
         """The last block before an offset."""
         with storage_errors(self.path):
             return os.pread(self._descriptor, min(offset, BLOCK), max(0, offset - BLOCK))
 
-    def truncate(self, size: int) -> None:
-        """Cut the file to this size, and record this run as its owner."""
+    def reader(self) -> BinaryIO:
+        """The content from its beginning, whatever is at the path now."""
+        reader = os.fdopen(os.dup(self._descriptor), "rb")
+        reader.seek(0)
+        return reader
+
+    # -- write
+
+    def keep(self, size: int) -> None:
+        """Keep this much of the content. The rest stays until something is written, or ``settle`` is called: a process
+        that ends before has changed nothing."""
+        self.size, self._has_rest = size, True
+
+    def settle(self) -> None:
+        """Remove what is not kept, and what a failed append left."""
+        if not self._has_rest and not self._is_torn:
+            return
+        self._check_place()
         with storage_errors(self.path):
-            os.ftruncate(self._descriptor, size)
-        self.size = size
+            size = os.fstat(self._descriptor).st_size
+            if size < self.size:
+                raise self.changed(f"has {size} bytes, but had {self.size}")
+            os.ftruncate(self._descriptor, self.size)
         set_owner(self._descriptor, self.run_id)
-
-    def clear_later(self) -> None:
-        """Empty the file as soon as something is written to it, or ``clear`` is called. Until then it is as it was."""
-        self.size, self._is_old = 0, True
-
-    def clear(self) -> None:
-        """Do now what ``clear_later`` put off."""
-        if self._is_old:
-            self.truncate(0)
-            self._is_old = False
+        self._has_rest = self._is_torn = False
 
     def append(self, data: bytes) -> None:
         """Append all of it. If that fails, the next append or sync removes what was written."""
-        self._repair()
+        self.settle()
         self._is_torn = True
         with storage_errors(self.path):
-            view, offset = memoryview(data), self.size
+            view = memoryview(data)
             while view:
-                written = os.pwrite(self._descriptor, view, offset)
-                view, offset = view[written:], offset + written
-        self.size, self._is_torn = offset, False
-
-    def _repair(self) -> None:
-        self.clear()
-        if self._is_torn:
-            with storage_errors(self.path):
-                os.ftruncate(self._descriptor, self.size)
-            self._is_torn = False
+                view = view[os.write(self._descriptor, view) :]
+        self.size, self._is_torn = self.size + len(data), False
 
     def replace(self, write: Callable[[BinaryIO, BinaryIO], None]) -> None:
         """Rewrite the file in one step. ``write`` gets the old file and the new one."""
-        self._repair()
-        with storage_errors(self.path), open(self.path, "rb") as old:
-            descriptor = replace_file(self.path, lambda new: write(old, new))
+        self.check()
+        with storage_errors(self.path), self.reader() as old:
+            self._use(replace_file(self.path, lambda new: write(old, new)))
+
+    def _use(self, descriptor: int) -> None:
+        """Continue with a new file in place of the old one."""
         with suppress(OSError):  # a file system without permissions
             os.fchmod(descriptor, stat.S_IMODE(os.fstat(self._descriptor).st_mode))
         set_owner(descriptor, self.run_id)
+        fence(descriptor, self.path, self.run_id, self._epoch)
         os.close(self._descriptor)
         self._descriptor, self.size = descriptor, os.fstat(descriptor).st_size
 
     def sync(self) -> None:
-        self._repair()
+        self.settle()
         if self._synced != self.size:
             with storage_errors(self.path):
                 os.fsync(self._descriptor)
             self._synced = self.size
 
+    # -- check
+
+    def check(self) -> None:
+        """Check that the file is where it was, and has the size that it had after the last write."""
+        self.settle()
+        self._check_place()
+        with storage_errors(self.path):
+            size = os.fstat(self._descriptor).st_size
+        if size != self.size:
+            raise self.changed(f"has {size} bytes, but had {self.size}")
+
+    def _check_place(self) -> None:
+        with storage_errors(self.path):
+            own = os.fstat(self._descriptor)
+            at_path = stat_of(self.path)
+            if at_path is not None and os.path.samestat(own, at_path):
+                return
+            if own.st_nlink:
+                raise self.changed(self._describe_move(own, at_path))
+            if at_path is not None:
+                raise self.changed("was replaced by another file")
+            self._restore()
+
+    def _describe_move(self, own: os.stat_result, at_path: os.stat_result | None) -> str:
+        place = ""
+        with suppress(OSError):  # not every system has /proc
+            place = os.readlink(f"/proc/self/fd/{self._descriptor}")
+        at_place = stat_of(place) if place else None
+        is_known = at_place is not None and os.path.samestat(own, at_place)
+        return f"was moved{f' to {place}' if is_known else ''}{'' if at_path is None else ' and replaced'}"
+
+    def _restore(self) -> None:
+        """Write a removed file again, from the descriptor, which still has its content."""
+        size = self.size
+
+        def copy(new: BinaryIO) -> None:
+            for offset in range(0, size, _COPY_BLOCK):
+                new.write(os.pread(self._descriptor, min(_COPY_BLOCK, size - offset), offset))
+
+        log.warning("%s was removed while it was written; restoring it", self.path)
+        self._use(replace_file(self.path, copy))
+        self.size = size
+
+    # -- close
+
+    def end(self, *, finished: bool) -> None:
+        """Close the file, after a last check if the run is ``finished``. Otherwise only restore it if it was removed:
+        the next process continues with it."""
+        try:
+            if finished:
+                self.check()
+            elif self._descriptor >= 0 and not self._has_rest and not os.fstat(self._descriptor).st_nlink:
+                with suppress(SinkError):
+                    self._check_place()
+        finally:
+            self.close()
+
     def close(self) -> None:
         if self._descriptor >= 0:
             if self._is_torn:
                 with suppress(SinkError):  # perhaps nothing opens it again
-                    self._repair()
+                    self.settle()
             descriptor, self._descriptor = self._descriptor, -1
             with storage_errors(self.path):
                 os.close(descriptor)
+
+
+def stat_of(path: str) -> os.stat_result | None:
+    """The status of a file; None if it does not exist."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from shoal.errors import ShoalError, SinkError, StoreAwayError
 from shoal.ports import ItemSource, Sink
-from shoal.sinks.drainer import Drainer, RoleTakenError, is_retryable, position_of
+from shoal.sinks.drainer import PREFIX, Drainer, RoleTakenError, is_retryable, output_name, position_of
 from shoal.sinks.storage import SinkBusyError
 
 log = logging.getLogger("shoal.sinks")
@@ -121,7 +121,7 @@ class StandbyDrainer:
         if not await drainer.try_start():
             return False
         self._current = drainer
-        log.info("this process writes the items to %s", self._role)
+        log.info("this process writes the items to %s", output_name(self._role))
         return True
 
     async def _leave(self) -> None:
@@ -135,5 +135,5 @@ class StandbyDrainer:
             written = (await self._frontier.stats()).items
         except StoreAwayError:  # it may answer again soon
             return False
-        mine = roles.get(f"sink:{self._role}")
+        mine = roles.get(PREFIX + self._role)
         return (position_of(mine.cursor) if mine is not None else 0) >= written

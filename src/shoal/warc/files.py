@@ -38,7 +38,7 @@ class WarcFile:
         self._file = GrowingFile(path + OPEN, run_id, mode=_MODE)
         self._file.open(0, fresh=True)
         try:
-            self._file.truncate(0)
+            self._file.keep(0)
             self._file.append(info)
         except BaseException:
             self._file.close()

@@ -78,11 +78,13 @@ async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list
 
 
 async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None:
-    roles = {role.role.removeprefix("sink:"): role for role in await frontier.roles() if role.role.startswith("sink:")}
+    from shoal.sinks.drainer import PREFIX
+
+    roles = [role.role.removeprefix(PREFIX) for role in await frontier.roles() if role.role.startswith(PREFIX)]
     if name not in roles:
         known = ", ".join(roles) or "none"
-        raise ConfigError(f"run {run.run_id} has no output {name}; it has: {known}{did_you_mean(name, list(roles))}")
-    if not await frontier.forget(f"sink:{name}"):
+        raise ConfigError(f"run {run.run_id} has no output {name}; it has: {known}{did_you_mean(name, roles)}")
+    if not await frontier.forget(PREFIX + name):
         raise ConfigError(f"a process is writing {name} now; stop it first")
     await record_action(store, "forget output", run.run_id, name, run.project)
     print(f"run {run.run_id} no longer keeps items for {name}. What is in that output stays there")

@@ -24,7 +24,7 @@ from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.errors import ProblemError
 from shoal.server.state import Server
-from shoal.sinks.drainer import position_of
+from shoal.sinks.drainer import output_name, position_of
 
 router = APIRouter()
 
@@ -51,7 +51,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     stats = await frontier.stats()
     snapshot = next((each for each in (await server.snapshots.get()).runs if each.run.run_id == run.run_id), None)
     outputs = [
-        (mask(role.role.removeprefix("sink:")), role, min(position_of(role.cursor), stats.items))
+        (mask(output_name(role.role)), role, min(position_of(role.cursor), stats.items))
         for role in await frontier.roles()
         if role.role.startswith("sink:")
     ]
