@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from shoal.cli.options import FrontierUrl, NewestRun, is_replaceable, resolve
 from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.config import mask
 from shoal.errors import ConfigError
+from shoal.sinks.drainer import PREFIX, split_role
 from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ def outputs(
         str | None,
         typer.Argument(metavar="[forget", help="Forget an output of a machine that is gone.", show_default=False),
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="OUTPUT]", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="OUTPUT]", help="Its name, as this command lists it.", show_default=False)
+    ] = None,
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
 ) -> None:
@@ -78,8 +82,6 @@ async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list
 
 
 async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None:
-    from shoal.sinks.drainer import PREFIX
-
     roles = [role.role.removeprefix(PREFIX) for role in await frontier.roles() if role.role.startswith(PREFIX)]
     if name not in roles:
         known = ", ".join(roles) or "none"
@@ -94,11 +96,19 @@ def print_outputs(run_id: str, reports: Sequence[OutputReport], frontier: str | 
     """One line per output, and the command that completes it."""
     where = f" --frontier {shlex.quote(mask(frontier))}" if frontier else ""
     for report in reports:
-        print(f"  {report.name}: {_line(report)}")
+        print(f"  {_shown(report)}: {_line(report)}")
         if report.is_abandoned:
             print(f"      if that machine is gone: shoal outputs {run_id} forget {shlex.quote(report.role)}{where}")
         elif report.missing:
             print(f"      {_repair(run_id, report)}{where}")
+
+
+def _shown(report: OutputReport) -> str:
+    """The name of an output. A file of this machine is shown as a user writes it."""
+    path = split_role(report.role)[0]
+    if report.machine or not os.path.isabs(path):
+        return report.name
+    return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
 
 
 def _line(report: OutputReport) -> str:
@@ -115,7 +125,7 @@ def _line(report: OutputReport) -> str:
     what = "rows (one per key) from" if count.is_keyed else "of"
     verdict = behind
     if report.missing:
-        verdict = f": {report.missing:,} ARE MISSING"
+        verdict = f": {report.missing:,} MISSING"
     if report.surplus:
         verdict = f": {report.surplus:,} TOO MANY"
     return f"{count.items:,} {what} {report.logged:,} items{rejected}{writer}{verdict}"
@@ -124,5 +134,5 @@ def _line(report: OutputReport) -> str:
 def _repair(run_id: str, report: OutputReport) -> str:
     """The command that writes the missing items. Repeating the command of the run writes them too."""
     if is_replaceable(report.spec):
-        return f"shoal export {run_id} -O {shlex.quote(report.spec)}"
+        return f"shoal export {run_id} -O {shlex.quote(_shown(report))}"
     return f"shoal export {run_id} --missing -o {shlex.quote(mask(report.spec))}"
