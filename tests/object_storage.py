@@ -72,6 +72,14 @@ class ObjectServer(DatabaseServer):
                 found[path] = bytes(obstore.get(store, path).bytes())
         return found
 
+    def restore(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        """Set the bucket back to these objects."""
+        store = self.store(bucket)
+        for path in self.objects(bucket).keys() - objects.keys():
+            obstore.delete(store, path)
+        for path, content in objects.items():
+            obstore.put(store, path, content)
+
 
 class S3Server(ObjectServer):
     """s3rver. It keeps objects as files, and ignores the conditions of writes."""
