@@ -157,8 +157,8 @@ class ObjectHarness(SinkHarness):
         return open_sink(url, run_id=run_id, on_reject=on_reject)
 
     async def read(self) -> list[dict[str, Any]]:
-        objects = await self.save()
-        return [item for path, content in objects.items() if "/_manifest" not in path for item in self.items(content)]
+        parts = await asyncio.to_thread(self._server.parts, self.bucket)
+        return [item for content in parts.values() for item in self.items(content)]
 
     def items(self, content: bytes) -> list[dict[str, Any]]:
         return [json.loads(line) for line in content.splitlines()]

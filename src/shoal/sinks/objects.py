@@ -263,7 +263,10 @@ class ObjectSink:
         try:
             return _Stored(_decode_manifest(content[0]), content[1])
         except msgspec.MsgspecError as exc:
-            raise SinkError(f"{self._place.name}: {self._manifest_path} is not a manifest of Shoal: {exc}") from None
+            raise SinkError(
+                f"{self._manifest_path} in {self._place.name} is not a manifest of Shoal ({exc}). Restore it, or delete "
+                "it: then all items that are in the run's log are written again"
+            ) from None
 
     async def _put_manifest(self, manifest: _Manifest, replaces: _Stored | None) -> _Stored:
         """Replace this version of the manifest. One of ``CONFLICTS`` if there is another one."""
