@@ -264,8 +264,8 @@ class ObjectSink:
             return _Stored(_decode_manifest(content[0]), content[1])
         except msgspec.MsgspecError as exc:
             raise SinkError(
-                f"{self._manifest_path} in {self._place.name} is not a manifest of Shoal ({exc}). Restore it, or delete "
-                "it: then all items that are in the run's log are written again"
+                f"{self._manifest_path} in {self._place.name} is not a manifest of Shoal ({exc}). Restore it, or "
+                "delete it: then all items that are in the run's log are written again"
             ) from None
 
     async def _put_manifest(self, manifest: _Manifest, replaces: _Stored | None) -> _Stored:
@@ -465,6 +465,8 @@ class MissingPartsSink(ObjectSink):
         """The parts that the manifest names and the bucket does not have."""
         self._ranges: list[_Part] = []
         """The parts that are there, in order."""
+        self._ends: set[int] = set()
+        """Where parts ended, and so where the run's output may be opened again: new parts end there as well."""
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()
@@ -481,7 +483,7 @@ class MissingPartsSink(ObjectSink):
                 f"nothing says which items the parts in {self._place.name} have: an earlier version of Shoal wrote "
                 "them, or the manifest was deleted. Choose another name to export all items"
             )
-        self._fields = manifest.fields
+        self._fields, self._ends = manifest.fields, {part.last for part in manifest.parts}
         self._begin(manifest.epoch)
         return None
 
@@ -498,6 +500,8 @@ class MissingPartsSink(ObjectSink):
             if self._items and item.seq > self._items[-1].seq + 1:  # a part has no items of others in its range
                 await self._write_part()
             await self._add(item)
+            if self._items and item.seq in self._ends:
+                await self._write_part()
 
     async def _commit(self) -> None:
         """Add the new parts to the manifest, whatever was added to it meanwhile."""
