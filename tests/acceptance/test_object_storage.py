@@ -419,9 +419,9 @@ async def test_google_cloud_storage_gets_its_options(monkeypatch: pytest.MonkeyP
             await sink.flush()
         requests = [(method, unquote(path.partition("?")[0])) for method, path, _ in kind.seen]
         manifest = "/my-bucket/some/items/run/_manifest-jsonl.json"
-        assert requests[:3] == [("GET", manifest), ("PUT", manifest), ("GET", "/my-bucket")]
-        assert "prefix=some%2Fitems%2Frun%2F" in kind.seen[2][1]
-        assert re.fullmatch(r"/my-bucket/some/items/run/part-0{11}1-0{11}1-0-[0-9a-f]{8}\.jsonl", requests[3][1])
+        assert requests[:4] == [("GET", manifest), ("PUT", manifest), ("PUT", manifest), ("GET", "/my-bucket")]
+        assert "prefix=some%2Fitems%2Frun%2F" in kind.seen[3][1]
+        assert re.fullmatch(r"/my-bucket/some/items/run/part-0{11}1-0{11}1-0-[0-9a-f]{8}\.jsonl", requests[4][1])
         assert {authorization for _, _, authorization in kind.seen} == {"Bearer token-of-the-test"}
 
 

@@ -9,13 +9,14 @@ The manifest is also the fence. It has the epoch of the writer, and each writer 
 So a writer that lost its role cannot commit. Its late writes and deletes touch objects of its own or older names only,
 which the manifest does not name. Such leftovers are deleted after the next commit, and at the end of the run.
 
-The manifest is read once more before it is replaced, because some servers ignore the condition. They cannot refuse an
-old writer that passes in the instant between.
+Some servers ignore the condition, or refuse it (``conditional=no``). So the version of the manifest is also compared
+just before it is replaced. But such a server cannot refuse an old writer in the instant between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 from bisect import bisect_right
@@ -42,6 +43,8 @@ try:
     from shoal.stores.object_client import CONFLICTS, ERRORS, ObjectClient, Version, explain
 except ImportError as exc:
     raise SinkError("output to object storage needs obstore: pip install 'shoal[objects]'") from exc
+
+log = logging.getLogger("shoal.sinks")
 
 Format: TypeAlias = Literal["jsonl", "csv", "parquet"]
 
@@ -170,7 +173,7 @@ class ObjectSink:
         self._begin(epoch)
         async with self._errors():
             self._opened = ObjectClient(self._place)
-            self._stored = await self._take_over(saved.parts)
+            self._stored = await self._probe(await self._take_over(saved.parts))
             self._objects = await self._list(self._client)
         return self._start_at(saved, self._stored.manifest)
 
@@ -200,6 +203,18 @@ class ObjectSink:
             with suppress(*CONFLICTS):
                 return await self._put_manifest(manifest, stored)
         raise self._changed("another process replaces it all the time")
+
+    async def _probe(self, stored: _Stored) -> _Stored:
+        """Warn if the server ignores the conditions of writes: it creates an object that exists."""
+        if self._place.conditional:
+            with suppress(*CONFLICTS):
+                stored = await self._put_manifest(stored.manifest, None)
+                log.warning(
+                    "%s: the server ignores the conditions of writes, so it cannot refuse two writers in the same "
+                    "instant. If you accept that, add conditional=no",
+                    self._place.name,
+                )
+        return stored
 
     def _taken(self, epoch: int) -> SinkError:
         if self._epoch:
@@ -360,13 +375,14 @@ class ObjectSink:
         raise self._changed("another process replaces it all the time")
 
     async def _check(self, stored: _Stored | None, expected: _Manifest) -> _Stored:
-        """SinkError unless the manifest in the bucket is the expected one, whatever its version is."""
+        """Raise a SinkError unless the manifest in the bucket is the expected one, whatever its version is. The own
+        parts that no manifest names are deleted before: perhaps the successor has already removed its leftovers."""
         if stored is not None and stored.manifest == expected:
             return stored
         if stored is None:
             raise self._changed("its manifest is gone")
+        await self._remove(_names(self._parts) - expected.names - stored.manifest.names)
         if stored.manifest.epoch > self._epoch:
-            await self._remove(_names(self._parts) - expected.names - stored.manifest.names)
             raise self._taken(stored.manifest.epoch)
         raise self._changed("its manifest was replaced")
 
