@@ -116,8 +116,8 @@ def test_a_crawl_that_is_killed_writes_every_item_once(server: ObjectServer, tmp
         moments = random.Random(time.time_ns())
         for kill in range(5):
             crawl = forking.Popen(command, cwd=tmp_path, env={**os.environ, **server.variables})
-            count = len(server.objects(bucket))
-            wait_for(lambda count=count: len(server.objects(bucket)) > count)  # type: ignore[misc]
+            count = len(server.parts(bucket))
+            wait_for(lambda count=count: len(server.parts(bucket)) > count)  # type: ignore[misc]
             time.sleep(moments.uniform(0.0, 0.3))
             assert crawl.poll() is None, f"it ended after {kill} kills"
             crawl.kill()
@@ -136,8 +136,8 @@ def test_workers_and_the_server_are_killed(own_s3: S3Server, kind: str, tmp_path
         fleet.start(f"{url}/", arguments=("-o", f"{output}?{SMALL}"), settings={"lease.ttl": 3})
         workers = [fleet.worker(env=env, settings={"lease.ttl": 3}) for _ in range(2)]
         for number in range(2):
-            count = len(own_s3.objects(bucket))
-            wait_for(lambda count=count: len(own_s3.objects(bucket)) > count)  # type: ignore[misc]
+            count = len(own_s3.parts(bucket))
+            wait_for(lambda count=count: len(own_s3.parts(bucket)) > count)  # type: ignore[misc]
             writer = next(each for each in workers if "writes the items" in log_of(fleet, each))
             writer.kill()
             workers.remove(writer)
@@ -211,10 +211,10 @@ def test_the_store_goes_back(own_s3: S3Server, tmp_path: Path) -> None:
             fleet.start(f"{url}/", arguments=("-o", f"{output}?{SMALL}"))
             for _ in range(2):
                 fleet.worker(env=env)
-            wait_for(lambda: len(own_s3.objects(bucket)) >= 3)
+            wait_for(lambda: len(own_s3.parts(bucket)) >= 3)
             redis.mark()
-            count = len(own_s3.objects(bucket))
-            wait_for(lambda: len(own_s3.objects(bucket)) >= count + 5)
+            count = len(own_s3.parts(bucket))
+            wait_for(lambda: len(own_s3.parts(bucket)) >= count + 5)
             redis.back_to_mark()
             fleet.wait(120)
             assert any("went back" in log or "rewound" in log or "lost changes" in log for log in logs_of(fleet))
@@ -261,13 +261,13 @@ def test_a_worker_that_is_suspended_is_replaced(tmp_path: Path, monkeypatch: pyt
     with site(400, latency=0.05) as url, closing(Fleet(tmp_path, frontier_url("redis"), SPIDER)) as fleet:
         fleet.start(f"{url}/", arguments=("-o", f"{output}?{SMALL}"), settings={"lease.ttl": 2})
         workers = [fleet.worker(env=env, settings=settings) for _ in range(2)]
-        wait_for(lambda: len(server.objects(bucket)) >= 2)
+        wait_for(lambda: len(server.parts(bucket)) >= 2)
         writer = next(each for each in workers if "writes the items" in log_of(fleet, each))
         (other,) = (each for each in workers if each is not writer)
         writer.send_signal(signal.SIGSTOP)
         wait_for(lambda: "writes the items" in log_of(fleet, other))
-        count = len(server.objects(bucket))
-        wait_for(lambda: len(server.objects(bucket)) > count)
+        count = len(server.parts(bucket))
+        wait_for(lambda: len(server.parts(bucket)) > count)
         writer.send_signal(signal.SIGCONT)
         fleet.wait(120)
         assert_once(server, bucket, pages_of(url, 400))
