@@ -21,6 +21,7 @@ from obstore.store import AzureStore, ObjectStore, S3Store
 from tests.databases import DatabaseServer, listens
 
 _MODULES = Path(__file__).parent.parent / ".node-servers" / "node_modules"
+_ATOMIC = Path(__file__).parent / "atomic_s3rver.js"
 _AZURE_KEY = base64.b64encode(b"the key of the tests, which is not a secret").decode()
 _ALL_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
@@ -72,15 +73,28 @@ class ObjectServer(DatabaseServer):
                 found[path] = bytes(obstore.get(store, path).bytes())
         return found
 
+    def parts(self, bucket: str) -> dict[str, bytes]:
+        """The content of each part of an output by its path, in order, whether a manifest names it or not."""
+        return {path: content for path, content in self.objects(bucket).items() if "/_manifest-" not in path}
+
+    def restore(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        """Set the bucket back to these objects."""
+        store = self.store(bucket)
+        for path in self.objects(bucket).keys() - objects.keys():
+            obstore.delete(store, path)
+        for path, content in objects.items():
+            obstore.put(store, path, content)
+
 
 class S3Server(ObjectServer):
-    """s3rver. It keeps objects as files, and ignores the conditions of writes."""
+    """s3rver, with objects that are replaced in one step. It ignores the conditions of writes."""
 
     scheme, program = "s3", "s3rver/bin/s3rver.js"
 
     def _command(self) -> list[str]:
         words = ["--directory", str(self.folder / "data"), "--address", "127.0.0.1", "--port", str(self.port)]
-        return ["node", str(_MODULES / self.program), *words, "--silent"]
+        store = f"S3RVER_STORE={_MODULES / 's3rver/lib/stores/filesystem.js'}"
+        return ["env", store, "node", "-r", str(_ATOMIC), str(_MODULES / self.program), *words, "--silent"]
 
     @property
     def endpoint(self) -> str:

@@ -114,8 +114,12 @@ async def test_every_item_once_after_kills_and_lost_answers(python: Path, tmp_pa
                 await asyncio.sleep(0.005)
             crawling.send_signal(signal.SIGKILL)
             await crawling.wait()
+        crawling = await shoal(python, tmp_path, *command)
+        while len(server.documents("shop.pages")) < 120:
+            assert crawling.returncode is None
+            await asyncio.sleep(0.005)
         server.lose_answers = 2
-        await ended(await shoal(python, tmp_path, *command))
+        await ended(crawling)
         assert server.lose_answers == 0
         assert numbers(server) == Counter(range(PAGES))
 

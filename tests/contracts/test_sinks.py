@@ -180,11 +180,17 @@ class ObjectHarness(SinkHarness):
         return open_sink(url, run_id=run_id, on_reject=on_reject)
 
     async def read(self) -> list[dict[str, Any]]:
-        parts = await asyncio.to_thread(self._server.objects, self.bucket)
+        parts = await asyncio.to_thread(self._server.parts, self.bucket)
         return [item for content in parts.values() for item in self.items(content)]
 
     def items(self, content: bytes) -> list[dict[str, Any]]:
         return [json.loads(line) for line in content.splitlines()]
+
+    async def save(self) -> dict[str, bytes]:
+        return await asyncio.to_thread(self._server.objects, self.bucket)
+
+    async def restore(self, saved: dict[str, bytes]) -> None:
+        await asyncio.to_thread(self._server.restore, self.bucket, saved)
 
     async def close(self) -> None:
         self._patch.undo()

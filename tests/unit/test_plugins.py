@@ -22,6 +22,8 @@ from shoal.sinks import is_shared, open_sink, sink_id
 from tests.plugin_packages import install
 
 SINK = """
+from shoal.ports import OutputCount
+
 written = []
 
 class ListSink:
@@ -37,6 +39,15 @@ class ListSink:
         return b"1"
     async def close(self, *, finished):
         pass
+    async def count(self, state):
+        return OutputCount(items=len(written))
+
+class OldSink(ListSink):
+    async def open(self, state):
+        pass
+
+class BlindSink(ListSink):
+    count = None
 
 class FileSink(ListSink):
     shared = False
@@ -106,6 +117,15 @@ def test_a_sink(site_packages: Path) -> None:
     assert not is_shared("listfile://x")
     with pytest.raises(SinkError, match=r"the plugin for list://u:\*\*\*@explode failed: KeyError: 'boom'"):
         open_sink("list://u:secret@explode")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("OldSink", r"an open\(\) that takes no epoch"), ("BlindSink", r"no count\(\)")]
+)
+def test_a_sink_that_lacks_something(site_packages: Path, name: str, says: str) -> None:
+    install(site_packages, "shoal-list", SINK, sinks=f"list = shoal_list:{name}")
+    with pytest.raises(SinkError, match=rf"the plugin for list://u:\*\*\*@host has {says}: see docs/plugins.md"):
+        open_sink("list://u:secret@host")
 
 
 def test_an_unknown_scheme_names_what_is_installed(site_packages: Path) -> None:

@@ -1,8 +1,9 @@
 """A small server that speaks the wire protocol of MongoDB, for tests without a MongoDB.
 
 It keeps documents in memory. It knows OP_MSG and the OP_QUERY of old greetings, and the commands hello, ping, insert,
-update (whole documents), delete, find, count, createIndexes, dropDatabase and endSessions, with equality and ``$gt`` in
-filters. Any other command is refused, so a test notices it. `python mongo_server.py` runs it as a process.
+update (whole documents), delete, find, aggregate (to count), createIndexes, dropDatabase and endSessions. Filters may
+have equality, ``$gt``, ``$gte`` and ``$not``. A second document with the same id is an error. Any other command is
+refused, so a test notices it. `python mongo_server.py` runs it as a process.
 """
 
 from __future__ import annotations
@@ -103,19 +104,21 @@ class MongoServer:
             case "ping" | "createIndexes" | "endSessions" | "killCursors":
                 return {}
             case "insert":
-                for each in command["documents"]:
-                    documents[each["_id"]] = each
-                return {"n": len(command["documents"])}
+                return _insert(documents, command["documents"])
             case "update":
-                return _update(documents, command["updates"])
+                return _update(documents, command["updates"], ordered=command.get("ordered", True))
             case "delete":
                 return {"n": sum(_delete(documents, each) for each in command["deletes"])}
             case "find":
                 found = list(_matching(documents, command.get("filter", {})))
                 for field, order in reversed(command.get("sort", {}).items()):
                     found.sort(key=lambda each, field=field: _value(each, field), reverse=order < 0)
-                first = {"firstBatch": found, "id": 0, "ns": f"{command['$db']}.{command[name]}"}
-                return {"cursor": first}
+                return _cursor(command, name, found[: command.get("limit") or None])
+            case "aggregate":
+                match command["pipeline"]:
+                    case [{"$match": wanted}, {"$group": {"_id": 1, "n": {"$sum": 1}}}]:
+                        count = len(list(_matching(documents, wanted)))
+                        return _cursor(command, name, [{"_id": 1, "n": count}] if count else [])
             case "dropDatabase":
                 for each in [key for key in self.collections if key.startswith(f"{command['$db']}.")]:
                     del self.collections[each]
@@ -140,8 +143,24 @@ def _read_message(body: bytes) -> Document:
     return dict(sorted(command.items(), key=lambda pair: pair[0] in ("documents", "updates", "deletes")))
 
 
-def _update(documents: dict[Any, Document], updates: list[Document]) -> Document:
-    changed, upserted = 0, []
+def _cursor(command: Document, name: str, found: list[Document]) -> Document:
+    return {"cursor": {"firstBatch": found, "id": 0, "ns": f"{command['$db']}.{command[name]}"}}
+
+
+def _insert(documents: dict[Any, Document], inserted: list[Document]) -> Document:
+    for number, each in enumerate(inserted):
+        if each["_id"] in documents:
+            return {"n": number, "writeErrors": [_duplicate(number, each["_id"])]}
+        documents[each["_id"]] = each
+    return {"n": len(inserted)}
+
+
+def _duplicate(number: int, key: Any) -> Document:
+    return {"index": number, "code": 11000, "errmsg": f"E11000 duplicate key error, dup key: {{ _id: {key!r} }}"}
+
+
+def _update(documents: dict[Any, Document], updates: list[Document], *, ordered: bool) -> Document:
+    changed, upserted, errors = 0, [], []
     for number, each in enumerate(updates):
         if any(field.startswith("$") for field in each["u"]):
             raise CommandError("this server replaces whole documents only")
@@ -149,10 +168,15 @@ def _update(documents: dict[Any, Document], updates: list[Document]) -> Document
         if found is not None:
             documents[found["_id"]] = {"_id": found["_id"], **each["u"]}
             changed += 1
+        elif each.get("upsert") and each["u"]["_id"] in documents:
+            errors.append(_duplicate(number, each["u"]["_id"]))
+            if ordered:
+                break
         elif each.get("upsert"):
             documents[each["u"]["_id"]] = each["u"]
             upserted.append({"index": number, "_id": each["u"]["_id"]})
-    return {"n": changed + len(upserted), "nModified": changed, **({"upserted": upserted} if upserted else {})}
+    lists = {"upserted": upserted, "writeErrors": errors}
+    return {"n": changed + len(upserted), "nModified": changed, **{name: each for name, each in lists.items() if each}}
 
 
 def _delete(documents: dict[Any, Document], delete: Document) -> int:
@@ -174,9 +198,15 @@ def _value(document: Document, field: str) -> Any:
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict) and wanted.keys() == {"$gt"}:
-        return value is not None and value > wanted["$gt"]
-    return bool(value == wanted)
+    match wanted:
+        case {"$gt": limit}:
+            return value is not None and bool(value > limit)
+        case {"$gte": limit}:
+            return value is not None and bool(value >= limit)
+        case {"$not": other}:
+            return not _fits(value, other)
+        case _:
+            return bool(value == wanted)
 
 
 async def _main() -> None:

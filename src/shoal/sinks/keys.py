@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +23,8 @@ KEY, RUN, SEQ = "_key", "_run", "_seq"
 SYSTEM_COLUMNS = (KEY, RUN, SEQ)
 REGISTRY = "_shoal_tables"
 """The table that lists the tables created for types of items. A rewound run must find them all."""
+Export: TypeAlias = Literal["", "all", "missing"]
+
 MAX_COLUMNS = 500
 """The default limit for fields of items."""
 
@@ -44,6 +47,8 @@ class TableOptions(msgspec.Struct, frozen=True):
     """Called with the number of items that could not be written."""
     replaces: bool = True
     """Whether a file that another run wrote is replaced."""
+    export: Export = ""
+    """Whether an export of the run's whole log writes it: all items, or only those that the output does not have."""
 
     @property
     def run(self) -> str:

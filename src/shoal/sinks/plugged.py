@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -17,13 +18,30 @@ def is_plugged(scheme: str) -> bool:
 
 
 def open_plugged(spec: str, options: SinkOptions) -> Sink:
-    """Call the plugin. SinkError if it raises anything."""
+    """Call the plugin. SinkError if it raises anything, or if its sink lacks what the contract asks for."""
     try:
-        return cast(Sink, _plugin_of(spec)(spec, options))
+        sink = _plugin_of(spec)(spec, options)
     except ShoalError:
         raise
     except Exception as exc:  # the code of a stranger may raise anything
         raise SinkError(f"the plugin for {mask(spec)} failed: {type(exc).__name__}: {exc}") from exc
+    if lack := _lack_of(sink):
+        raise SinkError(f"the plugin for {mask(spec)} {lack}: see docs/plugins.md")
+    return cast(Sink, sink)
+
+
+def _lack_of(sink: object) -> str | None:
+    """What a sink lacks; None if it has all methods, and ``open`` takes an epoch."""
+    for name in ("open", "write", "flush", "close", "count"):
+        if not callable(getattr(sink, name, None)):
+            return f"has no {name}()"
+    try:
+        inspect.signature(sink.open).bind(b"", 1)  # type: ignore[attr-defined]
+    except TypeError:
+        return "has an open() that takes no epoch"
+    except ValueError:  # a method without a signature, of an extension in C
+        pass
+    return None
 
 
 def plugged_id(spec: str) -> str:

@@ -15,7 +15,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from shoal.stores.objects import CREDENTIALS, ObjectPlace
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
+    from obstore import Attributes, ObjectMeta, PutMode, PutResult, UpdateVersion
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
 
 ERRORS = (BaseError, OSError, NotImplementedError, ValueError)
@@ -65,7 +65,7 @@ class ObjectClient:
                     place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=_azure(options)
                 )
 
-    async def put(self, path: str, data: bytes, content_type: str, replaces: Version | None = None) -> None:
+    async def put(self, path: str, data: bytes, content_type: str, replaces: Version | None = None) -> Version:
         """Write a new object, or replace this version of it. One of ``CONFLICTS`` if another process wrote it.
 
         A server without conditional writes replaces any version."""
@@ -76,30 +76,35 @@ class ObjectClient:
             mode = {"e_tag": f'"{replaces.e_tag}"'}
             if replaces.version:
                 mode["version"] = replaces.version
-        await obstore.put_async(
-            self._store, path, data, attributes={"Content-Type": content_type}, mode=mode, use_multipart=False
-        )
-        return None
+        return await self._put(path, data, content_type, mode)
 
-    async def replace(self, path: str, data: bytes, content_type: str) -> None:
+    async def replace(self, path: str, data: bytes, content_type: str) -> Version:
         """Write an object. Replace any existing version."""
-        await obstore.put_async(
-            self._store, path, data, attributes={"Content-Type": content_type}, mode="overwrite", use_multipart=False
+        return await self._put(path, data, content_type, "overwrite")
+
+    async def _put(self, path: str, data: bytes, content_type: str, mode: PutMode) -> Version:
+        attributes: Attributes = {"Content-Type": content_type}
+        return _version_of(
+            await obstore.put_async(self._store, path, data, attributes=attributes, mode=mode, use_multipart=False)
         )
 
     async def version(self, path: str) -> Version | None:
         """The current version of an object; None if there is none."""
         try:
-            found = await obstore.head_async(self._store, path)
+            return _version_of(await obstore.head_async(self._store, path))
         except FileNotFoundError:
             return None
-        return Version((found["e_tag"] or "").strip('"'), found["version"])
 
     async def get(self, path: str) -> bytes | None:
         """The content of an object; None if there is none."""
+        content = await self.read(path)
+        return None if content is None else content[0]
+
+    async def read(self, path: str) -> tuple[bytes, Version] | None:
+        """The content of an object with its version; None if there is none."""
         try:
-            found = await obstore.get_async(self._store, path)
-            return bytes(await found.bytes_async())
+            answer = await obstore.get_async(self._store, path)
+            return bytes(await answer.bytes_async()), _version_of(answer.meta)
         except FileNotFoundError:
             return None
 
@@ -116,11 +121,15 @@ class ObjectClient:
         with suppress(FileNotFoundError):
             await obstore.delete_async(self._store, path)
 
-    async def list(self, folder: str) -> AsyncIterator[tuple[str, str]]:
-        """The path and the tag of each object in a folder."""
+    async def list(self, folder: str) -> AsyncIterator[str]:
+        """The path of each object in a folder."""
         async for batch in obstore.list(self._store, folder):
-            for found in batch:
-                yield found["path"], (found["e_tag"] or "").strip('"')
+            for entry in batch:
+                yield entry["path"]
+
+
+def _version_of(meta: ObjectMeta | PutResult) -> Version:
+    return Version((meta["e_tag"] or "").strip('"'), meta["version"])
 
 
 def _s3(options: dict[str, str]) -> S3Config:
