@@ -19,6 +19,7 @@ from shoal.errors import RunError
 from shoal.frontier import open_store
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.start import find_run, start_run
+from shoal.sinks.drainer import split_role
 from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url, site, visits
 from tests.acceptance.test_database_sinks import Place
@@ -199,7 +200,8 @@ async def test_projects_share_only_hosts(kind: str, tmp_path: Path) -> None:
         for project, run_id in runs.items():
             assert [run.run_id for run in await store.list_runs("leaf", project)] == [run_id]
             frontier = await store.frontier(run_id, FrontierOptions())
-            assert {role.role for role in await frontier.roles()} == {"seed", f"sink:{tmp_path}/{project}.jsonl"}
+            outputs = {split_role(role.role)[0] for role in await frontier.roles()}
+            assert outputs == {"seed", f"{tmp_path}/{project}.jsonl"}
         with pytest.raises(RunError, match="belongs to the project 'a', not to 'b'"):
             await find_run(store, runs["a"], Leaf(), "b", allow_changed=True)
         run = (await start_run(store, Leaf(start_urls=["http://a.example/"]), Config(project_name="c"))).run

@@ -772,8 +772,10 @@ async def test_many_items_without_a_flush(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list((tmp_path / "out.parquet.parts").iterdir())) > 3
     await sink.close(finished=False)
     sink = await opened(path, state)
-    assert len(list((tmp_path / "out.parquet.parts").iterdir())) == 1
-    for start in range(11, 300, 10):
+    await sink.write(rows(10, 11))
+    await sink.flush()
+    assert len(list((tmp_path / "out.parquet.parts").iterdir())) == 2
+    for start in range(21, 300, 10):
         await sink.write(rows(10, start))
     await sink.flush()
     await sink.close(finished=True)
