@@ -109,19 +109,19 @@ def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] |
 
             return ParquetSink(target.path, options)
         case "sqlite":
-            from shoal.sinks.sqlite import SQLiteSink
+            from shoal.sinks.sqlite import sqlite_sink
 
-            return SQLiteSink(target.path, options)
+            return sqlite_sink(target.path, options)
         case "postgresql":
-            from shoal.sinks.postgres import PostgresSink
+            from shoal.sinks.postgres import postgres_sink
 
             assert target.server is not None
-            return PostgresSink(target.server, options)
+            return postgres_sink(target.server, options)
         case "mysql":
-            from shoal.sinks.mysql import MySQLSink
+            from shoal.sinks.mysql import mysql_sink
 
             assert target.server is not None
-            return MySQLSink(target.server, options)
+            return mysql_sink(target.server, options)
         case "plugin":
             return open_plugged(spec, SinkOptions(run_id, on_reject))
 
