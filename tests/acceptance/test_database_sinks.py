@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
@@ -595,7 +596,8 @@ async def test_an_older_item_never_replaces_a_newer_one(place: Place) -> None:
     state = await late.flush()
     await other.open(state)
     await other.write(logged([{"k": "a", "n": 2}, {"k": "b", "n": 3}, {"k": "a", "n": 4}], 2))
-    await late.write(logged([{"k": "a", "n": 2}, {"k": "b", "n": 3}], 2))
+    with pytest.raises(SinkError, match="was set back, or another program changed it"):
+        await late.write(logged([{"k": "a", "n": 2}, {"k": "b", "n": 3}], 2))
     assert [row["n"] for row in await place.rows("shop")] == [4, 3]
     await late.close(finished=False)
     await other.close(finished=True)
@@ -679,13 +681,24 @@ async def test_an_item_larger_than_the_server_takes(maria: Place, caplog: pytest
     assert [row["a"] for row in await maria.rows()] == ["y", *["\0" * 1_300_000] * 8]
 
 
-async def test_a_table_that_is_dropped_meanwhile(place: Place) -> None:
-    sink = await opened(place.spec())
+@pytest.mark.parametrize("table", [None, "item"])
+async def test_a_table_that_is_dropped_meanwhile(place: Place, table: str | None) -> None:
+    """Nothing is left of what the output had, so all items are written again."""
+    sink = await opened(place.spec(table))
     await sink.write(logged([{"a": 1}]))
+    state = await sink.flush()
     await place.query("DROP TABLE item")
-    await sink.write(logged([{"a": 2}, {"b": 2}], 2))
-    await sink.close(finished=True)
-    assert await place.rows() == [{"a": 2, "b": None}, {"a": None, "b": 2}]
+    for step in (partial(sink.write, logged([{"a": 2}], 2)), partial(sink.close, finished=True)):
+        with pytest.raises(SinkError, match=r"was set back.*the table item is gone") as caught:
+            await step()
+        assert is_retryable(caught.value)
+        assert await sink.open(state) == 0
+        assert await sink.open(await sink.flush()) is None
+        await sink.write(logged([{"a": 1}]))
+        state = await sink.flush()
+        await place.query("DROP TABLE item")
+    assert await sink.open(state) == (None if table is None else 0)  # a table of a type is missed when it is needed
+    await sink.close(finished=False)
 
 
 # -- several at once
@@ -730,15 +743,21 @@ async def test_a_column_that_another_made_wider(place: Place) -> None:
 
 async def test_waiting_for_another_that_changes_the_table(place: Place) -> None:
     """That may take longer than anything else."""
-    slow: Any = await opened(place.spec(timeout=1))
-    sink = await opened(place.spec(timeout=1))
-    lock = slow._connection.exclusive("item")
-    await slow._connection.run(lock.__aenter__())
+    slow: Any = await opened(place.spec(timeout=1), "slow")
+    sink = await opened(place.spec(timeout=1), "mine")
+    has_lock = threading.Event()
+
+    async def change() -> None:
+        async with slow._connection.exclusive("item"):
+            has_lock.set()
+            await slow._connection.fetch(f"SELECT {'pg_sleep' if place.is_postgres else 'sleep'}(2)", 5)
+
+    changing = asyncio.create_task(slow._connection.run(change()))
+    await asyncio.to_thread(has_lock.wait, 20)
     writing = asyncio.create_task(sink.write(logged([{"a": 1}])))
-    await asyncio.sleep(1.5)
-    assert not writing.done()
-    await slow.close(finished=False)
+    assert (await asyncio.wait({changing, writing}, return_when=asyncio.FIRST_COMPLETED))[0] == {changing}
     await writing
+    await slow.close(finished=False)
     await sink.close(finished=True)
     assert await place.rows() == [{"a": 1}]
 

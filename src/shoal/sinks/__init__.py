@@ -13,7 +13,7 @@ from shoal.errors import ConfigError, SinkError
 from shoal.plugins import hint as plugin_hint
 from shoal.plugins import names as plugin_names
 from shoal.ports import Sink, SinkOptions
-from shoal.sinks.keys import MAX_COLUMNS, TableOptions
+from shoal.sinks.keys import MAX_COLUMNS, Export, TableOptions
 from shoal.sinks.plugged import is_plugged, is_plugged_shared, open_plugged, plugged_id
 from shoal.sinks.tables import DatabaseServer
 from shoal.stores.objects import FORMS, SCHEMES, ObjectPlace, is_object_url, parse_place
@@ -78,19 +78,25 @@ class _Target(Struct, frozen=True):
     part_seconds: float | None = None
 
 
-def open_sink(spec: str, *, run_id: str = "", on_reject: Callable[[int], None] | None = None) -> Sink:
+def open_sink(
+    spec: str, *, run_id: str = "", on_reject: Callable[[int], None] | None = None, export: Export = ""
+) -> Sink:
     """Make the sink for a file name or a URL. Nothing is read or written before its ``open``. SinkError if invalid.
 
     A new run refuses a file that another run wrote, unless the output has ``?replace=yes``. In a database it adds rows,
     unless the output has a ``?key=``. ``on_reject`` is called with the number of items that the output can't write;
-    they are also logged.
+    they are also logged. ``export``: it writes ``all`` items of a run, or adds those that are ``missing``, while the
+    run itself may be writing the same output.
     """
     target = _parse(spec)
     options = TableOptions(
-        target.table, run_id, target.key, target.max_columns, on_reject, target.replaces or not run_id
+        target.table, run_id, target.key, target.max_columns, on_reject, target.replaces or not run_id, export
     )
     if target.place is not None:
         return _open_objects(target, target.place, options)
+    if export == "missing" and target.kind not in ("sqlite", "postgresql", "mysql"):
+        name = sink_id(spec) if target.kind == "plugin" else target.path or "-"
+        raise SinkError(f"can't add missing items to {name}; write all of them again with -O {name}")
     match target.kind:
         case "stdout":
             from shoal.sinks.files import StreamSink

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias, TypeVar
 
 from shoal.errors import SinkError
+from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock, run_blocking
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import (
     Batch,
@@ -33,16 +34,7 @@ from shoal.sinks.tables import (
     json_of,
     text_of,
 )
-from shoal.sinks.tablesink import (
-    REWRITE_FACTOR,
-    Dialect,
-    Rows,
-    TableColumn,
-    TableSink,
-    Target,
-    poll_lock,
-    run_blocking,
-)
+from shoal.sinks.tablesink import TableSink
 
 try:
     import pymysql
@@ -72,8 +64,9 @@ _AS_TEXT = {
 
 _SETUP = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', "
-    "innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+    "innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0} /*M!100300 , idle_transaction_timeout = {0} */"
 )
+"""MariaDB ends an idle transaction, so a process that is frozen in one does not block its successor. MySQL can't."""
 _READ_TIMEOUT = "_read_timeout"
 """A private attribute: PyMySQL has no other way to change the timeout of a connection."""
 
@@ -133,10 +126,21 @@ MYSQL = Dialect(
         "CREATE TABLE IF NOT EXISTS {table} (name varchar(190) COLLATE utf8mb4_bin PRIMARY KEY) "
         "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
     ),
+    create_outputs=(
+        f"CREATE TABLE {{table}} (run varchar({_KEY_LENGTH}) COLLATE utf8mb4_bin, "
+        "output varchar(64) COLLATE utf8mb4_bin, log int, epoch bigint NOT NULL, seq bigint NOT NULL, "
+        "rejected bigint NOT NULL, PRIMARY KEY (run, output, log)) "
+        "ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4"
+    ),
+    user=(
+        "SELECT CONCAT(QUOTE(SUBSTRING_INDEX(CURRENT_USER(), '@', 1)), '@', "
+        "QUOTE(SUBSTRING_INDEX(CURRENT_USER(), '@', -1)))"
+    ),
     add="INSERT IGNORE INTO {table} VALUES ({values})",
     errors=(pymysql.MySQLError, OSError),
     is_conflict=lambda exc: _code(exc) in _CONFLICTS,
     is_retryable=lambda exc: isinstance(exc, OSError) or _code(exc) in _RETRYABLE,
+    is_denied=lambda exc: _code(exc) in _DENIED,
 )
 
 
@@ -155,7 +159,7 @@ class MySQLConnection:
         assert self._database is not None, "not open"
         return self._database
 
-    async def open(self) -> None:
+    async def open(self, *, creates: bool = True) -> None:
         server, options = self._server, self._server.options
         try:
             self._database = pymysql.connect(
@@ -297,6 +301,14 @@ class MySQLConnection:
         return known[1]
 
     async def _describe(self, table: str, statement: str) -> Sequence[TableColumn]:
+        """SinkError for a table without transactions."""
+        for engine in re.findall(r"^\) ENGINE=(\w+)", statement, re.MULTILINE)[-1:]:
+            has_transactions = f"SELECT transactions FROM information_schema.engines WHERE engine = '{engine}'"
+            if await self.fetch(has_transactions) != [("YES",)]:
+                raise SinkError(
+                    f"can't write {self._server.name}: the table {table} has the engine {engine}, which has no "
+                    f"transactions; change it with ALTER TABLE {table} ENGINE=InnoDB"
+                )
         return [
             # MariaDB's JSON is text with a condition
             TableColumn(name, "json" if f"json_valid({_quote(name)})" in statement else type_, key == "PRI")

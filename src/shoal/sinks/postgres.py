@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from shoal.errors import SinkError
+from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, Row, json_of, text_of
-from shoal.sinks.tablesink import REWRITE_FACTOR, Dialect, Rows, TableColumn, TableSink, Target, poll_lock
+from shoal.sinks.tablesink import TableSink
 
 try:
     import asyncpg
@@ -48,10 +49,12 @@ _SELECT_COLUMNS = """
     ORDER BY a.attnum
 """
 _BEGIN = """
-    BEGIN;
-    SELECT set_config('statement_timeout', '{}', true), set_config('lock_timeout', '{}', true);
+    BEGIN ISOLATION LEVEL READ COMMITTED;
+    SELECT set_config('statement_timeout', '{0}', true), set_config('lock_timeout', '{1}', true),
+        set_config('idle_in_transaction_session_timeout', '{1}', true);
     SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
 """
+"""A process that is frozen in a transaction must not block its successor, so the server ends an idle one."""
 _CONFLICTS = ("40001", "40P01", "42P01", "42701", "42703", "42804", "42P07", "23505")
 """A serialization failure, a deadlock, or a table that changed since it was checked."""
 _PERMANENT = ("0A", "21", "22", "23", "28", "3D", "3F", "42", "54")
@@ -101,9 +104,15 @@ POSTGRES = Dialect(
         f"CREATE INDEX ON {{table}} ({RUN}, {SEQ})",
     ),
     create_registry="CREATE TABLE IF NOT EXISTS {table} (name text PRIMARY KEY)",
+    create_outputs=(
+        'CREATE TABLE {table} (run text COLLATE "C", output text COLLATE "C", log integer, epoch bigint NOT NULL, '
+        "seq bigint NOT NULL, rejected bigint NOT NULL, PRIMARY KEY (run, output, log))"
+    ),
+    user="SELECT quote_ident(current_user)",
     errors=_ERRORS,
     is_conflict=_is_conflict,
     is_retryable=_is_retryable,
+    is_denied=lambda exc: isinstance(exc, asyncpg.InsufficientPrivilegeError),
 )
 
 
@@ -119,7 +128,7 @@ class PostgresConnection:
         assert self._connection is not None, "not open"
         return self._connection
 
-    async def open(self) -> None:
+    async def open(self, *, creates: bool = True) -> None:
         server = self._server
         self._connection = await asyncpg.connect(
             "postgresql:///?" + urlencode(server.options),

@@ -13,13 +13,16 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
+from pathlib import Path
 from typing import Any, TypeVar
 
+from shoal.errors import SinkError
 from shoal.item import as_text
+from shoal.sinks.dialects import Dialect, Rows, TableColumn, Target, run_blocking
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.storage import in_thread, storage_errors
 from shoal.sinks.tables import Batch, Change, Columns, Naming, Row
-from shoal.sinks.tablesink import Dialect, Rows, TableColumn, TableSink, Target, run_blocking
+from shoal.sinks.tablesink import TableSink
 
 T = TypeVar("T")
 
@@ -52,6 +55,11 @@ SQLITE = Dialect(
         f"CREATE INDEX {{index}} ON {{table}} ({RUN}, {SEQ})",
     ),
     create_registry="CREATE TABLE {table} (name TEXT PRIMARY KEY NOT NULL)",
+    create_outputs=(
+        "CREATE TABLE {table} (run TEXT NOT NULL, output TEXT NOT NULL, log INTEGER NOT NULL, epoch INTEGER NOT NULL, "
+        "seq INTEGER NOT NULL, rejected INTEGER NOT NULL, PRIMARY KEY (run, output, log))"
+    ),
+    for_update="",
     table_option="sqlite:///file.db?table=name",
     errors=(sqlite3.Error,),
     is_conflict=lambda exc: any(text in str(exc) for text in _CONFLICTS),
@@ -65,29 +73,50 @@ class SQLiteConnection:
     def __init__(self, path: str) -> None:
         self._path = path
         self._database: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the file."""
 
     @property
     def _connected(self) -> sqlite3.Connection:
         assert self._database is not None, "not open"
         return self._database
 
-    async def open(self) -> None:
-        await in_thread(self._open)
+    async def open(self, *, creates: bool = True) -> None:
+        await in_thread(self._open, creates)
 
-    def _open(self) -> None:
+    def _open(self, creates: bool) -> None:
+        if not creates and not os.path.exists(self._path):
+            self._database = sqlite3.connect(":memory:", check_same_thread=False)
+            return
         with storage_errors(self._path):  # SQLite would only say "unable to open database file"
-            try:
-                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
-            except FileExistsError:  # closing a second descriptor would end the locks that this process has on the file
-                if os.path.isdir(self._path):
-                    raise IsADirectoryError(errno.EISDIR, "") from None
-                if not os.access(self._path, os.R_OK | os.W_OK):
-                    raise PermissionError(errno.EACCES, "") from None
+            if creates:
+                self._create()
+            before = _identity(self._path)
         # Transactions begin and end by explicit statements, so that new columns are part of them.
         self._database = sqlite3.connect(
-            self._path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
+            f"{Path(self._path).as_uri()}?mode={'rw' if creates else 'ro'}",
+            uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
+        )  # fmt: skip
         self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # fails if it is not a database
+        self._identity = before
+        self._check_identity()
+
+    def _create(self) -> None:
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+        except FileExistsError:  # closing a second descriptor would end the locks that this process has on the file
+            if os.path.isdir(self._path):
+                raise IsADirectoryError(errno.EISDIR, "") from None
+            if not os.access(self._path, os.R_OK | os.W_OK):
+                raise PermissionError(errno.EACCES, "") from None
+
+    def _check_identity(self) -> None:
+        """SinkError if the path is no longer the file that is open. SQLite would go on writing to that one."""
+        try:
+            if self._identity is not None and _identity(self._path) != self._identity:
+                raise FileNotFoundError(errno.ENOENT, "another file has its name")
+        except OSError as exc:
+            raise SinkError(f"{self._path} was removed or replaced: {exc.strerror}") from exc
 
     async def close(self) -> None:
         if self._database is not None:
@@ -116,8 +145,10 @@ class SQLiteConnection:
 
     def _run(self, steps: Coroutine[Any, Any, T]) -> T:
         try:
+            self._check_identity()
             return run_blocking(steps)
         except BaseException:
+            steps.close()
             self._roll_back()
             raise
 
@@ -179,6 +210,11 @@ class SQLiteConnection:
     async def alter(self, table: str, changes: Sequence[Change]) -> None:
         for change in changes:
             await self.execute(f"ALTER TABLE {table} ADD COLUMN {_quote(change.column)}")
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def _cell(value: object) -> object:

@@ -1,36 +1,37 @@
 """The sink that writes items as rows of tables, in SQLite, PostgreSQL and MySQL.
 
-`TableSink` has the steps: open at a saved state, delete stale rows, write, change columns, flush, close. What differs
-between databases is a `Dialect` (a value) and a `Connection` (one class per driver). `shoal.sinks.tables` decides which
-table and column a value goes to, `shoal.sinks.keys` which row.
+`TableSink` has the steps: open at a saved state, delete stale rows, write, change columns, flush, close, count. What
+differs between databases is a `Dialect` (a value) and a `Connection` (one class per driver). `shoal.sinks.tables`
+decides which table and column a value goes to, `shoal.sinks.keys` which row.
 
 Each write is one transaction. It first locks the tables against changes of their columns and reads these. If a column
 is missing or too narrow, it rolls back, changes the table (one process at a time), and tries again. So any number of
-processes can write to one table.
+runs can write to one table.
+
+The table ``_shoal_outputs`` in the same database has a row for each output of a run, with the epoch of its newest
+writer and the number of its last item. Each transaction moves this number on from where the writer left it, under its
+own epoch. So a late writer changes nothing, and a database that was set back is noticed. An export has no epoch: it
+leaves this row alone, and writes so that no other writer of the same rows can lose one.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from msgspec import Struct
-
-from shoal.errors import SinkError
-from shoal.ports import LoggedItem
-from shoal.sinks.keys import KEY, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions, WriteProgress
+from shoal.errors import OutputTakenError, SinkError
+from shoal.ports import LoggedItem, OutputCount
+from shoal.sinks.dialects import MAX_PAUSE, REWRITE_FACTOR, Connection, Dialect, Rows, TableColumn, Target, listed_keys
+from shoal.sinks.keys import KEY, OUTPUTS, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions, WriteProgress
 from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.tables import (
     Batch,
-    Change,
     Columns,
     Kind,
-    Naming,
     Row,
     foreign_table,
     large_integers,
@@ -40,140 +41,24 @@ from shoal.sinks.tables import (
 log = logging.getLogger("shoal.sinks")
 
 T = TypeVar("T")
-Rows: TypeAlias = list[tuple[Any, ...]]
 
-REWRITE_FACTOR = 20
-"""The factor for the timeout of a statement that changes many rows, such as a change of a column's type."""
 _MAX_ATTEMPTS = 20
 """How often a transaction is tried while other processes change or lock its tables."""
-_MAX_PAUSE = 0.05
-
-
-class Dialect(Struct, frozen=True, kw_only=True):
-    """What statements and errors of a database look like."""
-
-    naming: Naming
-    quote: Callable[[str], str]
-    string: Callable[[str], str]
-    """A text as a literal."""
-    kinds: Mapping[str, Kind]
-    """By type of a column. Empty if columns have no types."""
-    create: tuple[str, ...]
-    """Statements that create a ``{table}`` with an ``{index}``."""
-    create_registry: str
-    add: str = "INSERT INTO {table} VALUES ({values}) ON CONFLICT DO NOTHING"
-    """Insert a row unless its key exists."""
-    table_option: str = "?table=name"
-    """How to choose another table."""
-    errors: tuple[type[Exception], ...]
-    """All errors of the driver."""
-    is_conflict: Callable[[Exception], bool]
-    """Whether another process interfered: a deadlock, or a table that changed since it was checked."""
-    is_retryable: Callable[[Exception], bool]
-
-
-class TableColumn(NamedTuple):
-    """A column as the database describes it. ``is_key``: it belongs to the primary key."""
-
-    name: str
-    type: str
-    is_key: bool
-
-
-class Target(NamedTuple):
-    """The table that a batch goes to."""
-
-    table: str
-    """As in a statement."""
-    run: str
-    replaces: bool
-    """Whether a row with the same key is replaced. Otherwise it stays."""
-    replaced: str = ""
-    """A condition: the rows with the same keys that are deleted first."""
-
-    def deletion(self, keys: Iterable[str]) -> str:
-        """The statement that deletes the rows that others with these keys replace."""
-        return f"DELETE FROM {self.table} WHERE {KEY} IN ({_listed(keys)}) AND ({self.replaced})"
-
-
-class Connection(Protocol):
-    """One connection of a driver.
-
-    The methods up to ``run`` are called by the event loop, the others only by steps that ``run`` runs. A driver that
-    blocks runs these in a thread: there no call waits, and the whole transaction needs only one switch of threads.
-    """
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def discard(self) -> bool:
-        """Close it at once, without asking the server: after an error or a cancellation its state is unknown. False if
-        its state is known: it stays open, without a transaction."""
-        ...
-
-    def explain(self, exc: Exception) -> str:
-        """Why a call failed, and what to do."""
-        ...
-
-    async def run(self, steps: Coroutine[Any, Any, T]) -> T: ...
-
-    async def pause(self, seconds: float) -> None: ...
-
-    async def begin(self, tables: Sequence[str] = (), statement: str = "", longer: int = 1) -> int:
-        """Begin a transaction, lock the tables against changes of their columns if that is possible here, and run a
-        statement. Return how many rows it changed."""
-        ...
-
-    async def commit(self) -> None: ...
-
-    async def rollback(self) -> None: ...
-
-    async def execute(self, statement: str, longer: int = 1) -> int:
-        """Return how many rows it changed. It may take ``longer`` times the timeout."""
-        ...
-
-    async def fetch(self, statement: str, longer: int = 1) -> Rows: ...
-
-    def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Hold the lock of a table: only one process at a time has it. If the steps fail, roll back."""
-        ...
-
-    async def columns(self, table: str, *, locks: bool = False) -> Sequence[TableColumn] | None:
-        """The columns of a table; None if there is no such table. ``locks``: they do not change until the transaction
-        ends."""
-        ...
-
-    def batch(self, rows: Iterable[Row]) -> Batch: ...
-
-    async def insert(self, target: Target, columns: Columns, batch: Batch) -> int:
-        """Write the rows of a batch, without the fields that have no column. Return how many rows were inserted, less
-        those that were deleted before. Rows that do not fit are rejected in the batch."""
-        ...
-
-    async def alter(self, table: str, changes: Sequence[Change]) -> None: ...
-
-
-def run_blocking(steps: Coroutine[Any, Any, T]) -> T:
-    """Run steps whose calls block, and never wait for the event loop."""
-    try:
-        steps.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    raise AssertionError("a call to a blocking driver waited")
-
-
-async def poll_lock(connection: Connection, name: str, take: str, timeout: float) -> None:
-    """Poll for the lock of a table. A blocking wait could hang on a frozen server."""
-    deadline = time.monotonic() + timeout * REWRITE_FACTOR
-    while not (await connection.fetch(take))[0][0]:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"another process is still changing the table {name!r}")
-        await connection.pause(random.uniform(0.01, _MAX_PAUSE))
+_ROW_KEY = ("run", "output", "log")
+_ROW = (*_ROW_KEY, "epoch", "seq", "rejected")
+"""The columns of ``_shoal_outputs``."""
 
 
 class _TableChangedError(Exception):
     """Another process changed a table since it was checked."""
+
+
+class _SetBackError(Exception):
+    """The database is not as this writer left it."""
+
+
+class _TableGoneError(_SetBackError):
+    """A table that had rows of this output no longer exists."""
 
 
 class TableSink:
@@ -202,38 +87,59 @@ class TableSink:
         self._rejects = Rejects(name, self._options.on_reject)
         self._ready: set[str] = set()
         """The tables that had all columns when they were last checked."""
+        self._written: set[str] = set()
+        """The tables that have rows since the sink was opened."""
         self._known: dict[str, tuple[Sequence[TableColumn], Columns]] = {}
         self._blank: dict[str, dict[str, None]] = {}
         """By table, the fields that never had a value. They get a column when the run is finished."""
+        self.added = 0
+        """How many rows an export of missing items has added."""
 
     # -- open and close
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         await self._disconnect()
         self._rejects.open()
-        self._progress.open(state)
+        self._written.clear()
+        self._progress.open(state, epoch)
         self._connection = self._connect()
         async with self._errors() as connection:
             await connection.open()
-            if self._options.table is not None:
-                await connection.run(self._prepare(self._options.table, connection.batch(())))
-        return None
+            return await connection.run(self._open_output())
+
+    async def _open_output(self) -> int | None:
+        table = self._options.table
+        is_missing = table is not None and await self._columns(table) is None
+        set_back_to = None
+        if not self._options.export:
+            await self._prepare_outputs()
+            set_back_to = await self._retried(partial(self._take_row, has_lost_table=is_missing))
+        if table is not None and is_missing:
+            await self._prepare(table, self._connected.batch(()))
+        return set_back_to
 
     async def close(self, *, finished: bool) -> None:
         try:
             if finished and self._connection is not None:
                 async with self._errors() as connection:
-                    await connection.run(self._finish())
+                    await connection.run(self._or_set_back(self._finish()))
                 self._rejects.finish()
         finally:
             await self._disconnect()
 
     async def _finish(self) -> None:
         stale_after = self._progress.stale_after()
-        if stale_after is not None:
+        if self._options.export == "all":
+            await self._retried(self._remove_unexported)
+        elif not self._options.export and stale_after is not None:
             await self._retried(partial(self._remove_stale, stale_after))
+        for name in self._written:
+            if await self._columns(name) is None:
+                raise _TableGoneError(name)
         for name, fields in self._blank.items():
             await self._prepare(name, self._connected.batch(()), fields)
+        if not self._options.export:
+            await self._check_row()
 
     @property
     def _connected(self) -> Connection:
@@ -251,7 +157,7 @@ class TableSink:
         self._known.clear()
 
     @asynccontextmanager
-    async def _errors(self) -> AsyncIterator[Connection]:
+    async def _errors(self, verb: str = "write") -> AsyncIterator[Connection]:
         """Turn errors of the driver into a SinkError. Its ``__cause__`` is set if a retry can help."""
         connection = self._connected
         try:
@@ -262,8 +168,127 @@ class TableSink:
                 self._connection = None
             if not isinstance(exc, self._dialect.errors):
                 raise
-            error = SinkError(f"can't write {self._name}: {connection.explain(exc)}")
+            error = SinkError(f"can't {verb} {self._name}: {connection.explain(exc)}")
             raise error from (exc if self._dialect.is_retryable(exc) else None)
+
+    # -- the row that fences the output
+
+    @property
+    def _outputs(self) -> str:
+        return self._quoted(OUTPUTS)
+
+    @property
+    def _row_key(self) -> tuple[str, str, str]:
+        """Run, output and log, as literals. A run has one log."""
+        table = self._options.table
+        return self._run, self._dialect.string("" if table is None else self._dialect.naming.fit(table)), "0"
+
+    @property
+    def _is_row(self) -> str:
+        """The condition for the row of this output."""
+        return " AND ".join(f"{name} = {value}" for name, value in zip(_ROW_KEY, self._row_key, strict=True))
+
+    async def _prepare_outputs(self) -> None:
+        """Create the table ``_shoal_outputs`` unless it exists."""
+        connection = self._connected
+        try:
+            columns = await connection.columns(self._outputs)
+            if columns is None:
+                async with connection.exclusive(OUTPUTS):
+                    columns = await connection.columns(self._outputs)
+                    if columns is None:
+                        await connection.execute(self._dialect.create_outputs.format(table=self._outputs))
+            elif not {column.name for column in columns}.issuperset(_ROW):
+                raise SinkError(f"can't write {self._name}: Shoal did not create its table {OUTPUTS}; rename it")
+        except self._dialect.errors as exc:
+            if not self._dialect.is_denied(exc):
+                raise
+            await connection.rollback()
+            user = (await connection.fetch(self._dialect.user))[0][0]
+            raise SinkError(
+                f"can't write {self._name}: it needs the table {OUTPUTS}, and permission was denied "
+                f"({connection.explain(exc)}). Ask an administrator to create it and to grant access:\n"
+                f"{self._dialect.create_outputs.format(table=self._outputs)};\n"
+                f"GRANT SELECT, INSERT, UPDATE ON {self._outputs} TO {user};"
+            ) from None
+
+    async def _take_row(self, *, has_lost_table: bool) -> int | None:
+        """Store the epoch of this writer in the row. Return the position in the output if it was set back."""
+        connection, progress = self._connected, self._progress
+        await connection.begin()
+        values = ", ".join([*self._row_key, str(progress.epoch), "0", "0"])
+        is_new = await connection.execute(self._dialect.add.format(table=self._outputs, values=values))
+        epoch, position, rejected = (
+            await connection.fetch(
+                f"SELECT epoch, seq, rejected FROM {self._outputs} WHERE {self._is_row}{self._dialect.for_update}"
+            )
+        )[0]
+        if epoch > progress.epoch:
+            raise OutputTakenError(self._name, epoch)
+        if has_lost_table:
+            position = rejected = 0
+        elif is_new and progress.of_earlier_version is not None:
+            position = await self._position_of_earlier_version(progress.of_earlier_version)
+        await connection.execute(
+            f"UPDATE {self._outputs} SET epoch = {progress.epoch}, seq = {position}, rejected = {rejected} "
+            f"WHERE {self._is_row}"
+        )
+        await connection.commit()
+        return progress.resume(position, rejected)
+
+    async def _position_of_earlier_version(self, saved: int) -> int:
+        """The last item in tables that an earlier version wrote. With a key chosen by the user the rows do not say:
+        other runs may have replaced them."""
+        if self._options.key:
+            return saved
+        last = 0
+        for name in await self._tables():
+            highest = f"SELECT max({SEQ}) FROM {self._quoted(name)} WHERE {RUN} = {self._run}"
+            last = max(last, (await self._connected.fetch(highest))[0][0] or 0)
+        return min(saved, last)
+
+    async def _begin(self, position: int, rejected: int, tables: Sequence[str] = (), longer: int = 1) -> None:
+        """Begin a transaction that moves the position in the row, if the row is as this writer left it."""
+        progress = self._progress
+        statement = (
+            f"UPDATE {self._outputs} SET seq = {position}, rejected = {rejected} "
+            f"WHERE {self._is_row} AND epoch = {progress.epoch} AND seq = {progress.position}"
+        )
+        if not await self._connected.begin(tables, statement, longer):
+            await self._check_row()  # MySQL does not count a row that already has these values
+
+    async def _commit(self, position: int) -> None:
+        await self._connected.commit()
+        self._progress.position = position
+
+    async def _check_row(self) -> None:
+        """OutputTakenError if the output has a newer writer, or SinkError if the row is not as this one left it."""
+        if await self._connected.columns(self._outputs) is None:
+            raise self._set_back(f"the table {OUTPUTS} is gone")
+        rows = await self._connected.fetch(
+            f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}{self._dialect.for_update}"
+        )
+        if rows == [(self._progress.epoch, self._progress.position)]:
+            return
+        if rows and rows[0][0] > self._progress.epoch:
+            raise OutputTakenError(self._name, rows[0][0])
+        raise self._set_back(f"its row in {OUTPUTS} is another one")
+
+    def _set_back(self, reason: str) -> SinkError:
+        """The error after which the output is opened again."""
+        error = SinkError(f"{self._name} was set back, or another program changed it: {reason}")
+        error.__cause__ = _SetBackError(reason)
+        return error
+
+    async def _or_set_back(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Run steps. If a table is gone, then all items of this output are written again."""
+        try:
+            return await steps
+        except _TableGoneError as gone:
+            await self._connected.rollback()
+            await self._begin(0, 0)
+            await self._commit(0)
+            raise self._set_back(f"the table {gone} is gone") from gone
 
     # -- write
 
@@ -272,8 +297,8 @@ class TableSink:
             return
         tables, rejects = rows_by_table(items, self._options)
         async with self._errors() as connection:
-            rejects += await connection.run(self._write(items, tables))
-        self._progress.wrote(items)
+            await connection.run(self._or_set_back(self._write(items, tables, rejects)))
+        self._progress.wrote(items, rejects)
         self._rejects.add(rejects)
 
     async def flush(self) -> bytes:
@@ -281,35 +306,59 @@ class TableSink:
         self._rejects.flush()
         return self._progress.flush()
 
-    async def _write(self, items: Sequence[LoggedItem], tables: Mapping[str, Sequence[Row]]) -> list[Reject]:
-        """Write the rows of each table in one transaction. Return the items that do not fit."""
+    async def _write(
+        self, items: Sequence[LoggedItem], tables: Mapping[str, Sequence[Row]], rejects: list[Reject]
+    ) -> None:
+        """Write the rows of each table in one transaction. Add the items that do not fit to ``rejects``."""
         stale_after = self._progress.stale_after(items)
-        if stale_after is not None:
+        if stale_after is not None and not self._options.export:
             await self._retried(partial(self._remove_stale, stale_after))
         batches = {name: self._connected.batch(rows) for name, rows in tables.items()}
-        await self._retried(partial(self._write_batches, batches))
-        return [reject for batch in batches.values() for reject in batch.rejects]
+        if self._options.export:
+            await self._retried(partial(self._export_batches, batches, items, tables))
+        else:
+            await self._retried(partial(self._write_batches, batches, items, rejects))
+        rejects += _rejects_of(batches)
+        self._written.update(batches)
 
-    async def _write_batches(self, batches: Mapping[str, Batch]) -> None:
-        connection = self._connected
+    async def _write_batches(
+        self, batches: Mapping[str, Batch], items: Sequence[LoggedItem], rejects: Sequence[Reject]
+    ) -> None:
+        await self._prepare_all(batches)
+        position, rejected = self._progress.after(items, [*rejects, *_rejects_of(batches)])
+        await self._begin(position, rejected, [self._quoted(name) for name in batches])
+        await self._insert(batches)
+        _, all_rejected = self._progress.after(items, [*rejects, *_rejects_of(batches)])
+        if all_rejected != rejected:
+            await self._connected.execute(f"UPDATE {self._outputs} SET rejected = {all_rejected} WHERE {self._is_row}")
+        await self._commit(position)
+
+    async def _prepare_all(self, batches: Mapping[str, Batch]) -> None:
         for name, batch in batches.items():
             if name not in self._ready:
                 await self._prepare(name, batch)
-        await connection.begin([self._quoted(name) for name in batches])
+
+    async def _insert(self, batches: Mapping[str, Batch]) -> int:
+        """Write rows in a transaction. Return by how many the tables grew, if rows with a known key stay."""
+        count = 0
         for name, batch in batches.items():
             columns = await self._columns(name, locks=True)
             if columns is None or columns.changes(batch.kinds):
                 self._ready.discard(name)
                 raise _TableChangedError(name)
             self._note_blank(name, batch.blank(columns))
-            await connection.insert(self._target(name, batch), columns, batch)
-        await connection.commit()
+            count += await self._connected.insert(self._target(name, batch), columns, batch)
+        return count
 
     def _target(self, name: str, batch: Batch) -> Target:
         """With a key chosen by the user, the rows that the batch replaces are deleted first: they may be of other
         runs and have other fields. A row of a later item of this run stays."""
-        replaced = f"{RUN} <> {self._run} OR {SEQ} <= {batch.last}" if self._options.key else ""
-        return Target(self._quoted(name), self._options.run, not self._options.key, replaced)
+        replaced = ""
+        if self._options.key:
+            own, earlier = f"{RUN} = {self._run}", f"{SEQ} <= {batch.last}"
+            replaced = f"{own} AND {earlier}" if self._options.export == "missing" else f"NOT ({own}) OR {earlier}"
+        replaces = not self._options.key and self._options.export != "missing"
+        return Target(self._quoted(name), self._options.run, replaces, replaced)
 
     def _note_blank(self, name: str, fields: Iterable[str]) -> None:
         for field in fields:
@@ -335,7 +384,9 @@ class TableSink:
                     raise
                 self._forget_tables()
             await self._connected.rollback()
-            await self._connected.pause(random.uniform(0, _MAX_PAUSE))
+            if not self._options.export and await self._connected.columns(self._outputs) is None:
+                raise self._set_back(f"the table {OUTPUTS} is gone")
+            await self._connected.pause(random.uniform(0, MAX_PAUSE))
 
     async def _remove_stale(self, seq: int) -> None:
         """Remove the rows of this run after item ``seq``. The item log has their items, or, after a rewind, their pages
@@ -344,15 +395,73 @@ class TableSink:
         With a key chosen by the user, mark them as written at ``seq`` instead, so that a newer item replaces them. The
         rows that they once replaced are gone.
         """
-        connection = self._connected
-        await connection.begin(longer=REWRITE_FACTOR)
+        await self._begin(seq, self._progress.rejected, longer=REWRITE_FACTOR)
         for name in await self._tables():
-            table = self._quoted(name)
-            verb = f"UPDATE {table} SET {SEQ} = {seq}" if self._options.key else f"DELETE FROM {table}"
-            count = await connection.execute(f"{verb} WHERE {RUN} = {self._run} AND {SEQ} > {seq}", REWRITE_FACTOR)
-            if count:
+            if count := await self._remove_rows(name, f"{SEQ} > {seq}", seq):
                 log.debug("%s: removed %d rows after item %d, the last saved position", name, count, seq)
-        await connection.commit()
+        await self._commit(seq)
+
+    async def _remove_rows(self, name: str, condition: str, seq: int) -> int:
+        table = self._quoted(name)
+        verb = f"UPDATE {table} SET {SEQ} = {seq}" if self._options.key else f"DELETE FROM {table}"
+        return await self._connected.execute(f"{verb} WHERE {RUN} = {self._run} AND {condition}", REWRITE_FACTOR)
+
+    # -- export
+
+    async def _export_batches(
+        self, batches: Mapping[str, Batch], items: Sequence[LoggedItem], tables: Mapping[str, Sequence[Row]]
+    ) -> None:
+        """Write rows without a fence: the run itself, or another export, may write the same rows at the same time."""
+        await self._prepare_all(batches)
+        await self._connected.begin([self._quoted(name) for name in batches], longer=REWRITE_FACTOR)
+        added = await self._insert(batches)
+        if self._options.export == "all" and not self._options.key:  # rows with a key stay until they are replaced
+            rows_of = {self._dialect.naming.fit(name): rows for name, rows in tables.items()}
+            for name in await self._tables():
+                within = f"{SEQ} BETWEEN {items[0].seq} AND {items[-1].seq}"
+                if keys := listed_keys(row.key for row in rows_of.get(name, ())):
+                    within += f" AND {KEY} NOT IN ({keys})"
+                await self._remove_rows(name, within, 0)
+        await self._connected.commit()
+        self.added += added
+
+    async def _remove_unexported(self) -> None:
+        """Remove the rows of this run after the last item of its log, unless the run itself writes this output."""
+        seq = self._progress.last_written
+        if seq is None:
+            return
+        after = f"{SEQ} > {seq}"
+        if await self._connected.columns(self._outputs) is not None:
+            after += f" AND NOT EXISTS (SELECT 1 FROM {self._outputs} WHERE {self._is_row})"
+        await self._connected.begin(longer=REWRITE_FACTOR)
+        for name in await self._tables():
+            await self._remove_rows(name, after, seq)
+        await self._connected.commit()
+
+    # -- count
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await TableSink(self._name, self._dialect, self._connect, self._options, prefix=self._prefix)._count()
+
+    async def _count(self) -> OutputCount:
+        self._connection = self._connect()
+        try:
+            async with self._errors("read") as connection:
+                await connection.open(creates=False)
+                return await connection.run(self._count_rows())
+        finally:
+            await self._disconnect()
+
+    async def _count_rows(self) -> OutputCount:
+        rows: Rows = []
+        if await self._connected.columns(self._outputs) is not None:
+            rows = await self._connected.fetch(f"SELECT seq, rejected FROM {self._outputs} WHERE {self._is_row}")
+        items = 0
+        for name in await self._tables():
+            count = f"SELECT count(*) FROM {self._quoted(name)} WHERE {RUN} = {self._run}"
+            items += (await self._connected.fetch(count, REWRITE_FACTOR))[0][0]
+        position, rejected = rows[0] if rows else (None, 0)
+        return OutputCount(items=items, position=position, rejected=rejected, is_keyed=bool(self._options.key))
 
     # -- tables
 
@@ -366,7 +475,8 @@ class TableSink:
 
     async def _tables(self) -> list[str]:
         """The tables of this output that exist."""
-        names = [self._options.table] if self._options.table is not None else await self._registered()
+        named = self._options.table
+        names = [self._dialect.naming.fit(named)] if named is not None else await self._registered()
         return [name for name in names if await self._columns(name) is not None]
 
     async def _registered(self) -> list[str]:
@@ -375,6 +485,10 @@ class TableSink:
             return []
         names = await self._connected.fetch(f"SELECT name FROM {self._quoted(REGISTRY)}")
         return list(dict.fromkeys(self._dialect.naming.fit(name) for (name,) in names))
+
+    async def _is_expected(self, name: str) -> bool:
+        """Whether the table was created before."""
+        return self._options.table is not None or self._dialect.naming.fit(name) in await self._registered()
 
     async def _register(self, name: str) -> None:
         registry = self._quoted(REGISTRY)
@@ -407,6 +521,8 @@ class TableSink:
             self._known.pop(name, None)
             columns = await self._columns(name)
             if columns is None:
+                if self._progress.position and await self._is_expected(name):
+                    raise _TableGoneError(name)
                 index = self._dialect.quote(self._dialect.naming.fit(f"{name}_run_seq"))
                 for statement in self._dialect.create:
                     await connection.execute(statement.format(table=table, index=index))
@@ -426,6 +542,5 @@ class TableSink:
         self._ready.add(name)
 
 
-def _listed(keys: Iterable[str]) -> str:
-    """Keys as literals. They have no character that a database escapes."""
-    return ", ".join(f"'{key}'" for key in keys)
+def _rejects_of(batches: Mapping[str, Batch]) -> list[Reject]:
+    return [reject for batch in batches.values() for reject in batch.rejects]

@@ -34,7 +34,7 @@ def export(output: Output = [], replace: Replace = [], run_id: NewestRun = None,
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
             for spec in outputs:
                 rejects: list[int] = []
-                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append)
+                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export="all")
                 count = await drain(store, sink, on_progress=_progress)
                 print(f"wrote {count - sum(rejects)} items to {mask(spec)}", file=sys.stderr)
                 if rejects:
