@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
@@ -595,7 +596,8 @@ async def test_an_older_item_never_replaces_a_newer_one(place: Place) -> None:
     state = await late.flush()
     await other.open(state)
     await other.write(logged([{"k": "a", "n": 2}, {"k": "b", "n": 3}, {"k": "a", "n": 4}], 2))
-    await late.write(logged([{"k": "a", "n": 2}, {"k": "b", "n": 3}], 2))
+    with pytest.raises(SinkError, match="was set back, or another program changed it"):
+        await late.write(logged([{"k": "a", "n": 2}, {"k": "b", "n": 3}], 2))
     assert [row["n"] for row in await place.rows("shop")] == [4, 3]
     await late.close(finished=False)
     await other.close(finished=True)
@@ -679,42 +681,47 @@ async def test_an_item_larger_than_the_server_takes(maria: Place, caplog: pytest
     assert [row["a"] for row in await maria.rows()] == ["y", *["\0" * 1_300_000] * 8]
 
 
-async def test_a_table_that_is_dropped_meanwhile(place: Place) -> None:
-    sink = await opened(place.spec())
+@pytest.mark.parametrize("table", [None, "item"])
+async def test_a_table_that_is_dropped_meanwhile(place: Place, table: str | None) -> None:
+    """Nothing is left of what the output had, so all items are written again."""
+    sink = await opened(place.spec(table))
     await sink.write(logged([{"a": 1}]))
+    state = await sink.flush()
     await place.query("DROP TABLE item")
-    await sink.write(logged([{"a": 2}, {"b": 2}], 2))
-    await sink.close(finished=True)
-    assert await place.rows() == [{"a": 2, "b": None}, {"a": None, "b": 2}]
+    for step in (partial(sink.write, logged([{"a": 2}], 2)), partial(sink.close, finished=True)):
+        with pytest.raises(SinkError, match=r"was set back.*the table item is gone") as caught:
+            await step()
+        assert is_retryable(caught.value)
+        assert await sink.open(state) == 0
+        assert await sink.open(await sink.flush()) is None
+        await sink.write(logged([{"a": 1}]))
+        state = await sink.flush()
+        await place.query("DROP TABLE item")
+    assert await sink.open(state) == (None if table is None else 0)  # a table of a type is missed when it is needed
+    await sink.close(finished=False)
 
 
 # -- several at once
 
 
 async def test_several_alter_one_table_at_once(place: Place) -> None:
-    """Each has other fields and types, and one row that all of them write."""
+    """Each run has other fields and types, and there is one row that all of them write."""
     values: list[Any] = [1, 2.5, "x", True, [1], WHEN]
-
-    first = await opened(place.spec())
-    await first.write([LoggedItem(1, b"\xff" * 16, 0, encode_item({"v": 1}))])
-    state = await first.flush()
-    await first.close(finished=False)
-    sinks = [await opened(place.spec(), state=state) for _ in range(5)]
+    sinks = [await opened(place.spec("item", key="id"), f"run {number}") for number in range(5)]
 
     async def work(number: int) -> None:
         sink = sinks[number]
         for step in range(6):
             own = {f"f{number}_{step}": step, "v": values[(number + step) % 6], "w": values[(number * step) % 6]}
-            key = LoggedItem(2, bytes([number, step] + [0] * 14), 0, encode_item(own))
-            common = LoggedItem(3, b"\xff" * 16, 0, encode_item({f"c{step}": 1, "v": values[step]}))
-            await sink.write([key, common] if number % 2 else [common, key])
+            rows = [own | {"id": f"{number} {step}"}, {"id": "common", f"c{step}": 1, "v": values[step]}]
+            await sink.write(logged(rows if number % 2 else rows[::-1], 1 + 2 * step))
         await sink.close(finished=True)
 
     await asyncio.gather(*map(work, range(5)))
     found = await place.rows()
     assert len(found) == 31
     types = await place.types()
-    assert len(types) == len(SYSTEM_COLUMNS) + 2 + 30 + 6
+    assert len(types) == len(SYSTEM_COLUMNS) + 3 + 30 + 6
     assert sum(row[f"f{number}_{step}"] == step for row in found for number in range(5) for step in range(6)) == 30
     written = [text for row in found if isinstance(text := row["v"], str)]
     assert len(written) == 31
@@ -723,12 +730,12 @@ async def test_several_alter_one_table_at_once(place: Place) -> None:
 
 async def test_a_column_that_another_made_wider(place: Place) -> None:
     """What one process knows of a table is not older than its transaction."""
-    one, other = await opened(place.spec()), await opened(place.spec())
+    one, other = await opened(place.spec(), "one"), await opened(place.spec(), "two")
     await one.write(logged([{"v": True, "r": 5, "b": b"abc"}]))
-    await other.write(logged([{"v": "yes", "r": 2.5, "b": "text"}], 2))
-    await one.write(logged([{"v": False, "r": 2**60, "b": b"abc"}], 3))
+    await other.write(logged([{"v": "yes", "r": 2.5, "b": "text"}]))
+    await one.write(logged([{"v": False, "r": 2**60, "b": b"abc"}], 2))
     assert [tuple(row.values()) for row in await place.rows()] == [
-        ("true", "5", "YWJj"), ("yes", "2.5", "text"), ("false", str(2**60), "YWJj"),
+        ("true", "5", "YWJj"), ("false", str(2**60), "YWJj"), ("yes", "2.5", "text"),
     ]  # fmt: skip
     await one.close(finished=True)
     await other.close(finished=True)
@@ -736,15 +743,21 @@ async def test_a_column_that_another_made_wider(place: Place) -> None:
 
 async def test_waiting_for_another_that_changes_the_table(place: Place) -> None:
     """That may take longer than anything else."""
-    slow: Any = await opened(place.spec(timeout=1))
-    sink = await opened(place.spec(timeout=1))
-    lock = slow._exclusive("item")
-    await lock.__aenter__()
+    slow: Any = await opened(place.spec(timeout=1), "slow")
+    sink = await opened(place.spec(timeout=1), "mine")
+    has_lock = threading.Event()
+
+    async def change() -> None:
+        async with slow._connection.exclusive("item"):
+            has_lock.set()
+            await slow._connection.fetch(f"SELECT {'pg_sleep' if place.is_postgres else 'sleep'}(2)", 5)
+
+    changing = asyncio.create_task(slow._connection.run(change()))
+    await asyncio.to_thread(has_lock.wait, 20)
     writing = asyncio.create_task(sink.write(logged([{"a": 1}])))
-    await asyncio.sleep(1.5)
-    assert not writing.done()
-    await slow.close(finished=False)
+    assert (await asyncio.wait({changing, writing}, return_when=asyncio.FIRST_COMPLETED))[0] == {changing}
     await writing
+    await slow.close(finished=False)
     await sink.close(finished=True)
     assert await place.rows() == [{"a": 1}]
 
@@ -889,7 +902,7 @@ async def test_the_disk_is_full(place: Place, monkeypatch: pytest.MonkeyPatch) -
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(sink), "_insert" if place.is_postgres else "_insertion", fail)
+        patch.setattr(type(sink._connection), "insert", fail)
         with pytest.raises(SinkError, match=r"disk of the server is full.* free some space, then resume") as caught:
             await sink.write(logged([{"a": 1}]))
     assert is_retryable(caught.value)

@@ -102,6 +102,21 @@ class SQLiteHarness(FileHarness):
             database.row_factory = sqlite3.Row
             return [dict(row) for row in database.execute(_SELECT)]
 
+    async def save(self) -> bytes | None:
+        if not self.path.exists():
+            return None
+        with closing(sqlite3.connect(self.path)) as database:
+            return database.serialize()
+
+    async def restore(self, saved: bytes | None) -> None:
+        """In place, as ``.restore`` of SQLite's shell does it. Without a copy, the file is removed."""
+        if saved is None:
+            self.path.unlink()
+            return
+        with closing(sqlite3.connect(":memory:")) as copy, closing(sqlite3.connect(self.path)) as database:
+            copy.deserialize(saved)
+            copy.backup(database)
+
 
 class PostgresHarness(SinkHarness):
     """A schema of its own."""
@@ -118,6 +133,27 @@ class PostgresHarness(SinkHarness):
 
     async def read(self) -> list[dict[str, Any]]:
         return await self._query(f"SET search_path = {self.name}", _SELECT)
+
+    async def save(self) -> str:
+        saved = f"saved{next(_spaces)}"
+        await self._query(f"CREATE SCHEMA {saved}")
+        await self._copy(self.name, saved)
+        return saved
+
+    async def restore(self, saved: str) -> None:
+        await self._copy(saved, self.name)
+
+    async def _copy(self, source: str, target: str) -> None:
+        """Replace the tables of a schema, in one transaction."""
+        tables = "SELECT tablename FROM pg_tables WHERE schemaname = '{}'"
+        old, new = [{row["tablename"] for row in await self._query(tables.format(name))} for name in (target, source)]
+        await self._query(
+            "BEGIN",
+            *(f"DROP TABLE {target}.{table}" for table in old),
+            *(f"CREATE TABLE {target}.{table} (LIKE {source}.{table} INCLUDING ALL)" for table in new),
+            *(f"INSERT INTO {target}.{table} SELECT * FROM {source}.{table}" for table in new),
+            "COMMIT",
+        )
 
     async def close(self) -> None:
         await self._query(f"DROP SCHEMA {self.name} CASCADE")
@@ -148,6 +184,34 @@ class MySQLHarness(SinkHarness):
 
     async def read(self) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self._query, _SELECT.replace("item", f"{self.name}.item"))
+
+    async def save(self) -> str:
+        return await asyncio.to_thread(self._copy, self.name)
+
+    async def restore(self, saved: str) -> None:
+        await asyncio.to_thread(self._swap, saved)
+
+    def _copy(self, source: str) -> str:
+        target = f"saved{next(_spaces)}"
+        self._query(f"CREATE DATABASE {target}")
+        for table in self._tables(source):
+            self._query(f"CREATE TABLE {target}.{table} LIKE {source}.{table}")
+            self._query(f"INSERT INTO {target}.{table} SELECT * FROM {source}.{table}")
+        return target
+
+    def _swap(self, saved: str) -> None:
+        """Replace all tables by a copy, in one step."""
+        trash, copy = f"trash{next(_spaces)}", self._copy(saved)
+        self._query(f"CREATE DATABASE {trash}")
+        moves = [f"{self.name}.{table} TO {trash}.{table}" for table in self._tables(self.name)]
+        moves += [f"{copy}.{table} TO {self.name}.{table}" for table in self._tables(copy)]
+        self._query(f"RENAME TABLE {', '.join(moves)}")
+
+    def _tables(self, database: str) -> list[str]:
+        rows = self._query(
+            f"SELECT table_name AS name FROM information_schema.tables WHERE table_schema = '{database}'"
+        )
+        return [row["name"] for row in rows]
 
     async def close(self) -> None:
         await asyncio.to_thread(self._query, f"DROP DATABASE {self.name}")

@@ -165,7 +165,7 @@ def test_the_names_of_shoal_cannot_be_replaced(site_packages: Path) -> None:
         site_packages, "shoal-list", SINK, sinks="postgresql = shoal_list:ListSink", frontiers="memory = shoal_list:x",
         fetchers="aiohttp = shoal_list:x",
     )  # fmt: skip
-    assert type(open_sink("postgresql://host/db")).__name__ == "PostgresSink"
+    assert type(open_sink("postgresql://host/db")).__name__ == "TableSink"
     for kind, names in plugins.BUILT_IN.items():
         assert {plugins.load(kind, name) for name in names} == {None}
         assert plugins.names(kind) == []

@@ -32,7 +32,6 @@ from shoal.sinks.csvfile import CsvSink
 from shoal.sinks.files import StreamSink
 from shoal.sinks.parquet import ParquetSink
 from shoal.sinks.recent import Recent
-from shoal.sinks.sqlite import SQLiteSink
 from tests import forking
 
 KINDS = ["out.jsonl", "out.csv", "out.parquet", "out.db"]
@@ -922,12 +921,10 @@ async def test_a_table_of_someone_else(tmp_path: Path) -> None:
 
 async def test_columns_of_a_failed_write_are_added_again(tmp_path: Path) -> None:
     path = tmp_path / "out.db"
-    sink = SQLiteSink(str(path))
-    await sink.open(b"")
+    sink: Any = await opened(path)
     await sink.write(logged([{"a": 1}]))
     many = {f"f{number}": 1 for number in range(20)}
-    assert sink._database is not None
-    sink._database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 10)
+    sink._connection._database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 10)
     with pytest.raises(SinkError, match="too many columns"):
         await sink.write(logged([{"b": 1}, many], 2))
     assert len(query(path, "SELECT * FROM item")) == 1
@@ -1004,14 +1001,14 @@ async def test_no_one_reads_the_queue_any_more() -> None:
         ("a.b/c.JSONLINES", "JsonLinesSink"),
         ("a.csv", "CsvSink"),
         ("a.parquet", "ParquetSink"),
-        ("a.db", "SQLiteSink"),
-        ("a.sqlite", "SQLiteSink"),
-        ("sqlite:///a.any?table=b", "SQLiteSink"),
+        ("a.db", "TableSink"),
+        ("a.sqlite", "TableSink"),
+        ("sqlite:///a.any?table=b", "TableSink"),
         ("-", "StreamSink"),
-        ("postgresql://host/db", "PostgresSink"),
-        ("postgres://user@host:1/db?table=b", "PostgresSink"),
-        ("mysql://host/db", "MySQLSink"),
-        ("mariadb://host/db?table=b", "MySQLSink"),
+        ("postgresql://host/db", "TableSink"),
+        ("postgres://user@host:1/db?table=b", "TableSink"),
+        ("mysql://host/db", "TableSink"),
+        ("mariadb://host/db?table=b", "TableSink"),
     ],
 )
 def test_chosen_by_name(spec: str, kind: str) -> None:

@@ -88,7 +88,8 @@ def open_sink(
 
     A new run refuses a file that another run wrote, unless the output has ``?replace=yes``. In a database it adds rows,
     unless the output has a ``?key=``. ``on_reject`` is called with the number of items that the output can't write;
-    they are also logged. ``export``: an export writes it, see `TableOptions`.
+    they are also logged. ``export``: it writes ``all`` items of a run, or adds those that are ``missing``, while the
+    run itself may be writing the same output.
     """
     target = _parse(spec)
     options = TableOptions(
@@ -96,6 +97,9 @@ def open_sink(
     )
     if target.place is not None:
         return _open_objects(target, target.place, options)
+    if export == "missing" and target.kind not in ("sqlite", "postgresql", "mysql"):
+        name = sink_id(spec) if target.kind == "plugin" else target.path or "-"
+        raise SinkError(f"can't add missing items to {name}; write all of them again with -O {name}")
     match target.kind:
         case "stdout":
             from shoal.sinks.files import StreamSink
@@ -114,19 +118,19 @@ def open_sink(
 
             return ParquetSink(target.path, options)
         case "sqlite":
-            from shoal.sinks.sqlite import SQLiteSink
+            from shoal.sinks.sqlite import sqlite_sink
 
-            return SQLiteSink(target.path, options)
+            return sqlite_sink(target.path, options)
         case "postgresql":
-            from shoal.sinks.postgres import PostgresSink
+            from shoal.sinks.postgres import postgres_sink
 
             assert target.server is not None
-            return PostgresSink(target.server, options)
+            return postgres_sink(target.server, options)
         case "mysql":
-            from shoal.sinks.mysql import MySQLSink
+            from shoal.sinks.mysql import mysql_sink
 
             assert target.server is not None
-            return MySQLSink(target.server, options)
+            return mysql_sink(target.server, options)
         case "plugin":
             return open_plugged(spec, SinkOptions(run_id, on_reject))
 

@@ -9,7 +9,7 @@ replaces the row, even if another run wrote it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
@@ -18,13 +18,17 @@ import msgspec
 from shoal.errors import ItemError, SinkError
 from shoal.item import as_text
 from shoal.ports import LoggedItem
+from shoal.sinks.rejects import Reject
+
+Export: TypeAlias = Literal["", "all", "missing"]
 
 KEY, RUN, SEQ = "_key", "_run", "_seq"
 SYSTEM_COLUMNS = (KEY, RUN, SEQ)
 REGISTRY = "_shoal_tables"
 """The table that lists the tables created for types of items. A rewound run must find them all."""
-Export: TypeAlias = Literal["", "all", "missing"]
-
+OUTPUTS = "_shoal_outputs"
+"""The table that fences outputs: by run, output and log, the epoch of the newest writer, the number of the last item,
+and how many items did not fit."""
 MAX_COLUMNS = 500
 """The default limit for fields of items."""
 
@@ -48,7 +52,7 @@ class TableOptions(msgspec.Struct, frozen=True):
     replaces: bool = True
     """Whether a file that another run wrote is replaced."""
     export: Export = ""
-    """Whether an export of the run's whole log writes it: all items, or only those that the output does not have."""
+    """How an export writes a table: ``all`` items, or only those that are ``missing``. Empty: the run itself writes."""
 
     @property
     def run(self) -> str:
@@ -94,6 +98,9 @@ class _Saved(msgspec.Struct):
 
     seq: int
     key: list[str] = []
+    rejected: int = 0
+    is_fenced: bool = False
+    """Whether the output has a row in ``_shoal_outputs``. States of earlier versions have none."""
 
 
 _encode_saved = msgspec.msgpack.Encoder().encode
@@ -104,8 +111,7 @@ class WriteProgress:
     """How much of the run is in its tables, and which rows are stale.
 
     A store that was rewound opens an output at an older state. Later rows of the run are stale then: their pages are
-    crawled again. The first write deletes them, not ``open``: only a write is sure to hold a role that was just
-    renewed. A process that was frozen before it opened the output must not delete the rows of its successor.
+    crawled again. The first write deletes them, after the output has the epoch of this writer.
     """
 
     def __init__(self, name: str, key: Sequence[str]) -> None:
@@ -114,8 +120,13 @@ class WriteProgress:
         self._saved: _Saved | None = None
         self._seq = 0
         self._has_written = False
+        self.epoch = 0
+        self.position = 0
+        """The number of the last item in the output, as the output must have recorded it."""
+        self.rejected = 0
+        """Items that the output could not take."""
 
-    def open(self, state: bytes) -> None:
+    def open(self, state: bytes, epoch: int) -> None:
         try:
             saved = _decode_saved(state) if state else None
         except msgspec.MsgspecError as exc:
@@ -126,6 +137,20 @@ class WriteProgress:
                 f"{_option(self._key)}: rows would be written twice. Use the same key as before, or another table"
             )
         self._saved, self._seq, self._has_written = saved, saved.seq if saved is not None else 0, False
+        self.epoch, self.position, self.rejected = epoch, 0, saved.rejected if saved is not None else 0
+
+    @property
+    def of_earlier_version(self) -> int | None:
+        """The saved position, if a version wrote it that kept no record in the output."""
+        return self._saved.seq if self._saved is not None and not self._saved.is_fenced else None
+
+    def resume(self, position: int, rejected: int) -> int | None:
+        """Continue where the output is. Return its position if that is before the saved one: it was set back."""
+        self.position = position
+        if self._saved is None or position >= self._saved.seq:
+            return None
+        self._saved, self._seq, self.rejected = _Saved(position, self._key), position, rejected
+        return position
 
     def stale_after(self, items: Sequence[LoggedItem] = ()) -> int | None:
         """The number after which rows of this run are stale; None if none are. Ask before each write, and at the end.
@@ -139,11 +164,23 @@ class WriteProgress:
             return self._saved.seq
         return items[0].seq - 1 if items else None
 
-    def wrote(self, items: Sequence[LoggedItem]) -> None:
-        self._seq, self._has_written = max(self._seq, items[-1].seq), True
+    def after(self, items: Sequence[LoggedItem], rejects: Iterable[Reject]) -> tuple[int, int]:
+        """The position and the number of rejected items after these items are written."""
+        return max(self._seq, items[-1].seq), self.rejected + sum(reject.item.seq > self._seq for reject in rejects)
+
+    def wrote(self, items: Sequence[LoggedItem], rejects: Iterable[Reject]) -> None:
+        self._seq, self.rejected = self.after(items, rejects)
+        self._has_written = True
+
+    @property
+    def last_written(self) -> int | None:
+        """The number of the last item that was written since ``open``."""
+        return self._seq if self._has_written else None
 
     def flush(self) -> bytes:
-        return _encode_saved(_Saved(self._seq, self._key)) if self._has_written or self._saved is not None else b""
+        if not self._has_written and self._saved is None:
+            return b""
+        return _encode_saved(_Saved(self._seq, self._key, self.rejected, True))
 
 
 def _option(key: Sequence[str]) -> str:

@@ -1,21 +1,26 @@
-"""Items as rows of a MySQL or MariaDB database. See `shoal.sinks.serversink` for how it writes.
+"""Items as rows of a MySQL or MariaDB database. See `shoal.sinks.tablesink`.
 
-PyMySQL blocks, so each statement runs in a thread.
+NaN and infinities, which MySQL does not allow in numbers, become NULL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+import unicodedata
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from hashlib import blake2b
 from typing import Any, TypeAlias, TypeVar
 
 from shoal.errors import SinkError
-from shoal.sinks.keys import KEY, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions
-from shoal.sinks.serversink import REWRITE_FACTOR, ServerSink
+from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock, run_blocking
+from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import (
     Batch,
     Change,
@@ -23,39 +28,45 @@ from shoal.sinks.tables import (
     DatabaseServer,
     Group,
     Kind,
+    Naming,
     Row,
-    foreign_table,
     halves,
-    large_integers,
+    json_of,
+    text_of,
 )
+from shoal.sinks.tablesink import TableSink
 
 try:
     import pymysql
     import pymysql.cursors
     from pymysql.constants import CR, ER
+    from pymysql.converters import escape_string
 except ImportError as exc:
     raise SinkError("MySQL output needs PyMySQL: pip install 'shoal[mysql]'") from exc
 
-from shoal.sinks.mysql_sql import (
-    AS_TEXT,
-    CREATE,
-    CREATE_REGISTRY,
-    KINDS,
-    LITERALS,
-    MAX_JSON_DEPTH,
-    NAMING,
-    SETUP,
-    SPARE,
-    alteration,
-    quote,
-    string,
-    type_of,
-)
-
 T = TypeVar("T")
-Rows: TypeAlias = list[tuple[Any, ...]]
-Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
+_Driver: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
+_SPARE = "_shoal_widened"
+"""The temporary column of a column rewrite. It remains only if a process dies during the rewrite."""
+_MAX_JSON_DEPTH = 30  # MariaDB takes JSON with up to 32 levels, MySQL with 100
+_KEY_LENGTH = 255
+_TYPES = {
+    Kind.BOOL: "tinyint(1)", Kind.INT: "bigint", Kind.LONG: "bigint", Kind.BIG: "decimal(20,0)", Kind.REAL: "double",
+    Kind.TEXT: "longtext", Kind.BYTES: "longblob", Kind.JSON: "json", Kind.TIME: "datetime(6)",
+}  # fmt: skip
+_AS_TEXT = {
+    Kind.BOOL: "IF({}, 'true', 'false')",
+    Kind.BYTES: "REPLACE(TO_BASE64({}), '\\n', '')",
+    Kind.TIME: "CONCAT(REPLACE(TRIM(TRAILING '.000000' FROM CAST({} AS CHAR)), ' ', 'T'), 'Z')",
+}
+"""How the values of a column become text, where a change of the type differs from `text_of`."""
+
+_SETUP = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', "
+    "innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0} /*M!100300 , idle_transaction_timeout = {0} */"
+)
+"""MariaDB ends an idle transaction, so a process that is frozen in one does not block its successor. MySQL can't."""
 _READ_TIMEOUT = "_read_timeout"
 """A private attribute: PyMySQL has no other way to change the timeout of a connection."""
 
@@ -73,30 +84,82 @@ _RETRYABLE = {
 }  # fmt: skip
 
 
-class MySQLSink(ServerSink[Columns]):
-    """See the module. NaN and infinities, which MySQL does not allow in numbers, become NULL."""
+def mysql_sink(server: DatabaseServer, options: TableOptions | None = None) -> TableSink:
+    """The sink for a MySQL or MariaDB database."""
+    return TableSink(server.name, MYSQL, lambda: MySQLConnection(server), options)
 
-    _DRIVER_ERRORS = (pymysql.MySQLError, OSError)
 
-    def __init__(self, server: DatabaseServer, options: TableOptions | None = None) -> None:
-        super().__init__(server, options)
-        self._database: Connection | None = None
-        self._described: dict[str, tuple[str, Columns]] = {}
-        """By table: how the server describes it, and its columns."""
+def _fold(name: str) -> str:
+    """Two names that differ only in case or accents may be the same column."""
+    letters = unicodedata.normalize("NFKD", name.casefold())
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _string(text: str) -> str:
+    return f"'{escape_string(text)}'"
+
+
+def _code(exc: Exception) -> int | None:
+    return exc.args[0] if isinstance(exc, pymysql.MySQLError) and exc.args else None
+
+
+MYSQL = Dialect(
+    naming=Naming(
+        fold=_fold,
+        limit=64,
+        forbidden=re.compile(r"[\0\U00010000-\U0010ffff]|\s+\Z"),
+        reserved=frozenset({"db_row_id", "db_trx_id", "db_roll_ptr", "fts_doc_id", _SPARE}),
+    ),
+    quote=_quote,
+    string=_string,
+    kinds={name: kind for kind, name in _TYPES.items()} | {"bigint(20)": Kind.LONG},
+    create=(
+        f"CREATE TABLE {{table}} ({KEY} varchar({_KEY_LENGTH}) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY, "
+        f"{RUN} varchar({_KEY_LENGTH}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, {SEQ} bigint NOT NULL, "
+        f"KEY {RUN}{SEQ} ({RUN}, {SEQ})) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4",
+    ),
+    create_registry=(
+        "CREATE TABLE IF NOT EXISTS {table} (name varchar(190) COLLATE utf8mb4_bin PRIMARY KEY) "
+        "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+    ),
+    create_outputs=(
+        f"CREATE TABLE {{table}} (run varchar({_KEY_LENGTH}) COLLATE utf8mb4_bin, "
+        "output varchar(64) COLLATE utf8mb4_bin, log int, epoch bigint NOT NULL, seq bigint NOT NULL, "
+        "rejected bigint NOT NULL, PRIMARY KEY (run, output, log)) "
+        "ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4"
+    ),
+    user=(
+        "SELECT CONCAT(QUOTE(SUBSTRING_INDEX(CURRENT_USER(), '@', 1)), '@', "
+        "QUOTE(SUBSTRING_INDEX(CURRENT_USER(), '@', -1)))"
+    ),
+    add="INSERT IGNORE INTO {table} VALUES ({values})",
+    errors=(pymysql.MySQLError, OSError),
+    is_conflict=lambda exc: _code(exc) in _CONFLICTS,
+    is_retryable=lambda exc: isinstance(exc, OSError) or _code(exc) in _RETRYABLE,
+    is_denied=lambda exc: _code(exc) in _DENIED,
+)
+
+
+class MySQLConnection:
+    """A connection of PyMySQL. It blocks."""
+
+    def __init__(self, server: DatabaseServer) -> None:
+        self._server = server
+        self._database: _Driver | None = None
+        self._described: dict[str, tuple[str, Sequence[TableColumn]]] = {}
+        """By table: the statement that creates it, and its columns."""
         self._max_packet = 1 << 20
 
-    # -- connection
-
     @property
-    def _is_connected(self) -> bool:
-        return self._database is not None
-
-    @property
-    def _connected(self) -> Connection:
+    def _connected(self) -> _Driver:
         assert self._database is not None, "not open"
         return self._database
 
-    async def _connect(self) -> None:
+    async def open(self, *, creates: bool = True) -> None:
         server, options = self._server, self._server.options
         try:
             self._database = pymysql.connect(
@@ -104,30 +167,52 @@ class MySQLSink(ServerSink[Columns]):
                 password=(server.password or "").encode(),  # PyMySQL encodes text as Latin-1
                 database=server.database, charset="utf8mb4", autocommit=False,
                 connect_timeout=server.timeout, read_timeout=server.timeout, write_timeout=server.timeout,
-                init_command=SETUP.format(max(1, int(server.timeout * 0.9))),
+                init_command=_SETUP.format(max(1, int(server.timeout * 0.9))),
                 ssl_ca=options.get("ssl_ca"), ssl_cert=options.get("ssl_cert"), ssl_key=options.get("ssl_key"),
                 ssl_verify_cert="ssl_ca" in options or None,
             )  # fmt: skip
             await self._in_thread(self._connected.connect)
         except (RuntimeError, ValueError) as exc:  # PyMySQL lacks a library, or got a bad option
-            raise SinkError(f"can't write {self._name}: {exc}") from None
-        self._max_packet = int((await self._ask("SELECT @@max_allowed_packet"))[0][0])
+            raise SinkError(f"can't write {server.name}: {exc}") from None
+        self._max_packet = int((await self.run(self.fetch("SELECT @@max_allowed_packet")))[0][0])
 
-    async def _disconnect(self) -> None:
+    async def close(self) -> None:
         if self._database is not None:
-            await self._in_thread(self._disconnect_now)
+            await self._in_thread(self._close)
 
-    def _disconnect_now(self) -> None:
+    def _close(self) -> None:
         if self._database is not None:
             with suppress(pymysql.MySQLError, OSError):
                 self._database.close()
             self._database = None
-            self._ready.clear()
-            self._described.clear()
 
-    def _drop_connection(self) -> None:
+    def discard(self) -> bool:
         self._shut_socket()  # so that closing cannot block
-        self._disconnect_now()
+        self._close()
+        return True
+
+    def explain(self, exc: Exception) -> str:
+        code, text, server = _code(exc), str(exc.args[-1]) if exc.args else type(exc).__name__, self._server
+        if code in _DENIED:
+            return f"the server refuses the user or the password, or denies permission ({text}); check or grant it"
+        if code == ER.BAD_DB_ERROR:
+            return f"the server has no database {server.database!r}; create it first"
+        if code in _DISK_FULL or (code == ER.GET_ERRNO and "28" in text):
+            return f"the disk of the server is full ({text}); free some space, then resume the run"
+        if code in (ER.TOO_MANY_FIELDS, ER.TOO_BIG_ROWSIZE) or "Too many columns" in text:
+            return f"the items have more fields than a table can have columns ({text}); nest some of them"
+        if code == ER.LOCK_WAIT_TIMEOUT:
+            return f"the table stayed locked for {server.timeout:g} s; is another program changing it?"
+        if code in (CR.CR_CONN_HOST_ERROR, CR.CR_CONNECTION_ERROR):
+            return f"{text}; is the server running, and is the port correct?"
+        if "timed out" in text:
+            return f"no answer for {server.timeout:g} s"
+        if code in _CONNECTION_LOST:
+            return f"the connection was lost ({text})"
+        return text
+
+    async def run(self, steps: Coroutine[Any, Any, T]) -> T:
+        return await self._in_thread(run_blocking, steps)
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run a call in a thread. A cancellation closes the socket, so the thread ends even if the server is frozen."""
@@ -148,227 +233,178 @@ class MySQLSink(ServerSink[Columns]):
                 with socket.socket(fileno=os.dup(wire.fileno())) as same:
                     same.shutdown(socket.SHUT_RDWR)
 
-    async def _ask(self, statement: str, longer: int = 1) -> Rows:
-        return await self._in_thread(self._ask_now, statement, longer)
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - this is a thread
 
-    def _ask_now(self, statement: str, longer: int = 1) -> Rows:
+    async def begin(self, tables: Sequence[str] = (), statement: str = "", longer: int = 1) -> int:
+        """Tables are locked one by one: see ``columns``."""
+        self._connected.begin()
+        return await self.execute(statement, longer) if statement else 0
+
+    async def commit(self) -> None:
+        self._connected.commit()
+
+    async def rollback(self) -> None:
+        self._connected.rollback()
+
+    async def execute(self, statement: str, longer: int = 1) -> int:
+        return self._query(statement, longer)[0]
+
+    async def fetch(self, statement: str, longer: int = 1) -> Rows:
+        return self._query(statement, longer)[1]
+
+    def _query(self, statement: str, longer: int = 1) -> tuple[int, Rows]:
         database = self._connected
         setattr(database, _READ_TIMEOUT, self._server.timeout * longer)
         try:
             with database.cursor() as cursor:
                 cursor.execute(statement)
-                return list(cursor.fetchall())
+                return cursor.rowcount, list(cursor.fetchall())
         finally:
             setattr(database, _READ_TIMEOUT, self._server.timeout)
 
-    async def _ask_if_exists(self, statement: str) -> Rows | None:
+    async def _fetch_if_exists(self, statement: str) -> Rows | None:
         """Run a query. None if its table does not exist."""
         try:
-            return await self._ask(statement)
+            return await self.fetch(statement)
         except pymysql.MySQLError as exc:
             if _code(exc) == ER.NO_SUCH_TABLE:
                 return None
             raise
 
-    # -- write
-
-    def _batch(self, rows: Sequence[Row]) -> Batch:
-        return Batch(rows, max_depth=MAX_JSON_DEPTH, chunk=min(self._max_packet // 3, _MAX_CHUNK))
-
-    async def _begin_write(self, names: Sequence[str]) -> None:
-        await self._in_thread(self._connected.begin)
-
-    async def _commit(self) -> None:
-        await self._in_thread(self._connected.commit)
-
-    async def _rollback(self) -> None:
-        await self._in_thread(self._connected.rollback)
-
-    async def _locked_columns(self, name: str) -> Columns | None:
-        table = _quoted(name)
-        if await self._ask_if_exists(f"SELECT 1 FROM {table} LIMIT 0 FOR UPDATE") is None:
-            return None
-        description = str((await self._ask(f"SHOW CREATE TABLE {table}"))[0][1])
-        known = self._described.get(name)
-        if known is None or known[0] != description:
-            columns = await self._columns(name)
-            if columns is None:
-                return None
-            known = self._described[name] = description, columns
-        return known[1]
-
-    async def _write_batch(self, name: str, columns: Columns, batch: Batch) -> None:
-        await self._in_thread(self._write_groups, name, columns, batch)
-
-    def _write_groups(self, name: str, columns: Columns, batch: Batch) -> None:
-        for group in batch.groups:
-            self._write_group(name, columns, group, batch)
-
-    def _write_group(self, name: str, columns: Columns, group: Group, batch: Batch) -> None:
-        statement = self._insertion(name, columns, group)
-        if len(statement) < self._max_packet:
-            if self._options.key:
-                self._delete_replaced(name, group, batch.last)
-            self._connected.query(statement)
-        elif len(group.keys) > 1:
-            for half in halves(group):
-                self._write_group(name, columns, half, batch)
-        else:
-            batch.reject(
-                group.keys[0],
-                f"it needs a statement of {len(statement)} bytes, but the server allows {self._max_packet}; "
-                "increase max_allowed_packet of the server",
-            )
-
-    def _delete_replaced(self, name: str, group: Group, last: int) -> None:
-        """Delete the rows that these items replace. A row of a later item of this run stays."""
-        keys = ", ".join(f"'{key}'" for key in group.keys)
-        table = _quoted(name)
-        self._ask_now(f"DELETE FROM {table} WHERE {KEY} IN ({keys}) AND ({RUN} <> {self._run} OR {SEQ} <= {last})")
-
-    def _insertion(self, name: str, columns: Columns, group: Group) -> bytes:
-        names = [KEY, RUN, SEQ]
-        cells = [[f"'{key}'" for key in group.keys], [self._run] * len(group.keys), list(map(str, group.seqs))]
-        for field, values in zip(group.fields, group.columns, strict=True):
-            column = columns.column_for(field)
-            if column not in columns:  # no row has a value for it so far
-                self._note_blank(name, field)
-                continue
-            literal = LITERALS[columns.kinds[column]]
-            names.append(quote(column))
-            cells.append(["NULL" if value is None else literal(value) for value in values])
-        changed = [KEY] if self._options.key else names[1:]  # with a key, a row that was not deleted stays as it is
-        updates = ", ".join(f"{column} = VALUES({column})" for column in changed)
-        rows = ",".join([f"({','.join(row)})" for row in zip(*cells, strict=True)])
-        return (
-            f"INSERT INTO {_quoted(name)} ({', '.join(names)}) VALUES {rows} ON DUPLICATE KEY UPDATE {updates}"
-        ).encode()
-
-    @property
-    def _run(self) -> str:
-        """The run as a literal."""
-        return string(self._options.run)
-
-    async def _remove_rows_after(self, name: str, seq: int) -> int:
-        if await self._columns(name) is None:
-            return 0
-        table = _quoted(name)
-        verb = f"UPDATE {table} SET {SEQ} = {seq}" if self._options.key else f"DELETE FROM {table}"
-        await self._ask(f"{verb} WHERE {RUN} = {self._run} AND {SEQ} > {seq}", REWRITE_FACTOR)
-        count = (await self._ask("SELECT ROW_COUNT()"))[0][0]
-        await self._commit()
-        return int(count)
-
-    # -- tables
-
-    async def _columns(self, name: str) -> Columns | None:
-        table = _quoted(name)
-        found = await self._ask_if_exists(f"SHOW FULL COLUMNS FROM {table}")
-        if found is None:
-            return None
-        names, keys = {column for column, *_ in found}, [column for column, _, _, _, key, *_ in found if key == "PRI"]
-        if keys != [KEY] or not names.issuperset(SYSTEM_COLUMNS):
-            raise foreign_table(self._name, name, "?table=name")
-        kinds = {column: KINDS.get(kind.lower()) for column, kind, *_ in found if column != SPARE}
-        if Kind.TEXT in kinds.values():  # MariaDB's JSON is text with a condition
-            description = (await self._ask(f"SHOW CREATE TABLE {table}"))[0][1]
-            for column in kinds:
-                if f"json_valid({quote(column)})" in description:
-                    kinds[column] = Kind.JSON
-        return Columns(NAMING, kinds)
-
     @asynccontextmanager
-    async def _exclusive(self, name: str) -> AsyncIterator[None]:
-        place = f"{self._server.database}/{_quoted(name)}"
+    async def exclusive(self, name: str) -> AsyncIterator[None]:
+        place = f"{self._server.database}/{_quote(name)}"
         lock = "shoal-" + blake2b(place.encode(), digest_size=16).hexdigest()
-        await self._poll_lock(name, f"SELECT GET_LOCK('{lock}', 0) = 1")
+        await poll_lock(self, name, f"SELECT GET_LOCK('{lock}', 0) = 1", self._server.timeout)
         try:
             yield
+            await self.commit()
         finally:
             await self._unlock(f"SELECT RELEASE_LOCK('{lock}')")
-
-    async def _is_true(self, condition: str, longer: int = 1) -> bool:
-        return bool((await self._ask(condition, longer))[0][0])
 
     async def _unlock(self, statement: str) -> None:
         """Release a lock. The server does that itself when the connection is gone."""
         with suppress(pymysql.MySQLError, OSError):
             if self._database is not None:
-                await self._ask(statement)
+                await self.fetch(statement)
 
-    async def _create(self, name: str) -> Columns:
-        await self._ask(CREATE.format(table=_quoted(name), key=KEY, run=RUN, seq=SEQ))
-        return Columns(NAMING, {KEY: Kind.TEXT, RUN: Kind.TEXT, SEQ: Kind.INT})
+    async def columns(self, table: str, *, locks: bool = False) -> Sequence[TableColumn] | None:
+        if locks and await self._fetch_if_exists(f"SELECT 1 FROM {table} LIMIT 0 FOR UPDATE") is None:
+            return None
+        description = await self._fetch_if_exists(f"SHOW CREATE TABLE {table}")
+        if description is None:
+            return None
+        known, statement = self._described.get(table), str(description[0][1])
+        if known is None or known[0] != statement:
+            known = self._described[table] = statement, await self._describe(table, statement)
+        return known[1]
 
-    async def _register(self, name: str) -> None:
-        await self._ask(CREATE_REGISTRY.format(registry=REGISTRY))
-        await self._ask(f"INSERT IGNORE INTO {REGISTRY} VALUES ({string(NAMING.fit(name))})")
-        await self._commit()
+    async def _describe(self, table: str, statement: str) -> Sequence[TableColumn]:
+        """SinkError for a table without transactions."""
+        for engine in re.findall(r"^\) ENGINE=(\w+)", statement, re.MULTILINE)[-1:]:
+            has_transactions = f"SELECT transactions FROM information_schema.engines WHERE engine = '{engine}'"
+            if await self.fetch(has_transactions) != [("YES",)]:
+                raise SinkError(
+                    f"can't write {self._server.name}: the table {table} has the engine {engine}, which has no "
+                    f"transactions; change it with ALTER TABLE {table} ENGINE=InnoDB"
+                )
+        return [
+            # MariaDB's JSON is text with a condition
+            TableColumn(name, "json" if f"json_valid({_quote(name)})" in statement else type_, key == "PRI")
+            for name, type_, _, _, key, *_ in await self.fetch(f"SHOW FULL COLUMNS FROM {table}")
+            if name != _SPARE
+        ]
 
-    async def _registered(self) -> list[str]:
-        found = await self._ask_if_exists(f"SELECT name FROM {REGISTRY}")
-        return [str(name) for (name,) in found or ()]
+    def batch(self, rows: Iterable[Row]) -> Batch:
+        return Batch(rows, max_depth=_MAX_JSON_DEPTH, chunk=min(self._max_packet // 3, _MAX_CHUNK))
 
-    async def _has_large_integers(self, name: str, column: str) -> bool:
-        return await self._is_true(large_integers(_quoted(name), quote(column)), REWRITE_FACTOR)
+    async def insert(self, target: Target, columns: Columns, batch: Batch) -> int:
+        return sum([await self._insert_group(target, columns, group, batch) for group in batch.groups])
 
-    async def _alter(self, name: str, changes: Sequence[Change]) -> None:
-        table = _quoted(name)
-        rewrites = [change for change in changes if change.new is Kind.TEXT and change.old in AS_TEXT]
+    async def _insert_group(self, target: Target, columns: Columns, group: Group, batch: Batch) -> int:
+        statement = _insertion(target, columns, group)
+        if len(statement) < self._max_packet:
+            deleted = await self.execute(target.deletion(group.keys)) if target.replaced else 0
+            return self._connected.query(statement) - deleted
+        if len(group.keys) > 1:
+            return sum([await self._insert_group(target, columns, half, batch) for half in halves(group)])
+        batch.reject(
+            group.keys[0],
+            f"it needs a statement of {len(statement)} bytes, but the server allows {self._max_packet}; "
+            "increase max_allowed_packet of the server",
+        )
+        return 0
+
+    async def alter(self, table: str, changes: Sequence[Change]) -> None:
+        rewrites = [change for change in changes if change.new is Kind.TEXT and change.old in _AS_TEXT]
         if others := [change for change in changes if change not in rewrites]:
             longer = REWRITE_FACTOR if any(change.old for change in others) else 1
-            await self._ask(f"ALTER TABLE {table} {', '.join(map(alteration, others))}", longer)
+            await self.execute(f"ALTER TABLE {table} {', '.join(map(_alteration, others))}", longer)
         for change in rewrites:
             await self._rewrite_as_text(table, change)
 
     async def _rewrite_as_text(self, table: str, change: Change) -> None:
         """Turn a column into text through a second column. The lock keeps writers away meanwhile."""
         assert change.old is not None
-        old, new, kind = quote(change.column), quote(SPARE), type_of(change.new)
-        value = AS_TEXT[change.old].format(old)
-        await self._ask(f"LOCK TABLES {table} WRITE")
+        old, new, kind = _quote(change.column), _quote(_SPARE), _type_of(change.new)
+        value = _AS_TEXT[change.old].format(old)
+        await self.fetch(f"LOCK TABLES {table} WRITE")
         try:
-            if await self._ask(f"SHOW COLUMNS FROM {table} WHERE Field = '{SPARE}'"):
-                await self._ask(f"ALTER TABLE {table} DROP COLUMN {new}", REWRITE_FACTOR)
-            await self._ask(f"ALTER TABLE {table} ADD COLUMN {new} {kind} AFTER {old}", REWRITE_FACTOR)
-            await self._ask(f"UPDATE {table} SET {new} = {value} WHERE {old} IS NOT NULL", REWRITE_FACTOR)
-            await self._commit()
-            await self._ask(f"ALTER TABLE {table} DROP COLUMN {old}, CHANGE COLUMN {new} {old} {kind}", REWRITE_FACTOR)
+            if await self.fetch(f"SHOW COLUMNS FROM {table} WHERE Field = '{_SPARE}'"):
+                await self.fetch(f"ALTER TABLE {table} DROP COLUMN {new}", REWRITE_FACTOR)
+            await self.fetch(f"ALTER TABLE {table} ADD COLUMN {new} {kind} AFTER {old}", REWRITE_FACTOR)
+            await self.fetch(f"UPDATE {table} SET {new} = {value} WHERE {old} IS NOT NULL", REWRITE_FACTOR)
+            await self.commit()
+            await self.fetch(f"ALTER TABLE {table} DROP COLUMN {old}, CHANGE COLUMN {new} {old} {kind}", REWRITE_FACTOR)
         finally:
             await self._unlock("UNLOCK TABLES")
 
-    # -- errors
 
-    def _is_conflict(self, exc: Exception) -> bool:
-        return _code(exc) in _CONFLICTS
-
-    def _is_retryable(self, exc: Exception) -> bool:
-        return isinstance(exc, OSError) or _code(exc) in _RETRYABLE
-
-    def _explain(self, exc: Exception) -> str:
-        code, text, server = _code(exc), str(exc.args[-1]) if exc.args else type(exc).__name__, self._server
-        if code in _DENIED:
-            return f"the server refuses the user or the password, or denies permission ({text}); check or grant it"
-        if code == ER.BAD_DB_ERROR:
-            return f"the server has no database {server.database!r}; create it first"
-        if code in _DISK_FULL or (code == ER.GET_ERRNO and "28" in text):
-            return f"the disk of the server is full ({text}); free some space, then resume the run"
-        if code in (ER.TOO_MANY_FIELDS, ER.TOO_BIG_ROWSIZE) or "Too many columns" in text:
-            return f"the items have more fields than a table can have columns ({text}); nest some of them"
-        if code == ER.LOCK_WAIT_TIMEOUT:
-            return f"the table stayed locked for {server.timeout:g} s; is another program changing it?"
-        if code in (CR.CR_CONN_HOST_ERROR, CR.CR_CONNECTION_ERROR):
-            return f"{text}; is the server running, and is the port correct?"
-        if "timed out" in text:
-            return f"no answer for {server.timeout:g} s"
-        if code in _CONNECTION_LOST:
-            return f"the connection was lost ({text})"
-        return text
+def _insertion(target: Target, columns: Columns, group: Group) -> bytes:
+    names, run = [KEY, RUN, SEQ], _string(target.run)
+    cells = [[f"'{key}'" for key in group.keys], [run] * len(group.keys), list(map(str, group.seqs))]
+    for field, values in zip(group.fields, group.columns, strict=True):
+        column = columns.column_for(field)
+        if column not in columns:
+            continue
+        literal = _LITERALS[columns.kinds[column]]
+        names.append(_quote(column))
+        cells.append(["NULL" if value is None else literal(value) for value in values])
+    changed = names[1:] if target.replaces else [KEY]  # the same key again: the row stays as it is
+    updates = ", ".join(f"{column} = VALUES({column})" for column in changed)
+    rows = ",".join([f"({','.join(row)})" for row in zip(*cells, strict=True)])
+    return (f"INSERT INTO {target.table} ({', '.join(names)}) VALUES {rows} ON DUPLICATE KEY UPDATE {updates}").encode()
 
 
-def _code(exc: Exception) -> int | None:
-    return exc.args[0] if isinstance(exc, pymysql.MySQLError) and exc.args else None
+def _type_of(kind: Kind) -> str:
+    return _TYPES[kind] + (" CHARACTER SET utf8mb4" if kind is Kind.TEXT else "")
 
 
-def _quoted(name: str) -> str:
-    return quote(NAMING.fit(name))
+def _alteration(change: Change) -> str:
+    """The clause of ALTER TABLE for one change."""
+    verb = "ADD COLUMN" if change.old is None else "MODIFY COLUMN"
+    return f"{verb} {_quote(change.column)} {_type_of(change.new)} NULL"
+
+
+def _text(value: object) -> str:
+    return _string(value if type(value) is str else text_of(value))
+
+
+def _time(value: datetime) -> str:
+    return f"'{value.replace(tzinfo=None).isoformat(' ', 'microseconds')}'"
+
+
+_LITERALS: dict[Kind | None, Callable[[Any], str]] = {
+    Kind.BOOL: lambda value: "1" if value else "0",
+    Kind.INT: str,
+    Kind.LONG: str,
+    Kind.BIG: str,
+    Kind.REAL: lambda value: repr(value) if math.isfinite(value) else "NULL",
+    Kind.TEXT: _text,
+    Kind.BYTES: lambda value: f"x'{value.hex()}'",
+    Kind.JSON: lambda value: _string(json_of(value)),
+    Kind.TIME: _time,
+    None: _text,
+}
+"""A value as a literal, by the kind of its column."""

@@ -1,29 +1,23 @@
-"""Items as rows of a PostgreSQL database. See `shoal.sinks.serversink` for how it writes."""
+"""Items as rows of a PostgreSQL database. See `shoal.sinks.tablesink`.
+
+NUL, which PostgreSQL does not allow in text, becomes U+FFFD.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from shoal.errors import SinkError
-from shoal.sinks.keys import KEY, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS
-from shoal.sinks.postgres_sql import (
-    BEGIN,
-    NAMING,
-    SELECT_COLUMNS,
-    TYPES,
-    PostgresColumns,
-    alteration,
-    cells,
-    quote,
-    update_clause,
-)
-from shoal.sinks.serversink import REWRITE_FACTOR, ServerSink
-from shoal.sinks.tables import Batch, Change, Group, Kind, Row, foreign_table, large_integers
+from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock
+from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
+from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, Row, json_of, text_of
+from shoal.sinks.tablesink import TableSink
 
 try:
     import asyncpg
@@ -32,6 +26,35 @@ except ImportError as exc:
 
 T = TypeVar("T")
 
+_TYPES = {
+    Kind.BOOL: "boolean", Kind.INT: "bigint", Kind.LONG: "bigint", Kind.BIG: "numeric", Kind.REAL: "double precision",
+    Kind.TEXT: "text", Kind.BYTES: "bytea", Kind.JSON: "jsonb", Kind.TIME: "timestamp with time zone",
+}  # fmt: skip
+_AS_TEXT = {
+    Kind.BYTES: "replace(encode({}, 'base64'), E'\\n', '')",
+    Kind.TIME: """
+        coalesce(replace(to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '.000000Z', 'Z'), {0}::text)
+    """,  # to_char returns NULL for infinity
+}
+"""How the values of a column become text, where a cast differs from `text_of`."""
+_NUL_IN_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+_SELECT_COLUMNS = """
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS type, EXISTS (
+        SELECT FROM pg_index i
+        WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
+    ) AS is_key
+    FROM pg_attribute a
+    WHERE a.attrelid = to_regclass({}) AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+"""
+_BEGIN = """
+    BEGIN ISOLATION LEVEL READ COMMITTED;
+    SELECT set_config('statement_timeout', '{0}', true), set_config('lock_timeout', '{1}', true),
+        set_config('idle_in_transaction_session_timeout', '{1}', true);
+    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
+"""
+"""A process that is frozen in a transaction must not block its successor, so the server ends an idle one."""
 _CONFLICTS = ("40001", "40P01", "42P01", "42701", "42703", "42804", "42P07", "23505")
 """A serialization failure, a deadlock, or a table that changed since it was checked."""
 _PERMANENT = ("0A", "21", "22", "23", "28", "3D", "3F", "42", "54")
@@ -40,24 +63,72 @@ _ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClient
 _CLOSE_TIMEOUT = 5.0  # seconds
 
 
-class PostgresSink(ServerSink[PostgresColumns]):
-    """See the module. NUL, which PostgreSQL does not allow in text, becomes U+FFFD."""
+def postgres_sink(server: DatabaseServer, options: TableOptions | None = None) -> TableSink:
+    """The sink for a PostgreSQL database."""
+    prefix = "" if server.schema is None else f"{_quote(server.schema)}."
+    return TableSink(server.name, POSTGRES, lambda: PostgresConnection(server), options, prefix=prefix)
 
-    _DRIVER_ERRORS = _ERRORS
-    _connection: asyncpg.Connection[asyncpg.Record] | None = None
 
-    # -- connection
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
-    @property
-    def _is_connected(self) -> bool:
-        return self._connection is not None
+
+def _string(text: str) -> str:
+    """A literal that does not depend on settings of the server."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _is_conflict(exc: Exception) -> bool:
+    return isinstance(exc, asyncpg.PostgresError) and exc.sqlstate in _CONFLICTS
+
+
+def _is_retryable(exc: Exception) -> bool:
+    if isinstance(exc, asyncpg.PostgresError):
+        return not (exc.sqlstate or "").startswith(_PERMANENT)
+    return not isinstance(exc, ValueError)  # asyncpg's own: a bad option, or a value that it can't send
+
+
+POSTGRES = Dialect(
+    naming=Naming(
+        limit=63,
+        length=lambda name: len(name.encode()),
+        forbidden=re.compile("\0"),
+        reserved=frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}),
+    ),
+    quote=_quote,
+    string=_string,
+    kinds={name: kind for kind, name in _TYPES.items()},
+    create=(
+        f'CREATE TABLE {{table}} ({KEY} text COLLATE "C" PRIMARY KEY, {RUN} text COLLATE "C" NOT NULL, '
+        f"{SEQ} bigint NOT NULL)",
+        f"CREATE INDEX ON {{table}} ({RUN}, {SEQ})",
+    ),
+    create_registry="CREATE TABLE IF NOT EXISTS {table} (name text PRIMARY KEY)",
+    create_outputs=(
+        'CREATE TABLE {table} (run text COLLATE "C", output text COLLATE "C", log integer, epoch bigint NOT NULL, '
+        "seq bigint NOT NULL, rejected bigint NOT NULL, PRIMARY KEY (run, output, log))"
+    ),
+    user="SELECT quote_ident(current_user)",
+    errors=_ERRORS,
+    is_conflict=_is_conflict,
+    is_retryable=_is_retryable,
+    is_denied=lambda exc: isinstance(exc, asyncpg.InsufficientPrivilegeError),
+)
+
+
+class PostgresConnection:
+    """A connection of asyncpg."""
+
+    def __init__(self, server: DatabaseServer) -> None:
+        self._server = server
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     @property
     def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
         assert self._connection is not None, "not open"
         return self._connection
 
-    async def _connect(self) -> None:
+    async def open(self, *, creates: bool = True) -> None:
         server = self._server
         self._connection = await asyncpg.connect(
             "postgresql:///?" + urlencode(server.options),
@@ -66,187 +137,23 @@ class PostgresSink(ServerSink[PostgresColumns]):
             statement_cache_size=0,  # a connection pooler may not support prepared statements
         )  # fmt: skip
 
-    async def _disconnect(self) -> None:
+    async def close(self) -> None:
         if self._connection is None:
             return
         connection, self._connection = self._connection, None
-        self._ready.clear()
         try:
             with suppress(*_ERRORS):
                 await connection.close(timeout=min(_CLOSE_TIMEOUT, self._server.timeout))
         finally:
             connection.terminate()
 
-    def _drop_connection(self) -> None:
+    def discard(self) -> bool:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             connection.terminate()
+        return True
 
-    async def _begin(self, then: str = "") -> None:
-        """Begin a transaction. The server times out a little earlier than this client, and so can say what it waited
-        for."""
-        await self._execute(BEGIN.format(int(self._server.timeout * 900)) + then)
-
-    async def _commit(self) -> None:
-        await self._execute("COMMIT")
-
-    async def _rollback(self) -> None:
-        await self._execute("ROLLBACK")
-
-    async def _execute(self, statement: str, longer: int = 1) -> None:
-        await self._call(self._connected.execute(statement), longer)
-
-    async def _call(self, work: Awaitable[T], longer: int = 1) -> T:
-        """Drop the connection after the timeout. asyncpg would ask the server to cancel, and wait for that too."""
-        connection, timeout, is_late = self._connected, self._server.timeout * longer, False
-
-        def give_up() -> None:
-            nonlocal is_late
-            is_late = True
-            connection.terminate()
-
-        timer = asyncio.get_running_loop().call_later(timeout, give_up)
-        try:
-            return await work
-        except _ERRORS as exc:
-            if is_late:
-                raise TimeoutError(f"no answer for {timeout:g} s") from exc
-            raise
-        finally:
-            timer.cancel()
-
-    # -- write
-
-    def _batch(self, rows: Sequence[Row]) -> Batch:
-        return Batch(rows)
-
-    async def _begin_write(self, names: Sequence[str]) -> None:
-        await self._begin("".join(f"LOCK TABLE {self._quoted(name)} IN ROW EXCLUSIVE MODE;" for name in names))
-
-    async def _locked_columns(self, name: str) -> PostgresColumns | None:
-        return await self._columns(name)
-
-    async def _write_batch(self, name: str, columns: PostgresColumns, batch: Batch) -> None:
-        if self._options.key:
-            await self._delete_replaced(name, batch)
-        for group in batch.groups:
-            await self._insert(name, columns, group)
-
-    async def _delete_replaced(self, name: str, batch: Batch) -> None:
-        """Delete the rows that the items of this batch replace. A row of a later item of this run stays."""
-        keys = [key for group in batch.groups for key in group.keys]
-        statement = f"DELETE FROM {self._quoted(name)} WHERE {KEY} = ANY($1) AND ({RUN} <> $2 OR {SEQ} <= $3)"
-        await self._call(self._connected.execute(statement, keys, self._options.run, batch.last))
-
-    async def _insert(self, name: str, columns: PostgresColumns, group: Group) -> None:
-        names, sources = [KEY, RUN, SEQ], ["$1::text[]", "$2::text[]", "$3::bigint[]"]
-        values: list[Sequence[object]] = [group.keys, [self._options.run] * len(group.keys), group.seqs]
-        outer, inner = ["c1", "c2", "c3"], ["c1", "c2", "c3"]
-        for field, given in zip(group.fields, group.columns, strict=True):
-            column = columns.column_for(field)
-            if column not in columns:  # no row has a value for it so far
-                self._note_blank(name, field)
-                continue
-            kind, number = columns.kinds[column], len(names) + 1
-            names.append(quote(column))
-            values.append(cells(kind, given))
-            sources.append(f"${number}::{TYPES[kind or Kind.TEXT]}[]")
-            inner.append(f"c{number}")
-            outer.append(f"c{number}{columns.casts.get(column, '')}")
-        conflict = "NOTHING" if self._options.key else update_clause(names[1:], comparable=not columns.casts)
-        await self._call(
-            self._connected.execute(
-                f"INSERT INTO {self._quoted(name)} AS old ({', '.join(names)}) "
-                f"SELECT {', '.join(outer)} FROM unnest({', '.join(sources)}) AS new({', '.join(inner)}) "
-                f"ON CONFLICT ({KEY}) DO {conflict}",
-                *values,
-            )
-        )
-
-    async def _remove_rows_after(self, name: str, seq: int) -> int:
-        await self._begin("SET LOCAL statement_timeout = 0")
-        count = 0
-        if await self._columns(name) is not None:
-            verb = f"UPDATE {{}} SET {SEQ} = $2" if self._options.key else "DELETE FROM {}"
-            statement = f"{verb.format(self._quoted(name))} WHERE {RUN} = $1 AND {SEQ} > $2"
-            work = self._connected.execute(statement, self._options.run, seq)
-            count = int((await self._call(work, REWRITE_FACTOR)).rpartition(" ")[2])
-        await self._commit()
-        return count
-
-    # -- tables
-
-    def _quoted(self, name: str) -> str:
-        table = quote(NAMING.fit(name))
-        return table if self._server.schema is None else f"{quote(self._server.schema)}.{table}"
-
-    async def _columns(self, name: str) -> PostgresColumns | None:
-        found = await self._call(self._connected.fetch(SELECT_COLUMNS, self._quoted(name)))
-        if not found:
-            return None
-        types = {column["attname"]: column["type"] for column in found}
-        has_key = any(column["attname"] == KEY and column["is_key"] for column in found)
-        if not has_key or not types.keys() >= set(SYSTEM_COLUMNS):
-            raise foreign_table(self._name, name, "?table=name")
-        return PostgresColumns(types)
-
-    @asynccontextmanager
-    async def _exclusive(self, name: str) -> AsyncIterator[None]:
-        """One transaction, under an advisory lock. It takes as long as a rewrite of the table."""
-        digest = blake2b(NAMING.fit(name).encode(), digest_size=8, person=b"shoal").digest()
-        lock = int.from_bytes(digest, signed=True)
-        await self._begin()
-        await self._poll_lock(name, f"SELECT pg_try_advisory_xact_lock({lock})")
-        await self._execute("SET LOCAL statement_timeout = 0")
-        yield
-        await self._commit()
-
-    async def _is_true(self, condition: str, longer: int = 1) -> bool:
-        return bool(await self._call(self._connected.fetchval(condition), longer))
-
-    async def _create(self, name: str) -> PostgresColumns:
-        table = self._quoted(name)
-        await self._execute(
-            f'CREATE TABLE {table} ({KEY} text COLLATE "C" PRIMARY KEY, {RUN} text COLLATE "C" NOT NULL, '
-            f"{SEQ} bigint NOT NULL); CREATE INDEX ON {table} ({RUN}, {SEQ})"
-        )
-        return PostgresColumns({KEY: "text", RUN: "text", SEQ: "bigint"})
-
-    async def _has_registry(self) -> bool:
-        found = self._connected.fetchval("SELECT to_regclass($1) IS NOT NULL", self._quoted(REGISTRY))
-        return bool(await self._call(found))
-
-    async def _register(self, name: str) -> None:
-        registry = self._quoted(REGISTRY)
-        if not await self._has_registry():
-            await self._execute(f"CREATE TABLE IF NOT EXISTS {registry} (name text PRIMARY KEY)")
-        statement = f"INSERT INTO {registry} VALUES ($1) ON CONFLICT (name) DO NOTHING"
-        await self._call(self._connected.execute(statement, name))
-
-    async def _registered(self) -> list[str]:
-        if not await self._has_registry():
-            return []
-        statement = f"SELECT name FROM {self._quoted(REGISTRY)}"
-        return [row["name"] for row in await self._call(self._connected.fetch(statement))]
-
-    async def _has_large_integers(self, name: str, column: str) -> bool:
-        return await self._is_true(large_integers(self._quoted(name), quote(column)), REWRITE_FACTOR)
-
-    async def _alter(self, name: str, changes: Sequence[Change]) -> None:
-        longer = REWRITE_FACTOR if any(change.old for change in changes) else 1
-        await self._execute(f"ALTER TABLE {self._quoted(name)} {', '.join(map(alteration, changes))}", longer)
-
-    # -- errors
-
-    def _is_conflict(self, exc: Exception) -> bool:
-        return isinstance(exc, asyncpg.PostgresError) and exc.sqlstate in _CONFLICTS
-
-    def _is_retryable(self, exc: Exception) -> bool:
-        if isinstance(exc, asyncpg.PostgresError):
-            return not (exc.sqlstate or "").startswith(_PERMANENT)
-        return not isinstance(exc, ValueError)  # asyncpg's own: a bad option, or a value that it can't send
-
-    def _explain(self, exc: Exception) -> str:
+    def explain(self, exc: Exception) -> str:
         text, server = str(exc).partition("\n")[0] or type(exc).__name__, self._server
         match exc:
             case asyncpg.InvalidAuthorizationSpecificationError():
@@ -277,3 +184,145 @@ class PostgresSink(ServerSink[PostgresColumns]):
                 return f"the connection was lost ({text})"
             case _:
                 return text
+
+    async def run(self, steps: Coroutine[Any, Any, T]) -> T:
+        return await steps
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def begin(self, tables: Sequence[str] = (), statement: str = "", longer: int = 1) -> int:
+        """The server times out a little earlier than this client, and so can say what it waited for."""
+        timeout = int(self._server.timeout * 900)
+        locks = "".join(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE;" for table in tables)
+        return await self.execute(_BEGIN.format(timeout if longer == 1 else 0, timeout) + locks + statement, longer)
+
+    async def commit(self) -> None:
+        await self.execute("COMMIT")
+
+    async def rollback(self) -> None:
+        await self.execute("ROLLBACK")
+
+    async def execute(self, statement: str, longer: int = 1, *values: Sequence[object]) -> int:
+        count = (await self._call(self._connected.execute(statement, *values), longer)).rpartition(" ")[2]
+        return int(count) if count.isdigit() else 0
+
+    async def fetch(self, statement: str, longer: int = 1) -> Rows:
+        return [tuple(row) for row in await self._call(self._connected.fetch(statement), longer)]
+
+    async def _call(self, work: Awaitable[T], longer: int = 1) -> T:
+        """Drop the connection after the timeout. asyncpg would ask the server to cancel, and wait for that too."""
+        connection, timeout, is_late = self._connected, self._server.timeout * longer, False
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            connection.terminate()
+
+        timer = asyncio.get_running_loop().call_later(timeout, give_up)
+        try:
+            return await work
+        except _ERRORS as exc:
+            if is_late:
+                raise TimeoutError(f"no answer for {timeout:g} s") from exc
+            raise
+        finally:
+            timer.cancel()
+
+    @asynccontextmanager
+    async def exclusive(self, name: str) -> AsyncIterator[None]:
+        """One transaction, under an advisory lock. It takes as long as a rewrite of the table."""
+        digest = blake2b(name.encode(), digest_size=8, person=b"shoal").digest()
+        lock = int.from_bytes(digest, signed=True)
+        await self.begin()
+        await poll_lock(self, name, f"SELECT pg_try_advisory_xact_lock({lock})", self._server.timeout)
+        await self.execute("SET LOCAL statement_timeout = 0")
+        yield
+        await self.commit()
+
+    async def columns(self, table: str, *, locks: bool = False) -> Sequence[TableColumn] | None:
+        described = await self.fetch(_SELECT_COLUMNS.format(_string(table)))
+        return [TableColumn(*column) for column in described] or None
+
+    def batch(self, rows: Iterable[Row]) -> Batch:
+        return Batch(rows)
+
+    async def insert(self, target: Target, columns: Columns, batch: Batch) -> int:
+        count = 0
+        for group in batch.groups:
+            deleted = await self.execute(target.deletion(group.keys)) if target.replaced else 0
+            count += await self._insert_group(target, columns, group) - deleted
+        return count
+
+    async def _insert_group(self, target: Target, columns: Columns, group: Group) -> int:
+        names, sources = [KEY, RUN, SEQ], ["$1::text[]", "$2::text[]", "$3::bigint[]"]
+        values: list[Sequence[object]] = [group.keys, [target.run] * len(group.keys), group.seqs]
+        outer, inner = ["c1", "c2", "c3"], ["c1", "c2", "c3"]
+        is_comparable = True
+        for field, cells in zip(group.fields, group.columns, strict=True):
+            column = columns.column_for(field)
+            if column not in columns:
+                continue
+            kind, number = columns.kinds[column], len(names) + 1
+            names.append(_quote(column))
+            values.append(_cells(kind, cells))
+            sources.append(f"${number}::{_TYPES[kind or Kind.TEXT]}[]")
+            inner.append(f"c{number}")
+            cast = "" if kind is not None else _cast(columns.types[column])
+            outer.append(f"c{number}{cast}")
+            is_comparable = is_comparable and not cast
+        conflict = _update_clause(names[1:], comparable=is_comparable) if target.replaces else "NOTHING"
+        return await self.execute(
+            f"INSERT INTO {target.table} AS old ({', '.join(names)}) "
+            f"SELECT {', '.join(outer)} FROM unnest({', '.join(sources)}) AS new({', '.join(inner)}) "
+            f"ON CONFLICT ({KEY}) DO {conflict}",
+            1,
+            *values,
+        )
+
+    async def alter(self, table: str, changes: Sequence[Change]) -> None:
+        longer = REWRITE_FACTOR if any(change.old for change in changes) else 1
+        await self.execute(f"ALTER TABLE {table} {', '.join(map(_alteration, changes))}", longer)
+
+
+def _alteration(change: Change) -> str:
+    """The clause of ALTER TABLE for one change."""
+    column, kind = _quote(change.column), _TYPES[change.new]
+    if change.old is None:
+        return f"ADD COLUMN IF NOT EXISTS {column} {kind}"
+    as_text = _AS_TEXT.get(change.old, "{}::text").format(column)
+    return f"ALTER COLUMN {column} TYPE {kind} USING {as_text if change.new is Kind.TEXT else f'{column}::{kind}'}"
+
+
+def _cast(kind: str) -> str:
+    """For a column whose type the user chose: it gets text, and the server converts it."""
+    return "" if kind.startswith("character") else f"::{kind}"  # a cast would cut a text that is too long
+
+
+def _update_clause(columns: Sequence[str], *, comparable: bool) -> str:
+    """What ON CONFLICT does. It skips a row that is already equal: an update costs as much as a new row."""
+    if not columns:
+        return "NOTHING"
+    updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
+    old, new = (", ".join(f"{row}.{column}" for column in columns) for row in ("old", "excluded"))
+    return f"UPDATE SET {updates}" + (f" WHERE ROW({old}) IS DISTINCT FROM ROW({new})" if comparable else "")
+
+
+def _cells(kind: Kind | None, values: Sequence[object]) -> list[object]:
+    """Values as asyncpg takes them for a column of this kind. NUL becomes U+FFFD."""
+    match kind:
+        case Kind.TEXT | None:
+            return [value if type(value) is str and "\0" not in value else _text(value) for value in values]
+        case Kind.JSON:
+            return [None if value is None else _json(value) for value in values]
+        case _:
+            return list(values)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else text_of(value).replace("\0", "\ufffd")
+
+
+def _json(value: object) -> str:
+    text = json_of(value)
+    return text if "\\u0000" not in text else _NUL_IN_JSON.sub("\\1\ufffd", text)

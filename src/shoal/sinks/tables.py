@@ -211,8 +211,12 @@ class Columns:
     That depends only on the field and the table, so all processes agree.
     """
 
-    def __init__(self, naming: Naming, kinds: Mapping[str, Kind | None]) -> None:
+    def __init__(
+        self, naming: Naming, kinds: Mapping[str, Kind | None], types: Mapping[str, str] | None = None
+    ) -> None:
+        """``types``: as the database names them."""
         self.kinds = dict(kinds)
+        self.types = types or {}
         self._naming = naming
         self._chosen: dict[str, str] = {}
         self._taken = {naming.fold(name) for name in (*SYSTEM_COLUMNS, *kinds)} | naming.reserved
@@ -293,32 +297,45 @@ class Group(NamedTuple):
 class Batch:
     """The rows of one write for one table. The last row with a key wins."""
 
-    def __init__(self, rows: Iterable[Row], *, max_depth: int | None = None, chunk: int = _CHUNK) -> None:
-        self._max_depth, self._chunk = max_depth, chunk
+    def __init__(
+        self, rows: Iterable[Row], *, is_typed: bool = True, max_depth: int | None = None, chunk: int = _CHUNK
+    ) -> None:
+        """``is_typed``: columns have types, so a field gets its column with its first value."""
+        self._is_typed, self._max_depth, self._chunk = is_typed, max_depth, chunk
         self.rejects: list[Reject] = []
         self._set({row.key: row for row in rows}.values())
 
     def _set(self, rows: Iterable[Row]) -> None:
-        self._rows = list(rows)
-        self.groups = _groups(self._rows, self._chunk)
-        self.last = max((row.item.seq for row in self._rows), default=0)
+        self.rows = list(rows)
+        self.groups = _groups(self.rows, self._chunk) if self._is_typed else []
+        """The rows by their fields, if columns have types."""
+        self.last = max((row.item.seq for row in self.rows), default=0)
         """The highest sequence number."""
         self.kinds: dict[str, Kind] = {}
         """By field, if any row has a value for it."""
+        if not self._is_typed:
+            for row in self.rows:
+                if not row.data.keys() <= self.kinds.keys():
+                    self.kinds.update(dict.fromkeys(row.data, Kind.TEXT))
         for group in self.groups:
             for field, values in zip(group.fields, group.columns, strict=True):
                 kind = kind_of(values, self._max_depth)
                 if kind is not None:
                     self.kinds[field] = join_kinds(self.kinds.get(field, kind), kind)
 
+    def blank(self, columns: Columns) -> list[str]:
+        """The fields without a column. No row had a value for them so far."""
+        fields = dict.fromkeys(field for group in self.groups for field in group.fields if field not in self.kinds)
+        return [field for field in fields if columns.column_for(field) not in columns]
+
     def reject(self, key: str, reason: str) -> None:
         """Remove a row that can't be written."""
-        self.rejects += [Reject(row.item, reason) for row in self._rows if row.key == key]
-        self._set([row for row in self._rows if row.key != key])
+        self.rejects += [Reject(row.item, reason) for row in self.rows if row.key == key]
+        self._set([row for row in self.rows if row.key != key])
 
     def fit(self, columns: Columns, limit: int) -> None:
         """Reject the rows that need more columns than the table may have."""
-        rows, rejects = columns.fitting(self._rows, limit)
+        rows, rejects = columns.fitting(self.rows, limit)
         if rejects:
             self.rejects += rejects
             self._set(rows)

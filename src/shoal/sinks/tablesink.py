@@ -1,55 +1,304 @@
-"""The sink that writes items as rows of tables: what SQLite, PostgreSQL and MySQL have in common.
+"""The sink that writes items as rows of tables, in SQLite, PostgreSQL and MySQL.
 
-`TableSink` has the steps that do not depend on the database: open at a saved state, delete stale rows, write, flush,
-close. Each database is a subclass. `shoal.sinks.tables` decides which table and column a value goes to,
-`shoal.sinks.keys` which row.
+`TableSink` has the steps: open at a saved state, delete stale rows, write, change columns, flush, close, count. What
+differs between databases is a `Dialect` (a value) and a `Connection` (one class per driver). `shoal.sinks.tables`
+decides which table and column a value goes to, `shoal.sinks.keys` which row.
+
+Each write is one transaction. It first locks the tables against changes of their columns and reads these. If a column
+is missing or too narrow, it rolls back, changes the table (one process at a time), and tries again. So any number of
+runs can write to one table.
+
+The table ``_shoal_outputs`` in the same database has a row for each output of a run, with the epoch of its newest
+writer and the number of its last item. Each transaction moves this number on from where the writer left it, under its
+own epoch. So a late writer changes nothing, and a database that was set back is noticed. An export has no epoch: it
+leaves this row alone, and writes so that no other writer of the same rows can lose one.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
 
-from shoal.ports import LoggedItem
-from shoal.sinks.keys import TableOptions, WriteProgress
+from shoal.errors import OutputTakenError, SinkError
+from shoal.ports import LoggedItem, OutputCount
+from shoal.sinks.dialects import MAX_PAUSE, REWRITE_FACTOR, Connection, Dialect, Rows, TableColumn, Target, listed_keys
+from shoal.sinks.keys import KEY, OUTPUTS, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions, WriteProgress
 from shoal.sinks.rejects import Reject, Rejects
-from shoal.sinks.tables import Row, rows_by_table
+from shoal.sinks.tables import (
+    Batch,
+    Columns,
+    Kind,
+    Row,
+    foreign_table,
+    large_integers,
+    rows_by_table,
+)
 
 log = logging.getLogger("shoal.sinks")
 
+T = TypeVar("T")
 
-class TableSink(ABC):
+_MAX_ATTEMPTS = 20
+"""How often a transaction is tried while other processes change or lock its tables."""
+_ROW_KEY = ("run", "output", "log")
+_ROW = (*_ROW_KEY, "epoch", "seq", "rejected")
+"""The columns of ``_shoal_outputs``."""
+
+
+class _TableChangedError(Exception):
+    """Another process changed a table since it was checked."""
+
+
+class _SetBackError(Exception):
+    """The database is not as this writer left it."""
+
+
+class _TableGoneError(_SetBackError):
+    """A table that had rows of this output no longer exists."""
+
+
+class TableSink:
     """Writes items as rows. Each write is one durable transaction, so a flush only has to return the position.
 
     A write that is repeated changes nothing: it replaces the rows with the same keys.
     """
 
-    def __init__(self, name: str, options: TableOptions | None = None) -> None:
-        """``name`` is the database as messages show it."""
+    def __init__(
+        self,
+        name: str,
+        dialect: Dialect,
+        connect: Callable[[], Connection],
+        options: TableOptions | None = None,
+        *,
+        prefix: str = "",
+    ) -> None:
+        """``name`` is the database as messages show it, ``prefix`` the schema before the name of each table."""
         self._name = name
+        self._dialect = dialect
+        self._connect = connect
         self._options = options or TableOptions()
+        self._prefix = prefix
+        self._connection: Connection | None = None
         self._progress = WriteProgress(name, self._options.key)
         self._rejects = Rejects(name, self._options.on_reject)
+        self._ready: set[str] = set()
+        """The tables that had all columns when they were last checked."""
+        self._written: set[str] = set()
+        """The tables that have rows since the sink was opened."""
+        self._known: dict[str, tuple[Sequence[TableColumn], Columns]] = {}
+        self._blank: dict[str, dict[str, None]] = {}
+        """By table, the fields that never had a value. They get a column when the run is finished."""
+        self.added = 0
+        """How many rows an export of missing items has added."""
+
+    # -- open and close
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         await self._disconnect()
         self._rejects.open()
-        self._progress.open(state)
-        async with self._errors():
-            await self._connect()
-            if self._options.table is not None:
-                await self._prepare_table(self._options.table)
+        self._written.clear()
+        self._progress.open(state, epoch)
+        self._connection = self._connect()
+        async with self._errors() as connection:
+            await connection.open()
+            return await connection.run(self._open_output())
+
+    async def _open_output(self) -> int | None:
+        table = self._options.table
+        is_missing = table is not None and await self._columns(table) is None
+        set_back_to = None
+        if not self._options.export:
+            await self._prepare_outputs()
+            set_back_to = await self._retried(partial(self._take_row, has_lost_table=is_missing))
+        if table is not None and is_missing:
+            await self._prepare(table, self._connected.batch(()))
+        return set_back_to
+
+    async def close(self, *, finished: bool) -> None:
+        try:
+            if finished and self._connection is not None:
+                async with self._errors() as connection:
+                    await connection.run(self._or_set_back(self._finish()))
+                self._rejects.finish()
+        finally:
+            await self._disconnect()
+
+    async def _finish(self) -> None:
+        stale_after = self._progress.stale_after()
+        if self._options.export == "all":
+            await self._retried(self._remove_unexported)
+        elif not self._options.export and stale_after is not None:
+            await self._retried(partial(self._remove_stale, stale_after))
+        for name in self._written:
+            if await self._columns(name) is None:
+                raise _TableGoneError(name)
+        for name, fields in self._blank.items():
+            await self._prepare(name, self._connected.batch(()), fields)
+        if not self._options.export:
+            await self._check_row()
+
+    @property
+    def _connected(self) -> Connection:
+        assert self._connection is not None, "not open"
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        self._forget_tables()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    def _forget_tables(self) -> None:
+        self._ready.clear()
+        self._known.clear()
+
+    @asynccontextmanager
+    async def _errors(self, verb: str = "write") -> AsyncIterator[Connection]:
+        """Turn errors of the driver into a SinkError. Its ``__cause__`` is set if a retry can help."""
+        connection = self._connected
+        try:
+            yield connection
+        except BaseException as exc:
+            self._forget_tables()
+            if connection.discard():
+                self._connection = None
+            if not isinstance(exc, self._dialect.errors):
+                raise
+            error = SinkError(f"can't {verb} {self._name}: {connection.explain(exc)}")
+            raise error from (exc if self._dialect.is_retryable(exc) else None)
+
+    # -- the row that fences the output
+
+    @property
+    def _outputs(self) -> str:
+        return self._quoted(OUTPUTS)
+
+    @property
+    def _row_key(self) -> tuple[str, str, str]:
+        """Run, output and log, as literals. A run has one log."""
+        table = self._options.table
+        return self._run, self._dialect.string("" if table is None else self._dialect.naming.fit(table)), "0"
+
+    @property
+    def _is_row(self) -> str:
+        """The condition for the row of this output."""
+        return " AND ".join(f"{name} = {value}" for name, value in zip(_ROW_KEY, self._row_key, strict=True))
+
+    async def _prepare_outputs(self) -> None:
+        """Create the table ``_shoal_outputs`` unless it exists."""
+        connection = self._connected
+        try:
+            columns = await connection.columns(self._outputs)
+            if columns is None:
+                async with connection.exclusive(OUTPUTS):
+                    columns = await connection.columns(self._outputs)
+                    if columns is None:
+                        await connection.execute(self._dialect.create_outputs.format(table=self._outputs))
+            elif not {column.name for column in columns}.issuperset(_ROW):
+                raise SinkError(f"can't write {self._name}: Shoal did not create its table {OUTPUTS}; rename it")
+        except self._dialect.errors as exc:
+            if not self._dialect.is_denied(exc):
+                raise
+            await connection.rollback()
+            user = (await connection.fetch(self._dialect.user))[0][0]
+            raise SinkError(
+                f"can't write {self._name}: it needs the table {OUTPUTS}, and permission was denied "
+                f"({connection.explain(exc)}). Ask an administrator to create it and to grant access:\n"
+                f"{self._dialect.create_outputs.format(table=self._outputs)};\n"
+                f"GRANT SELECT, INSERT, UPDATE ON {self._outputs} TO {user};"
+            ) from None
+
+    async def _take_row(self, *, has_lost_table: bool) -> int | None:
+        """Store the epoch of this writer in the row. Return the position in the output if it was set back."""
+        connection, progress = self._connected, self._progress
+        await connection.begin()
+        values = ", ".join([*self._row_key, str(progress.epoch), "0", "0"])
+        is_new = await connection.execute(self._dialect.add.format(table=self._outputs, values=values))
+        epoch, position, rejected = (
+            await connection.fetch(
+                f"SELECT epoch, seq, rejected FROM {self._outputs} WHERE {self._is_row}{self._dialect.for_update}"
+            )
+        )[0]
+        if epoch > progress.epoch:
+            raise OutputTakenError(self._name, epoch)
+        if has_lost_table:
+            position = rejected = 0
+        elif is_new and progress.of_earlier_version is not None:
+            position = await self._position_of_earlier_version(progress.of_earlier_version)
+        await connection.execute(
+            f"UPDATE {self._outputs} SET epoch = {progress.epoch}, seq = {position}, rejected = {rejected} "
+            f"WHERE {self._is_row}"
+        )
+        await connection.commit()
+        return progress.resume(position, rejected)
+
+    async def _position_of_earlier_version(self, saved: int) -> int:
+        """The last item in tables that an earlier version wrote. With a key chosen by the user the rows do not say:
+        other runs may have replaced them."""
+        if self._options.key:
+            return saved
+        last = 0
+        for name in await self._tables():
+            highest = f"SELECT max({SEQ}) FROM {self._quoted(name)} WHERE {RUN} = {self._run}"
+            last = max(last, (await self._connected.fetch(highest))[0][0] or 0)
+        return min(saved, last)
+
+    async def _begin(self, position: int, rejected: int, tables: Sequence[str] = (), longer: int = 1) -> None:
+        """Begin a transaction that moves the position in the row, if the row is as this writer left it."""
+        progress = self._progress
+        statement = (
+            f"UPDATE {self._outputs} SET seq = {position}, rejected = {rejected} "
+            f"WHERE {self._is_row} AND epoch = {progress.epoch} AND seq = {progress.position}"
+        )
+        if not await self._connected.begin(tables, statement, longer):
+            await self._check_row()  # MySQL does not count a row that already has these values
+
+    async def _commit(self, position: int) -> None:
+        await self._connected.commit()
+        self._progress.position = position
+
+    async def _check_row(self) -> None:
+        """OutputTakenError if the output has a newer writer, or SinkError if the row is not as this one left it."""
+        if await self._connected.columns(self._outputs) is None:
+            raise self._set_back(f"the table {OUTPUTS} is gone")
+        rows = await self._connected.fetch(
+            f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}{self._dialect.for_update}"
+        )
+        if rows == [(self._progress.epoch, self._progress.position)]:
+            return
+        if rows and rows[0][0] > self._progress.epoch:
+            raise OutputTakenError(self._name, rows[0][0])
+        raise self._set_back(f"its row in {OUTPUTS} is another one")
+
+    def _set_back(self, reason: str) -> SinkError:
+        """The error after which the output is opened again."""
+        error = SinkError(f"{self._name} was set back, or another program changed it: {reason}")
+        error.__cause__ = _SetBackError(reason)
+        return error
+
+    async def _or_set_back(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Run steps. If a table is gone, then all items of this output are written again."""
+        try:
+            return await steps
+        except _TableGoneError as gone:
+            await self._connected.rollback()
+            await self._begin(0, 0)
+            await self._commit(0)
+            raise self._set_back(f"the table {gone} is gone") from gone
+
+    # -- write
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         if not items:
             return
         tables, rejects = rows_by_table(items, self._options)
-        async with self._errors():
-            await self._remove_stale(self._progress.stale_after(items))
-            rejects += await self._write_tables(tables)
-        self._progress.wrote(items)
+        async with self._errors() as connection:
+            await connection.run(self._or_set_back(self._write(items, tables, rejects)))
+        self._progress.wrote(items, rejects)
         self._rejects.add(rejects)
 
     async def flush(self) -> bytes:
@@ -57,63 +306,241 @@ class TableSink(ABC):
         self._rejects.flush()
         return self._progress.flush()
 
-    async def close(self, *, finished: bool) -> None:
-        if finished:
-            self._rejects.finish()
-        try:
-            if finished and self._is_connected:
-                async with self._errors():
-                    await self._remove_stale(self._progress.stale_after())
-                    await self._complete_tables()
-        finally:
-            await self._disconnect()
+    async def _write(
+        self, items: Sequence[LoggedItem], tables: Mapping[str, Sequence[Row]], rejects: list[Reject]
+    ) -> None:
+        """Write the rows of each table in one transaction. Add the items that do not fit to ``rejects``."""
+        stale_after = self._progress.stale_after(items)
+        if stale_after is not None and not self._options.export:
+            await self._retried(partial(self._remove_stale, stale_after))
+        batches = {name: self._connected.batch(rows) for name, rows in tables.items()}
+        if self._options.export:
+            await self._retried(partial(self._export_batches, batches, items, tables))
+        else:
+            await self._retried(partial(self._write_batches, batches, items, rejects))
+        rejects += _rejects_of(batches)
+        self._written.update(batches)
 
-    async def _remove_stale(self, seq: int | None) -> None:
-        """Remove the rows of this run after item ``seq``. The item log has their items, or, after a
-        rewind, their pages are crawled again."""
-        if seq is None:
-            return
-        for name in [self._options.table] if self._options.table else await self._registered():
-            if count := await self._remove_rows_after(name, seq):
-                log.debug("%s: removed %d rows after item %d, the last saved position", name, count, seq)
+    async def _write_batches(
+        self, batches: Mapping[str, Batch], items: Sequence[LoggedItem], rejects: Sequence[Reject]
+    ) -> None:
+        await self._prepare_all(batches)
+        position, rejected = self._progress.after(items, [*rejects, *_rejects_of(batches)])
+        await self._begin(position, rejected, [self._quoted(name) for name in batches])
+        await self._insert(batches)
+        _, all_rejected = self._progress.after(items, [*rejects, *_rejects_of(batches)])
+        if all_rejected != rejected:
+            await self._connected.execute(f"UPDATE {self._outputs} SET rejected = {all_rejected} WHERE {self._is_row}")
+        await self._commit(position)
 
-    # -- implemented for each database
+    async def _prepare_all(self, batches: Mapping[str, Batch]) -> None:
+        for name, batch in batches.items():
+            if name not in self._ready:
+                await self._prepare(name, batch)
 
-    @property
-    @abstractmethod
-    def _is_connected(self) -> bool: ...
+    async def _insert(self, batches: Mapping[str, Batch]) -> int:
+        """Write rows in a transaction. Return by how many the tables grew, if rows with a known key stay."""
+        count = 0
+        for name, batch in batches.items():
+            columns = await self._columns(name, locks=True)
+            if columns is None or columns.changes(batch.kinds):
+                self._ready.discard(name)
+                raise _TableChangedError(name)
+            self._note_blank(name, batch.blank(columns))
+            count += await self._connected.insert(self._target(name, batch), columns, batch)
+        return count
 
-    @abstractmethod
-    async def _connect(self) -> None: ...
+    def _target(self, name: str, batch: Batch) -> Target:
+        """With a key chosen by the user, the rows that the batch replaces are deleted first: they may be of other
+        runs and have other fields. A row of a later item of this run stays."""
+        replaced = ""
+        if self._options.key:
+            own, earlier = f"{RUN} = {self._run}", f"{SEQ} <= {batch.last}"
+            replaced = f"{own} AND {earlier}" if self._options.export == "missing" else f"NOT ({own}) OR {earlier}"
+        replaces = not self._options.key and self._options.export != "missing"
+        return Target(self._quoted(name), self._options.run, replaces, replaced)
 
-    @abstractmethod
-    async def _disconnect(self) -> None:
-        """Close the connection, if there is one."""
+    def _note_blank(self, name: str, fields: Iterable[str]) -> None:
+        for field in fields:
+            blank = self._blank.setdefault(name, {})
+            if len(blank) < self._options.max_columns:
+                blank[field] = None
 
-    @abstractmethod
-    def _errors(self) -> AbstractAsyncContextManager[None]:
-        """Turn errors of the driver into a SinkError. Its ``__cause__`` is set if a retry can help."""
+    async def _retried(self, transaction: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a transaction, again if another process interfered."""
+        left = _MAX_ATTEMPTS
+        while True:
+            left -= 1
+            try:
+                return await transaction()
+            except _TableChangedError as exc:
+                if not left:
+                    raise SinkError(
+                        f"can't write {self._name}: other processes changed the table {exc.args[0]!r} during each of "
+                        f"{_MAX_ATTEMPTS} attempts"
+                    ) from None
+            except self._dialect.errors as exc:
+                if not left or not self._dialect.is_conflict(exc):
+                    raise
+                self._forget_tables()
+            await self._connected.rollback()
+            if not self._options.export and await self._connected.columns(self._outputs) is None:
+                raise self._set_back(f"the table {OUTPUTS} is gone")
+            await self._connected.pause(random.uniform(0, MAX_PAUSE))
 
-    @abstractmethod
-    async def _prepare_table(self, name: str) -> None:
-        """Create the table unless it exists. SinkError for one that no sink created."""
-
-    @abstractmethod
-    async def _write_tables(self, tables: Mapping[str, Sequence[Row]]) -> list[Reject]:
-        """Write the rows of each table in one transaction. Return the items that do not fit."""
-
-    @abstractmethod
-    async def _registered(self) -> list[str]:
-        """The tables that were created for types of items."""
-
-    @abstractmethod
-    async def _remove_rows_after(self, name: str, seq: int) -> int:
-        """Delete the rows of this run after item ``seq``, and return how many there were.
+    async def _remove_stale(self, seq: int) -> None:
+        """Remove the rows of this run after item ``seq``. The item log has their items, or, after a rewind, their pages
+        are crawled again.
 
         With a key chosen by the user, mark them as written at ``seq`` instead, so that a newer item replaces them. The
         rows that they once replaced are gone.
         """
+        await self._begin(seq, self._progress.rejected, longer=REWRITE_FACTOR)
+        for name in await self._tables():
+            if count := await self._remove_rows(name, f"{SEQ} > {seq}", seq):
+                log.debug("%s: removed %d rows after item %d, the last saved position", name, count, seq)
+        await self._commit(seq)
 
-    @abstractmethod
-    async def _complete_tables(self) -> None:
-        """Make the last changes when the run is finished."""
+    async def _remove_rows(self, name: str, condition: str, seq: int) -> int:
+        table = self._quoted(name)
+        verb = f"UPDATE {table} SET {SEQ} = {seq}" if self._options.key else f"DELETE FROM {table}"
+        return await self._connected.execute(f"{verb} WHERE {RUN} = {self._run} AND {condition}", REWRITE_FACTOR)
+
+    # -- export
+
+    async def _export_batches(
+        self, batches: Mapping[str, Batch], items: Sequence[LoggedItem], tables: Mapping[str, Sequence[Row]]
+    ) -> None:
+        """Write rows without a fence: the run itself, or another export, may write the same rows at the same time."""
+        await self._prepare_all(batches)
+        await self._connected.begin([self._quoted(name) for name in batches], longer=REWRITE_FACTOR)
+        added = await self._insert(batches)
+        if self._options.export == "all" and not self._options.key:  # rows with a key stay until they are replaced
+            rows_of = {self._dialect.naming.fit(name): rows for name, rows in tables.items()}
+            for name in await self._tables():
+                within = f"{SEQ} BETWEEN {items[0].seq} AND {items[-1].seq}"
+                if keys := listed_keys(row.key for row in rows_of.get(name, ())):
+                    within += f" AND {KEY} NOT IN ({keys})"
+                await self._remove_rows(name, within, 0)
+        await self._connected.commit()
+        self.added += added
+
+    async def _remove_unexported(self) -> None:
+        """Remove the rows of this run after the last item of its log, unless the run itself writes this output."""
+        seq = self._progress.last_written
+        if seq is None:
+            return
+        after = f"{SEQ} > {seq}"
+        if await self._connected.columns(self._outputs) is not None:
+            after += f" AND NOT EXISTS (SELECT 1 FROM {self._outputs} WHERE {self._is_row})"
+        await self._connected.begin(longer=REWRITE_FACTOR)
+        for name in await self._tables():
+            await self._remove_rows(name, after, seq)
+        await self._connected.commit()
+
+    # -- count
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await TableSink(self._name, self._dialect, self._connect, self._options, prefix=self._prefix)._count()
+
+    async def _count(self) -> OutputCount:
+        self._connection = self._connect()
+        try:
+            async with self._errors("read") as connection:
+                await connection.open(creates=False)
+                return await connection.run(self._count_rows())
+        finally:
+            await self._disconnect()
+
+    async def _count_rows(self) -> OutputCount:
+        rows: Rows = []
+        if await self._connected.columns(self._outputs) is not None:
+            rows = await self._connected.fetch(f"SELECT seq, rejected FROM {self._outputs} WHERE {self._is_row}")
+        items = 0
+        for name in await self._tables():
+            count = f"SELECT count(*) FROM {self._quoted(name)} WHERE {RUN} = {self._run}"
+            items += (await self._connected.fetch(count, REWRITE_FACTOR))[0][0]
+        position, rejected = rows[0] if rows else (None, 0)
+        return OutputCount(items=items, position=position, rejected=rejected, is_keyed=bool(self._options.key))
+
+    # -- tables
+
+    @property
+    def _run(self) -> str:
+        """The run as a literal."""
+        return self._dialect.string(self._options.run)
+
+    def _quoted(self, name: str) -> str:
+        return self._prefix + self._dialect.quote(self._dialect.naming.fit(name))
+
+    async def _tables(self) -> list[str]:
+        """The tables of this output that exist."""
+        named = self._options.table
+        names = [self._dialect.naming.fit(named)] if named is not None else await self._registered()
+        return [name for name in names if await self._columns(name) is not None]
+
+    async def _registered(self) -> list[str]:
+        """The tables that were created for types of items."""
+        if await self._connected.columns(self._quoted(REGISTRY)) is None:
+            return []
+        names = await self._connected.fetch(f"SELECT name FROM {self._quoted(REGISTRY)}")
+        return list(dict.fromkeys(self._dialect.naming.fit(name) for (name,) in names))
+
+    async def _is_expected(self, name: str) -> bool:
+        """Whether the table was created before."""
+        return self._options.table is not None or self._dialect.naming.fit(name) in await self._registered()
+
+    async def _register(self, name: str) -> None:
+        registry = self._quoted(REGISTRY)
+        if await self._connected.columns(registry) is None:
+            await self._connected.execute(self._dialect.create_registry.format(table=registry))
+        values = self._dialect.string(self._dialect.naming.fit(name))
+        await self._connected.execute(self._dialect.add.format(table=registry, values=values))
+
+    async def _columns(self, name: str, *, locks: bool = False) -> Columns | None:
+        """The columns of a table; None if there is no such table. SinkError for one that no sink created."""
+        described = await self._connected.columns(self._quoted(name), locks=locks)
+        if described is None:
+            return None
+        if [column.name for column in described if column.is_key] != [KEY] or not {
+            column.name for column in described
+        }.issuperset(SYSTEM_COLUMNS):
+            raise foreign_table(self._name, name, self._dialect.table_option)
+        known = self._known.get(name)
+        if known is None or known[0] != described:
+            types = {column.name: column.type for column in described}
+            kinds = {column: self._dialect.kinds.get(type_.lower()) for column, type_ in types.items()}
+            known = self._known[name] = described, Columns(self._dialect.naming, kinds, types)
+        return known[1]
+
+    async def _prepare(self, name: str, batch: Batch, blank: Iterable[str] = ()) -> None:
+        """Create the table, and add or widen columns so that the fields of the batch fit."""
+        limit = self._options.max_columns
+        connection, table = self._connected, self._quoted(name)
+        async with connection.exclusive(self._dialect.naming.fit(name)):
+            self._known.pop(name, None)
+            columns = await self._columns(name)
+            if columns is None:
+                if self._progress.position and await self._is_expected(name):
+                    raise _TableGoneError(name)
+                index = self._dialect.quote(self._dialect.naming.fit(f"{name}_run_seq"))
+                for statement in self._dialect.create:
+                    await connection.execute(statement.format(table=table, index=index))
+                columns = await self._columns(name)
+                assert columns is not None
+            if self._options.table is None:
+                await self._register(name)
+            batch.fit(columns, limit)
+            blank = list(blank)[: columns.room(limit)]
+            for column in columns.maybe_exact(batch.kinds):
+                values = large_integers(table, self._dialect.quote(column))
+                if not (await connection.fetch(values, REWRITE_FACTOR))[0][0]:
+                    columns.kinds[column] = Kind.INT
+            if changes := columns.changes(batch.kinds, blank):
+                await connection.alter(table, changes)
+            self._known.pop(name, None)
+        self._ready.add(name)
+
+
+def _rejects_of(batches: Mapping[str, Batch]) -> list[Reject]:
+    return [reject for batch in batches.values() for reject in batch.rejects]
