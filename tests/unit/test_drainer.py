@@ -19,7 +19,7 @@ from shoal.item import encode_item
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, LoggedItem, OutputCount, Run, Sink
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
-from shoal.sinks.drainer import FLUSH_EVERY, Drainer, export
+from shoal.sinks.drainer import FLUSH_EVERY, Drainer, RoleTakenError, export
 
 
 class Clock:
@@ -488,6 +488,21 @@ async def test_lost(tmp_path: Path) -> None:
             await drainer.finish(True)
     assert drainer.position == 10
     assert await frontier.advance(claim, claim.cursor, 60)
+
+
+async def test_an_output_that_refuses_because_another_process_writes_it() -> None:
+    """The reason is the lost role, and not the refusal: another process continues."""
+    clock = Clock()
+    frontier = await frontier_in_memory(clock)
+    await log_items(frontier, 10)
+    sink = SinkWithFaults(CollectSink([]))
+    drainer = drainer_of(frontier, sink)
+    await drainer.start()
+    clock.ahead = 100.0
+    assert await frontier.claim("sink:out", 60) is not None
+    sink.fault = fail_times(1, "before write", lambda: SinkError("it was changed"))
+    with pytest.raises(RoleTakenError, match="took over out"):
+        await drainer.run()
 
 
 async def test_it_does_not_write_when_the_role_may_have_expired() -> None:

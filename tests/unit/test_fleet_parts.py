@@ -16,16 +16,17 @@ from shoal.crawling.leases import LeaseKeeper
 from shoal.crawling.onion import _guarded
 from shoal.crawling.pacing import ItemLogKeeper
 from shoal.crawling.retrying import Persistence
-from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
+from shoal.errors import FencedError, FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.middleware import Postponed
-from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
+from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, Run
 from shoal.runs.child import RestartBackoff
 from shoal.runs.supervisor import Processes
 from shoal.sinks import takeover as standby
 from shoal.sinks.collect import CollectSink
+from shoal.sinks.storage import SinkBusyError
 from shoal.sinks.takeover import StandbyDrainer
 
 
@@ -330,6 +331,50 @@ async def test_an_output_that_refuses_is_an_error() -> None:
     drain = StandbyDrainer(frontier, lambda: Refusing([]), "x", ttl=60)
     with pytest.raises(SinkError, match="wrong password"):
         await drain.run()
+
+
+async def take_role(frontier: Frontier, role: str) -> Claim:
+    """Take a role whose time has run out, as another process does."""
+    async with asyncio.timeout(10):
+        while (claim := await frontier.claim(role, 60)) is None:
+            await asyncio.sleep(0.05)
+    return claim
+
+
+async def test_a_process_that_lost_its_role_ends_without_an_error() -> None:
+    frontier = await memory_frontier()
+    drain = StandbyDrainer(frontier, lambda: CollectSink([]), "x", ttl=0.2)
+    await drain.start()
+    claim = await take_role(frontier, "sink:x")  # while the process was frozen
+    await log_items(frontier, 3)
+    await drain.finish(finished=False)
+    assert await frontier.advance(claim, claim.cursor, 60)
+
+
+async def test_a_process_that_lost_its_role_while_it_opened_the_output_ends_without_an_error() -> None:
+    frontier = await memory_frontier()
+
+    class Locked(CollectSink):
+        async def open(self, state: bytes, epoch: int = 0) -> int | None:
+            await asyncio.sleep(0.1)
+            raise SinkBusyError("another crawl is writing it")
+
+    drain = StandbyDrainer(frontier, lambda: Locked([]), "x", ttl=60)
+    task = asyncio.create_task(drain.run())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await drain.finish(finished=False)
+
+
+async def test_a_fence_is_reported_at_once_and_not_as_a_failure_of_the_output() -> None:
+    store = MemoryStore()
+    await store.create_run(Run(run_id="run", spider="x", state="running", created_at=0.0))
+    frontier = await store.frontier("run", FrontierOptions(), Holder("slot", 1))
+    await frontier.fence("slot", 2)
+    drain = StandbyDrainer(frontier, lambda: CollectSink([]), "x", ttl=60)
+    await drain.start()  # `run` reports it
+    with pytest.raises(FencedError):
+        await asyncio.wait_for(drain.run(), 0.2)
 
 
 # -- several processes

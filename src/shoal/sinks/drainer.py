@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.errors import FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
+from shoal.errors import FencedError, FrontierError, OutputTakenError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
 
 T = TypeVar("T")
@@ -294,6 +294,11 @@ class Drainer:
         if not await self._confirm():
             await self._move(self._position, self._state)
 
+    async def _check_role(self) -> None:
+        """RoleTakenError if the role was lost. Then the output refuses because another process writes it now."""
+        with suppress(FrontierError):
+            await self._renew()
+
     async def _confirm(self) -> bool:
         """Send the cursor again whose answer was lost. Return False if there is none."""
         if self._unconfirmed is None:
@@ -338,7 +343,7 @@ class Drainer:
                 log.debug("the output waits until the frontier's server responds: %s", exc)
                 await asyncio.sleep(_AWAY_POLL)
                 continue
-            except StoreRewoundError:
+            except (StoreRewoundError, FencedError):  # the process must start over, or join again
                 raise
             except FrontierError as exc:
                 frontier_failures += 1
@@ -348,6 +353,7 @@ class Drainer:
                 continue
             except (SinkError, OSError) as exc:
                 if not is_retryable(exc):
+                    await self._check_role()
                     raise
                 self._is_broken = True
                 self._failures += 1

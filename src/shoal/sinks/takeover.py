@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from shoal.errors import ShoalError, SinkError, StoreAwayError
+from shoal.errors import FencedError, ShoalError, SinkError, StoreAwayError
 from shoal.ports import ItemSource, Sink
 from shoal.sinks.drainer import Drainer, RoleTakenError, is_retryable, position_of
 from shoal.sinks.storage import SinkBusyError
@@ -33,6 +33,8 @@ class StandbyDrainer:
         self._ttl = ttl
         self._current: Drainer | None = None
         self._failures = 0
+        self._reported = ""
+        """Why it stands by, as the log says."""
         self._starting: asyncio.Task[bool] | None = None
 
     def nudge(self) -> None:
@@ -46,6 +48,8 @@ class StandbyDrainer:
             await self._try_start()
         except (RoleTakenError, SinkBusyError) as exc:
             await self._stand_by(exc)
+        except FencedError:  # `run` meets it too, and then the process joins again
+            pass
 
     async def abandon(self) -> None:
         """Release the role, and leave the output as it is."""
@@ -75,7 +79,13 @@ class StandbyDrainer:
 
     async def _stand_by(self, error: SinkError | OSError) -> float:
         """Release the role and return the seconds to wait. Raise the error if a retry can't help."""
-        if not isinstance(error, (RoleTakenError, SinkBusyError)) and not is_retryable(error):
+        if isinstance(error, (RoleTakenError, SinkBusyError)):
+            await self._leave()
+            if str(error) != self._reported:
+                log.warning("%s; this process stands by", error)
+            self._reported = str(error)
+            return _POLL
+        if not is_retryable(error):
             raise error
         await self._leave()
         self._failures += 1
@@ -84,13 +94,13 @@ class StandbyDrainer:
         return pause
 
     async def finish(self, *, finished: bool) -> None:
-        """Write the rest of the log, and release the role. If the run is ``finished`` and another process holds the
-        role, wait until that one has written the rest."""
-        if self._starting is not None:
-            await self._try_start()
+        """Write the rest of the log, and release the role. If another process has the role, that one writes the rest;
+        if the run is ``finished``, wait for it."""
         while True:
             pause = _FINISH_POLL
             try:
+                if self._starting is not None:
+                    await self._try_start()
                 if self._current is not None:
                     drainer, self._current = self._current, None
                     return await drainer.finish(finished)
@@ -98,6 +108,8 @@ class StandbyDrainer:
                     return None
                 if await self._try_start():
                     continue
+            except (RoleTakenError, SinkBusyError) as exc:
+                await self._stand_by(exc)
             except (SinkError, OSError) as exc:
                 if not finished:
                     raise
@@ -118,7 +130,9 @@ class StandbyDrainer:
 
     async def _start(self) -> bool:
         drainer = Drainer(self._frontier, self._make_sink(), self._role, ttl=self._ttl)
-        if not await drainer.try_start():
+        has_started = await drainer.try_start()
+        self._reported = ""
+        if not has_started:
             return False
         self._current = drainer
         log.info("this process writes the items to %s", self._role)
