@@ -21,11 +21,13 @@ from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.middleware import Postponed
-from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, Run
+from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, LoggedItem, Run
 from shoal.runs.child import RestartBackoff
 from shoal.runs.supervisor import Processes
 from shoal.sinks import takeover as standby
 from shoal.sinks.collect import CollectSink
+from shoal.sinks.drainer import Drainer, position_of
+from shoal.sinks.patience import Patience
 from shoal.sinks.storage import SinkBusyError
 from shoal.sinks.takeover import StandbyDrainer
 
@@ -319,6 +321,71 @@ async def test_an_output_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert len(items) == 3
     task.cancel()
     await drain.finish(finished=True)
+
+
+class Full(CollectSink):
+    """Storage that has room for a number of writes."""
+
+    room = 0
+    opened = 0
+    flush_every = 0.01
+
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        Full.opened += 1
+        return await super().open(state, epoch)
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        if not Full.room:
+            raise SinkError("the disk is full") from OSError("no space")
+        Full.room -= 1
+        await super().write(items)
+
+
+async def test_an_output_that_stays_down_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_POLL", 0.01)
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    Full.room = Full.opened = 0
+    drain = StandbyDrainer(frontier, lambda: Full([]), "x", ttl=60, patience=0.3)
+    with pytest.raises(SinkError, match=r"^gave up after \d+ s: the disk is full"):
+        await asyncio.wait_for(drain.run(), 5)
+    assert Full.opened > 2
+    assert not any(role.held for role in await frontier.roles())  # another process may try
+
+
+async def test_the_time_counts_from_the_first_failure_since_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_POLL", 0.01)
+    monkeypatch.setattr(standby, "_HAND_OVER", 0.05)
+    frontier = await memory_frontier()
+    items: list[dict[str, object]] = []
+    Full.room = 0
+    drain = StandbyDrainer(frontier, lambda: Full(items), "x", ttl=60, patience=1.0)
+    task = asyncio.create_task(drain.run())
+    for count in (1, 2, 3):  # each outage is shorter than the patience, all together are not
+        await log_items(frontier, 1)
+        drain.nudge()
+        await asyncio.sleep(0.6)
+        assert not task.done()
+        Full.room = 1
+        async with asyncio.timeout(5):
+            while position_of((await frontier.roles())[0].cursor) < count:
+                await asyncio.sleep(0.01)
+    task.cancel()
+
+
+async def test_a_process_that_stops_does_not_wait_for_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.sinks.patience.HURRY", 0.1)
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    Full.room = 0
+    drainer = Drainer(frontier, Full([]), "x", patience=Patience(60, first_pause=30))
+    await drainer.start()
+    finishing = asyncio.create_task(drainer.finish(True))
+    await asyncio.sleep(0.2)
+    assert not finishing.done()
+    drainer.hurry()
+    with pytest.raises(SinkError, match="the disk is full"):
+        await asyncio.wait_for(finishing, 1)
 
 
 class Refusing(CollectSink):

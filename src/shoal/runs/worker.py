@@ -180,8 +180,10 @@ class Worker:
         ttl = min(ROLE_TTL, self.config.lease.ttl)
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
+        patience = self.config.items.patience
         return [
-            StandbyDrainer(frontier, partial(make_sink, spec), identity, ttl=ttl) for identity, spec in specs.items()
+            StandbyDrainer(frontier, partial(make_sink, spec), identity, ttl=ttl, patience=patience)
+            for identity, spec in specs.items()
         ]
 
 
