@@ -14,10 +14,11 @@
     ├── SelectorError                an invalid CSS, XPath or JMESPath query
     ├── SitemapError                 a page that is not a sitemap, or a sitemap beyond the limits
     ├── FetchError                   a page that was not fetched; says whether a retry can help
-    │   ├── FileStoreError           a downloaded file that could not be stored
+    │   ├── FileTooLargeError        a downloaded file that is too large for its store
     │   ├── ProxyError               the proxy itself failed: unreachable, or refuses its user
     │   ├── ScrapyFetchError         a middleware or a rule of Scrapy refused a page (shoal.scrapy)
     │   └── TooComplexError          a page that needs too much memory or time to parse
+    ├── FileStoreError               the store of downloaded files failed
     ├── PluginError                  a plugin that is broken, or a name that several plugins have
     ├── BrowserError                 a browser that cannot be started
     ├── TorError                     Tor cannot start, or cannot reach its network
@@ -117,11 +118,11 @@ class FetchError(ShoalError):
         self.contacted = contacted
 
 
-class FileStoreError(FetchError):
-    """A file was downloaded, but could not be stored."""
+class FileTooLargeError(FetchError):
+    """A file was downloaded, but its store cannot hold a file of this size."""
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
-        super().__init__(message, kind="file store", retryable=retryable)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, kind="file store", retryable=False)
 
 
 class ProxyError(FetchError):
@@ -137,6 +138,14 @@ class TooComplexError(FetchError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="too complex", retryable=False)
+
+
+class FileStoreError(ShoalError):
+    """The store of downloaded files failed, whatever the file is. Without ``retryable`` a retry cannot help."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class PluginError(ShoalError):

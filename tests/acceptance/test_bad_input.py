@@ -606,10 +606,10 @@ class Leaves(Spider):
         yield {"h1": response.css("h1::text").get(), "padding": "x" * 100}
 """
 
-# The command line, but it does not wait long for a disk to have room again.
+# The command line, but it does not wait for a disk to have room again.
 _IMPATIENT = """
-from shoal.sinks.drainer import Drainer
-Drainer.__init__.__kwdefaults__["retry_delays"] = (0.01,)
+import os
+os.environ["SHOAL_ITEMS__PATIENCE"] = "0"
 from shoal.cli.main import main
 main()
 """

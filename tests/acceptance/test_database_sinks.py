@@ -979,7 +979,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_server_killed_and_started_again(fragile: DatabaseServer) -> None:
     place = await Place(fragile).create()
     frontier = await in_memory()
-    drainer = Drainer(frontier, open_sink(place.spec(timeout=5)), "out", batch=7, poll=0.02, retry_delays=(0.1,) * 100)
+    drainer = Drainer(frontier, open_sink(place.spec(timeout=5)), "out", batch=7, poll=0.02)
     await drainer.start()
     running = asyncio.create_task(drainer.run())
     logging = asyncio.create_task(log_slowly(frontier, 1500))

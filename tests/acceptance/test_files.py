@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import subprocess
+import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,25 +298,180 @@ async def test_a_redirect_of_a_file_is_followed(tmp_path: Path) -> None:
     assert entry["size"] > 0
 
 
-async def test_a_store_that_fails_does_not_lose_the_item(tmp_path: Path) -> None:
-    (tmp_path / "full").write_text("a file, not a folder")
+async def test_a_file_that_was_removed_from_the_store_is_fetched_again(tmp_path: Path) -> None:
+    """Also if only a thumbnail of it was removed."""
+    store = tmp_path / "store"
+    with file_site(1) as url:
+        for path in ("", "full", "thumbs"):
+            if path:
+                (lost,) = (file for file in (store / path).rglob("*") if file.suffix in (".png", ".jpg"))
+                lost.unlink()
+            items, _ = await crawled(
+                OneItem, {"files.store": str(store), "images.thumbs": ["60x60"]},
+                start_urls=[f"{url}/item/0"], files=("/picture/0.png", "/shared.txt"),
+            )  # fmt: skip
+            image, _ = items[0]["files"]
+            assert (store / image["path"]).read_bytes() == picture(0)
+            assert (store / image["thumbs"]["60x60"]).stat().st_size > 0
+        assert (hits_of(url)["/picture/0.png"], hits_of(url)["/shared.txt"]) == (3, 1)
+
+
+# -- a store that is full or away
+
+
+class SavedPage(Spider):
+    name = "saved"
+
+    def parse(self, response: Response) -> Any:
+        return {"page": response.save()}
+
+
+@pytest.mark.parametrize("spider", [OneItem, SavedPage])
+async def test_a_store_that_cannot_be_written_stops_the_crawl(spider: type[Spider], tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "full").write_text("a file, not a folder")
+    settings = {**QUICK, "files.store": str(store), "frontier": f"sqlite:///{tmp_path}/crawl.db"}
     async with MisbehavingServer() as server:
-        items, _ = await crawled(
-            OneItem, {"files.store": str(tmp_path)}, start_urls=[f"{server.url}/leaf/0"], files=("/leaf/1",)
+        arguments = {"start_urls": [f"{server.url}/leaf/0"], "files": ("/leaf/1",)}
+        stopped = await crawl(spider, settings, arguments=arguments)
+        assert isinstance(stopped.error, FileStoreError)
+        assert stopped.summary is not None
+        assert (stopped.summary.stats.dead, stopped.summary.stats.remaining) == (0, 1)
+        assert stopped.items == []
+        (store / "full").unlink()
+        finished = await crawl(spider, settings, arguments=arguments)
+    assert finished.error is None
+    (item,) = finished.items
+    (entry,) = [item["page"]] if "page" in item else item["files"]
+    assert (store / entry["path"]).stat().st_size == entry["size"]
+
+
+LIMITED = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+from shoal import File, Spider, crawl
+
+class Large(Spider):
+    name = "large"
+
+    def parse(self, response):
+        yield File("/own/1.pdf", item={})
+        yield File("/shared.txt", item={})
+
+settings = {"download_delay": 0, "robots.obey": False, "files.store": sys.argv[2]}
+print(json.dumps(crawl(Large, settings, arguments={"start_urls": [sys.argv[1] + "/item/0"]}).items))
+"""
+
+
+def test_a_file_that_the_store_cannot_hold_is_an_error_of_its_item(tmp_path: Path) -> None:
+    with file_site(1) as url:
+        done = subprocess.run(
+            [sys.executable, "-c", LIMITED, url, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
         )
-    assert "can't store a file" in items[0]["files"][0]["error"]
+    entries = [item["files"][0] for item in json.loads(done.stdout)]
+    (large,) = (entry for entry in entries if "error" in entry)
+    assert "File too large" in large["error"]
+    assert len(entries) == 2
 
 
-async def test_a_page_that_cannot_be_saved_fails(tmp_path: Path) -> None:
-    class Saving(Spider):
-        name = "saving"
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
-        def parse(self, response: Response) -> Any:
-            return {"page": response.save()}
 
-    (tmp_path / "full").write_text("a file, not a folder")
-    async with MisbehavingServer() as server:
-        items, done = await crawled(Saving, {"files.store": str(tmp_path)}, start_urls=[f"{server.url}/leaf/0"])
-    assert items == []
-    assert done.summary is not None
-    assert done.summary.dead_kinds == {"file store": 1}
+def fill(disk: Path) -> Path:
+    """Fill a disk. Returns the file to remove."""
+    ballast = disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def run_crawl(folder: Path, url: str, *settings: str) -> forking.Popen:
+    """A crawl in which each page has one attempt. Its log is ``log``."""
+    (folder / "spider.py").write_text(SPIDER)
+    command = [
+        *SHOAL, "run", "spider.py", "-a", f"start_urls={url}/", "--frontier", f"sqlite:///{folder}/crawl.db",
+        "-o", "items.jsonl", "--set=retry.max_attempts=1", *(f"--set={setting}" for setting in settings),
+    ]  # fmt: skip
+    with (folder / "log").open("w") as log:
+        return forking.Popen(command, cwd=folder, stdout=log, stderr=log, text=True)
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "items.jsonl").read_text().splitlines()]
+
+
+def test_a_full_disk_stops_the_crawl_and_the_same_command_continues(tmp_path: Path, small_disk: Path) -> None:
+    with file_site(latency=0.02) as url:
+        crawl = run_crawl(tmp_path, url, f"files.store={small_disk}", "items.patience=1")
+        wait_for(lambda: hits_of(url).total() > 30)
+        ballast = fill(small_disk)
+        assert crawl.wait(60) == 1
+        log = (tmp_path / "log").read_text()
+        assert "No space left on device" in log
+        assert "every page found is accounted for" not in log
+        ballast.unlink()
+        assert run_crawl(tmp_path, url, f"files.store={small_disk}").wait(60) == 0
+        assert_complete(written(tmp_path), url, stored_in(small_disk))
+
+
+def test_a_full_disk_pauses_the_crawl_until_it_has_room(tmp_path: Path, small_disk: Path) -> None:
+    with file_site(latency=0.02) as url:
+        crawl = run_crawl(tmp_path, url, f"files.store={small_disk}")
+        wait_for(lambda: hits_of(url).total() > 30)
+        ballast = fill(small_disk)
+        wait_for(lambda: (tmp_path / "log").read_text().count("trying again in") >= 3)
+        fetched = hits_of(url)
+        wait_for(lambda: (tmp_path / "log").read_text().count("trying again in") >= 4)
+        assert hits_of(url) == fetched
+        ballast.unlink()
+        assert crawl.wait(60) == 0
+        assert_complete(written(tmp_path), url, stored_in(small_disk))
+        assert (tmp_path / "log").read_text().count("trying again in") < 10  # not one for each page
+
+
+def test_object_storage_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = S3Server()
+    try:
+        use(server, monkeypatch)
+        bucket = server.bucket()
+        with file_site(latency=0.02) as url:
+            crawl = run_crawl(tmp_path, url, f"files.store=s3://{bucket}/shop?timeout=2")
+            wait_for(lambda: hits_of(url).total() > 30)
+            server.kill()
+            wait_for(lambda: (tmp_path / "log").read_text().count("trying again in") >= 3)
+            assert crawl.poll() is None
+            server.start()
+            assert crawl.wait(120) == 0, (tmp_path / "log").read_text()
+            found = {path.removeprefix("shop/"): content for path, content in server.objects(bucket).items()}
+            stored = {path: content for path, content in found.items() if path.startswith("full/")}
+            assert_complete(written(tmp_path), url, stored)
+    finally:
+        server.close()
+
+
+def test_a_worker_with_a_full_disk_costs_no_page_an_attempt(tmp_path: Path, small_disk: Path) -> None:
+    """Others continue."""
+    fill(small_disk)
+    spider = SPIDER.replace('"retry.max_attempts": 20', '"retry.max_attempts": 1')
+    with file_site(latency=0.05) as url, closing(Fleet(tmp_path, frontier_url("redis"), spider)) as fleet:
+        fleet.start(f"{url}/")
+        fleet.worker(settings={"files.store": small_disk})
+        wait_for(lambda: "trying again in" in (tmp_path / "worker-0.log").read_text())
+        fleet.worker(settings={"files.store": tmp_path / "store"})
+        fleet.wait(120)
+        assert fleet.stats()["failed"] == 0
+        fleet.shoal("export", fleet.run_id, "-o", str(tmp_path / "items.jsonl"))
+        assert_complete(written(tmp_path), url, stored_in(tmp_path / "store"))

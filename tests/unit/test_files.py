@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -129,6 +130,42 @@ def test_a_writer_that_is_killed_leaves_no_torn_file(tmp_path: Path) -> None:
     assert found
     for path in found:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+
+
+LATE_WRITER = """
+import asyncio, os, sys
+from shoal.config import FileSettings, ImageSettings
+from shoal.files.keeper import FileKeeper
+
+async def main():
+    keeper, body = FileKeeper(FileSettings(store=sys.argv[1]), ImageSettings()), b"old " * 5_000_000
+    print("ready", flush=True)
+    await keeper.save(body, "http://a.example/x", "text/plain")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.03, 0.06])
+async def test_a_process_that_stores_late_changes_nothing_of_its_successor(tmp_path: Path, pause: float) -> None:
+    """It is frozen while it stores, and continues after another process has stored the same URL."""
+    command = [sys.executable, "-c", LATE_WRITER, str(tmp_path)]
+    keeper = FileKeeper(FileSettings(store=str(tmp_path)), ImageSettings())
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True) as late:
+        assert late.stdout is not None
+        assert late.stdout.readline() == "ready\n"
+        time.sleep(pause)
+        late.send_signal(signal.SIGSTOP)
+        for body in (b"old " * 5_000_000, b"new"):
+            await keeper.save(body, "http://a.example/x", "text/plain")
+        before = {path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()}
+        late.send_signal(signal.SIGCONT)
+        assert late.wait(60) == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()} == before
+    assert len(before) == 2
+    entry = await keeper.known("http://a.example/x")  # the index is a cache: either of the two is right
+    assert entry is not None
+    assert hashlib.sha256(before[tmp_path / entry["path"]]).hexdigest() == entry["checksum"]
 
 
 async def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
@@ -295,6 +332,29 @@ async def test_a_known_url(tmp_path: Path) -> None:
     await keeper.save(PDF, entry["url"])
     (tmp_path / entry["path"]).unlink()  # by the user
     assert await keeper.known(entry["url"]) is None
+
+
+async def test_a_known_url_whose_thumbnail_is_gone(tmp_path: Path) -> None:
+    keeper = FileKeeper(FileSettings(store=str(tmp_path)), ImageSettings(thumbs=("50x50", "90x90")))
+    entry = await keeper.save(picture(), "http://a.example/x.png")
+    assert await keeper.known(entry["url"]) == entry
+    (tmp_path / entry["thumbs"]["90x90"]).unlink()
+    assert await keeper.known(entry["url"]) is None
+    await keeper.save(picture(), entry["url"])
+    assert await keeper.known(entry["url"]) == entry
+
+
+async def test_the_call_that_failed_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "full").write_text("a file, not a folder")
+    keeper = FileKeeper(FileSettings(store=str(tmp_path)), ImageSettings())
+    with pytest.raises(FileStoreError):
+        await keeper.save(PDF, "http://a.example/x.pdf")
+    assert await keeper.known("http://a.example/x.pdf") is None  # to read works
+    with pytest.raises(FileStoreError):
+        await keeper.retry()
+    (tmp_path / "full").unlink()
+    await keeper.retry()
+    assert (tmp_path / describe_file(PDF, "")["path"]).read_bytes() == PDF
 
 
 # -- items that wait

@@ -16,16 +16,19 @@ from shoal.crawling.leases import LeaseKeeper
 from shoal.crawling.onion import _guarded
 from shoal.crawling.pacing import ItemLogKeeper
 from shoal.crawling.retrying import Persistence
-from shoal.errors import FrontierError, QueueFullError, SinkError, StoreAwayError
+from shoal.errors import FencedError, FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.middleware import Postponed
-from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Lease, Run
+from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, LoggedItem, Run
 from shoal.runs.child import RestartBackoff
 from shoal.runs.supervisor import Processes
 from shoal.sinks import takeover as standby
 from shoal.sinks.collect import CollectSink
+from shoal.sinks.drainer import Drainer, position_of
+from shoal.sinks.patience import Patience
+from shoal.sinks.storage import SinkBusyError
 from shoal.sinks.takeover import StandbyDrainer
 
 
@@ -320,6 +323,71 @@ async def test_an_output_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPa
     await drain.finish(finished=True)
 
 
+class Full(CollectSink):
+    """Storage that has room for a number of writes."""
+
+    room = 0
+    opened = 0
+    flush_every = 0.01
+
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        Full.opened += 1
+        return await super().open(state, epoch)
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        if not Full.room:
+            raise SinkError("the disk is full") from OSError("no space")
+        Full.room -= 1
+        await super().write(items)
+
+
+async def test_an_output_that_stays_down_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_POLL", 0.01)
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    Full.room = Full.opened = 0
+    drain = StandbyDrainer(frontier, lambda: Full([]), "x", ttl=60, patience=0.3)
+    with pytest.raises(SinkError, match=r"^gave up after \d+ s: the disk is full"):
+        await asyncio.wait_for(drain.run(), 5)
+    assert Full.opened > 2
+    assert not any(role.held for role in await frontier.roles())  # another process may try
+
+
+async def test_the_time_counts_from_the_first_failure_since_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_POLL", 0.01)
+    monkeypatch.setattr(standby, "_HAND_OVER", 0.05)
+    frontier = await memory_frontier()
+    items: list[dict[str, object]] = []
+    Full.room = 0
+    drain = StandbyDrainer(frontier, lambda: Full(items), "x", ttl=60, patience=1.0)
+    task = asyncio.create_task(drain.run())
+    for count in (1, 2, 3):  # each outage is shorter than the patience, all together are not
+        await log_items(frontier, 1)
+        drain.nudge()
+        await asyncio.sleep(0.6)
+        assert not task.done()
+        Full.room = 1
+        async with asyncio.timeout(5):
+            while position_of((await frontier.roles())[0].cursor) < count:
+                await asyncio.sleep(0.01)
+    task.cancel()
+
+
+async def test_a_process_that_stops_does_not_wait_for_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.sinks.patience.HURRY", 0.1)
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    Full.room = 0
+    drainer = Drainer(frontier, Full([]), "x", patience=Patience(60, first_pause=30))
+    await drainer.start()
+    finishing = asyncio.create_task(drainer.finish(True))
+    await asyncio.sleep(0.2)
+    assert not finishing.done()
+    drainer.hurry()
+    with pytest.raises(SinkError, match="the disk is full"):
+        await asyncio.wait_for(finishing, 1)
+
+
 class Refusing(CollectSink):
     async def open(self, state: bytes, epoch: int = 0) -> None:
         raise SinkError("wrong password")
@@ -330,6 +398,50 @@ async def test_an_output_that_refuses_is_an_error() -> None:
     drain = StandbyDrainer(frontier, lambda: Refusing([]), "x", ttl=60)
     with pytest.raises(SinkError, match="wrong password"):
         await drain.run()
+
+
+async def take_role(frontier: Frontier, role: str) -> Claim:
+    """Take a role whose time has run out, as another process does."""
+    async with asyncio.timeout(10):
+        while (claim := await frontier.claim(role, 60)) is None:
+            await asyncio.sleep(0.05)
+    return claim
+
+
+async def test_a_process_that_lost_its_role_ends_without_an_error() -> None:
+    frontier = await memory_frontier()
+    drain = StandbyDrainer(frontier, lambda: CollectSink([]), "x", ttl=0.2)
+    await drain.start()
+    claim = await take_role(frontier, "sink:x")  # while the process was frozen
+    await log_items(frontier, 3)
+    await drain.finish(finished=False)
+    assert await frontier.advance(claim, claim.cursor, 60)
+
+
+async def test_a_process_that_lost_its_role_while_it_opened_the_output_ends_without_an_error() -> None:
+    frontier = await memory_frontier()
+
+    class Locked(CollectSink):
+        async def open(self, state: bytes, epoch: int = 0) -> int | None:
+            await asyncio.sleep(0.1)
+            raise SinkBusyError("another crawl is writing it")
+
+    drain = StandbyDrainer(frontier, lambda: Locked([]), "x", ttl=60)
+    task = asyncio.create_task(drain.run())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await drain.finish(finished=False)
+
+
+async def test_a_fence_is_reported_at_once_and_not_as_a_failure_of_the_output() -> None:
+    store = MemoryStore()
+    await store.create_run(Run(run_id="run", spider="x", state="running", created_at=0.0))
+    frontier = await store.frontier("run", FrontierOptions(), Holder("slot", 1))
+    await frontier.fence("slot", 2)
+    drain = StandbyDrainer(frontier, lambda: CollectSink([]), "x", ttl=60)
+    await drain.start()  # `run` reports it
+    with pytest.raises(FencedError):
+        await asyncio.wait_for(drain.run(), 0.2)
 
 
 # -- several processes

@@ -55,6 +55,8 @@ class Written:
             raise self._error
         self.ended.append(finished)
 
+    def hurry(self) -> None: ...
+
 
 class Life:
     """A lifecycle with a web in memory, one output, and the states to which it moved its run."""

@@ -208,7 +208,7 @@ async def test_a_drainer_starts_over_when_the_store_is_back() -> None:
     inner = await store.frontier("run", FrontierOptions())
     frontier = Away(inner)
     written: list[dict[str, object]] = []
-    drainer = Drainer(frontier, CollectSink(written), "x", retry_delays=(0.01,) * 5)
+    drainer = Drainer(frontier, CollectSink(written), "x")
     await drainer.start()
     frontier.failures = 3
     async with asyncio.timeout(30):

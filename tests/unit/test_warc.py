@@ -413,7 +413,10 @@ async def test_a_full_disk_ends_the_crawl_and_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data, offset)
 
-    settings = {"warc.folder": str(tmp_path / "warc"), "frontier": f"sqlite:///{tmp_path}/crawl.db"}
+    settings = {
+        "warc.folder": str(tmp_path / "warc"), "frontier": f"sqlite:///{tmp_path}/crawl.db", "retry.max_attempts": 1,
+        "items.patience": 0.3,
+    }  # fmt: skip
     arguments = {"start_urls": [f"{site}/plain"]}
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
@@ -425,4 +428,25 @@ async def test_a_full_disk_ends_the_crawl_and_loses_nothing(
     again = crawl(Pages, settings, arguments=arguments)
     await again
     assert again.error is None
+    assert pages_of(read_folder(tmp_path / "warc")) == {f"{site}/plain": 1}
+
+
+async def test_a_disk_that_has_room_again(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, failures = os.pwrite, 0
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        nonlocal failures
+        if failures < 3 and os.readlink(f"/proc/self/fd/{file}").endswith(".open"):
+            failures += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    done = await crawl(
+        Pages, {"warc.folder": str(tmp_path / "warc"), "retry.max_attempts": 1},
+        arguments={"start_urls": [f"{site}/plain"]},
+    )  # fmt: skip
+    assert done.error is None
+    assert done.summary is not None
+    assert (done.summary.stats.done, done.summary.stats.dead) == (1, 0)
     assert pages_of(read_folder(tmp_path / "warc")) == {f"{site}/plain": 1}

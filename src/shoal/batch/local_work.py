@@ -35,6 +35,9 @@ class _Notifier:
     async def finish(self, *, finished: bool) -> None:
         """Do nothing: there is no output."""
 
+    def hurry(self) -> None:
+        """Do nothing: there is no output."""
+
 
 class LocalWork:
     """Works on sessions in this process. They share its connections; the store keeps their hosts polite."""

@@ -162,9 +162,10 @@ class QueueSettings(Section, frozen=True, kw_only=True):
 
 
 class ItemSettings(Section, frozen=True, kw_only=True):
-    """The item log."""
+    """The item log, and the way of items into outputs."""
 
     keep: bool = True  # keep items after all sinks have written them
+    patience: Seconds = 300.0  # how long an output, or the store of files, that is down is waited for
 
 
 class FileSettings(Section, frozen=True, kw_only=True):

@@ -20,13 +20,14 @@ from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing, Waker
-from shoal.crawling.page import PageHandler, Released, Settlement
-from shoal.crawling.retrying import Persistence
+from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
+from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
-from shoal.errors import FencedError, FrontierError, StoreAwayError, StoreRewoundError
+from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease
+from shoal.sinks.patience import Patience
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
@@ -70,7 +71,11 @@ class Engine:
         self.pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
         self._persist = Persistence(shared=options.shared, on_return=self._waker.wake)
         archive = options.archive
-        self.handler = PageHandler(spider, config, scheduler, onion.fetch, self.counters, captures=archive is not None)
+        self._storage = StorageWatch(Patience(config.items.patience), self._waker.wake, self._fail)
+        self.handler = PageHandler(
+            spider, config, scheduler, onion.fetch, self.counters,
+            captures=archive is not None, on_store_failure=self._files_failed,
+        )  # fmt: skip
         self._settler = Settler(
             self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive
         )
@@ -245,6 +250,8 @@ class Engine:
         may_work = self._options.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
+        if self._storage.is_down:
+            return None
         if self._onion.route is not None and not self._onion.route.ready:
             return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
@@ -401,6 +408,30 @@ class Engine:
         except StoreRewoundError:
             self._settled = batch + self._settled  # `start_over` releases their leases
             raise
+        except SinkError as error:
+            self._archive_failed(error, batch)
+
+    def _files_failed(self, error: FileStoreError) -> None:
+        self._storage.failed(error, self.handler.files.keeper.retry)
+        self.release_ahead()
+
+    def _archive_failed(self, error: SinkError, batch: list[Settlement]) -> None:
+        """Release the pages that the archive did not store. Nothing of the batch was settled."""
+        archive = self._options.archive
+        assert archive is not None
+        parsed = [each for each in batch if isinstance(each, Parsed)]
+        pages = [(each.completion.lease, each.exchange) for each in parsed if each.exchange is not None]
+
+        async def store_again() -> None:
+            await archive.store(pages)
+            archive.settled([lease for lease, _ in pages], [False] * len(pages))
+
+        released: list[Settlement] = [
+            Released(lease_of(each), contacted=True) if isinstance(each, Parsed) else each for each in batch
+        ]
+        self._settled = released + self._settled
+        self._storage.failed(error, store_again)
+        self.release_ahead()
 
     def _items_stored(self) -> None:
         self._log.expect_items()
@@ -432,13 +463,14 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._settle_unbegun()
         self._helpers = []
-        if self._settled and self._interruption is None:
+        while self._settled and self._interruption is None:
             try:
                 await self._settle()
             except StoreRewoundError as error:
                 self._interruption = error
             except StoreAwayError as error:
                 log.warning("leases could not be released; they will expire: %s", error)
+        self._storage.stop()
 
     async def snapshot(self, hosts: int = 8) -> CrawlSnapshot:
         """The state of the crawl now."""

@@ -109,12 +109,14 @@ class FileChains:
         return await self._next(Chain(item, wanted, given[0] if given else page.priority + 1), page)
 
     async def known(self, request: Request) -> Response | None:
-        """The response to a request for a file that another item had stored meanwhile; None if it must be fetched."""
-        entry = await self._known(_chain_of(request).wanted[0].url)
+        """The response to a request for a file that another item had stored meanwhile; None if it must be fetched.
+        FileStoreError if the store fails."""
+        entry = await self.keeper.known(_chain_of(request).wanted[0].url)
         return None if entry is None else StoredResponse(request, entry)
 
     async def fetched(self, request: Request, response: Response) -> Step:
-        """Store a file, and return the next step. FileStoreError if it cannot be stored: try again later."""
+        """Store a file, and return the next step. FileStoreError if the store fails.
+        FileTooLargeError if it cannot hold this file."""
         if isinstance(response, StoredResponse):
             self._stats.inc("files reused")
             return await self._finish(request, response.entry)
@@ -131,7 +133,7 @@ class FileChains:
         return await self._finish(request, {"url": _chain_of(request).wanted[0].url, "error": reason})
 
     async def store(self, response: Response) -> None:
-        """Store what a callback passed to ``response.save()``. FileStoreError if it cannot be stored."""
+        """Store what a callback passed to ``response.save()``. Raises the same as ``fetched``."""
         for entry in response.saved or ():
             await self.keeper.store(entry, response.body)
             self._stats.inc("files stored")
@@ -159,7 +161,7 @@ class FileChains:
     async def _known(self, url: str) -> FileEntry | None:
         try:
             return await self.keeper.known(url)
-        except FileStoreError as error:  # the request for it will be retried
+        except FileStoreError as error:  # the request for it meets the error too
             log.info("can't look up a file: %s", error)
             return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from shoal.crawling.stats import Counters
 from shoal.errors import (
     FetchError,
     FileStoreError,
+    FileTooLargeError,
     PartialOutputError,
     RequestError,
     ShoalError,
@@ -85,10 +86,13 @@ class PageHandler:
         counters: Counters,
         *,
         captures: bool = False,
+        on_store_failure: Callable[[FileStoreError], None] = lambda error: None,
     ) -> None:
-        """``captures``: add the exchange of its page to each settlement."""
+        """``captures``: add the exchange of its page to each settlement. ``on_store_failure``: called when the store of
+        files fails. Pages that need it are released."""
         self.counters = counters
         self._captures = captures
+        self._on_store_failure = on_store_failure
         self._fetch = fetch
         self._scheduler = scheduler
         self._max_redirects = config.http.max_redirects
@@ -137,6 +141,8 @@ class PageHandler:
             return self._moved(lease, replaced.request, str(replaced), contacted=replaced.contacted)
         except FetchError as error:
             return await self._failed(lease, error)
+        except FileStoreError as error:
+            return self._store_failed(lease, error, contacted=False)
         self.counters.fetched += 1
         self.counters.bytes += len(response.body)
         if response.from_cache:
@@ -149,9 +155,11 @@ class PageHandler:
         try:
             found = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
             return self._parsed(lease, response, found)
-        except (TooComplexError, FileStoreError) as error:
+        except (TooComplexError, FileTooLargeError) as error:
             error.status = status
             return await self._failed(lease, error)
+        except FileStoreError as error:
+            return self._store_failed(lease, error, contacted=not response.from_cache)
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -282,7 +290,13 @@ class PageHandler:
         self.counters.errors["errback"] += 1
         log.error("errback failed url=%s %s", request.url, describe(exc))
 
-    async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Failure | Parsed:
+    def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> Released:
+        """The page did not fail, so it loses no attempt."""
+        log.info("released url=%s %s", lease.request.url, error)
+        self._on_store_failure(error)
+        return Released(lease, contacted)
+
+    async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Settlement:
         """The page is dead. None of its items is stored, unless the spider keeps partial output. After a fix,
         `shoal retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
@@ -294,8 +308,10 @@ class PageHandler:
         if isinstance(exc, PartialOutputError):
             try:
                 found = await self.callbacks.take(exc.outputs, lease.request, response)
-            except FileStoreError as error:
+            except FileTooLargeError as error:
                 return await self._failed(lease, error)
+            except FileStoreError as error:
+                return self._store_failed(lease, error, contacted=not response.from_cache)
             if self._directives is not None:
                 self._directives.apply(response, found)
             failure.items = found.items

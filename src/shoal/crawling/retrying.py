@@ -1,4 +1,4 @@
-"""Retries calls of the frontier: a full disk may get room, a server may come back."""
+"""Retries calls of the frontier and of other stores: a full disk may get room, a server may come back."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from shoal.errors import (
     FencedError,
+    FileStoreError,
     FrontierError,
     QueueFullError,
     RunError,
+    SinkError,
     StoreAwayError,
     StoreBusyError,
     StoreError,
     StoreRewoundError,
 )
+from shoal.sinks.drainer import is_retryable
+from shoal.sinks.patience import Patience
 
 T = TypeVar("T")
+StorageError: TypeAlias = FileStoreError | SinkError
+"""A failure of the store of files, or of the archive."""
 
 log = logging.getLogger("shoal.frontier")
 
@@ -100,6 +106,60 @@ class Persistence:
         self._given_up = True
         if self._end is not None and not self._end.done():
             self._end.set_result(None)
+
+
+class StorageWatch:
+    """Waits for a store in which pages must be before they are done: that of files, or the archive. While it is down,
+    the engine leases nothing."""
+
+    def __init__(
+        self, patience: Patience, on_return: Callable[[], None], on_failure: Callable[[BaseException], None]
+    ) -> None:
+        """``on_failure`` is called with the error if a retry cannot help, or the patience is at its end."""
+        self._patience = patience
+        self._on_return = on_return
+        self._on_failure = on_failure
+        self._waiting: asyncio.Task[None] | None = None
+
+    @property
+    def is_down(self) -> bool:
+        return self._waiting is not None
+
+    def failed(self, error: StorageError, retry: Callable[[], Awaitable[object]]) -> None:
+        """Report a failure. ``retry`` repeats the call that failed."""
+        if not _is_temporary(error):
+            self._on_failure(error)
+        elif self._waiting is None:
+            self._waiting = asyncio.create_task(self._wait(error, retry))
+
+    async def _wait(self, error: StorageError, retry: Callable[[], Awaitable[object]]) -> None:
+        try:
+            while await self._patience.pause(error):
+                try:
+                    await retry()
+                except (FileStoreError, SinkError) as exc:
+                    error = exc
+                    if not _is_temporary(error):
+                        break
+                except FrontierError:  # the engine meets it too, and knows what to do
+                    return
+                else:
+                    self._patience.worked()
+                    log.warning("the store works again")
+                    return
+            self._on_failure(error)
+        finally:
+            self._waiting = None
+            self._on_return()
+
+    def stop(self) -> None:
+        """Stop waiting."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+def _is_temporary(error: StorageError) -> bool:
+    return error.retryable if isinstance(error, FileStoreError) else is_retryable(error)
 
 
 def _retrieve_error(task: asyncio.Future[T]) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from typing import TypeVar
 
 import msgspec
 
 from shoal.config import FileSettings, ImageSettings
-from shoal.errors import ConfigError, FileStoreError
+from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
 from shoal.files.stores import FileStore, open_file_store
 from shoal.http.files import FileEntry, describe_file, is_image
 
 _LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
 _RETRY_DELAYS = (0.25, 0.75, 2.0)
+
+T = TypeVar("T")
 
 
 class _Indexed(msgspec.Struct):
@@ -48,6 +52,9 @@ class FileKeeper:
         self._store: FileStore = open_file_store(files.store)
         self._max_age = files.max_age
         self._images = images
+        self._failed: Callable[[], Awaitable[object]] | None = None
+        """The call of the store that failed last, until it succeeds. Others may succeed meanwhile: a disk that is full
+        has room for a small file."""
         if images.thumbs:
             _need_pillow()
 
@@ -71,21 +78,25 @@ class FileKeeper:
             await self._add_thumbnails(entry, body)
 
     async def known(self, url: str) -> FileEntry | None:
-        """The entry of a URL that was stored less than ``files.max_age`` seconds ago; None if there is none."""
+        """The entry of a URL that was stored less than ``files.max_age`` seconds ago, if its content and its thumbnails
+        are still there. None if there is none. FileStoreError if the store fails."""
         if not self._max_age:
             return None
-        found = await self._store.get(_index_path(url))
+        found = await self._call(partial(self._store.get, _index_path(url)))
         if found is None:
             return None
         try:
             indexed = _decode(found)
-            path = str(indexed.entry["path"])
-        except (msgspec.MsgspecError, KeyError):
+            paths = [str(indexed.entry["path"]), *map(str, indexed.entry.get("thumbs", {}).values())]
+        except (msgspec.MsgspecError, KeyError, AttributeError):
             return None
         is_fresh = 0 <= time.time() - indexed.fetched_at < self._max_age
         if indexed.url != url or not is_fresh or indexed.sizes != self._images.thumbs:
             return None
-        return indexed.entry if await self._store.exists(path) else None
+        for path in paths:
+            if not await self._call(partial(self._store.exists, path)):
+                return None
+        return indexed.entry
 
     async def _add_thumbnails(self, entry: FileEntry, body: bytes) -> None:
         """Add the thumbnails to the entry. If the image cannot be read, the entry gets an error. The file is stored
@@ -105,19 +116,34 @@ class FileKeeper:
         entry["thumbs"] = thumbs
 
     async def _put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
-        await _retried(partial(self._store.put, path, data, content_type, replace=replace))
+        await self._call(partial(self._store.put, path, data, content_type, replace=replace))
+
+    async def _call(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Call the store. While it fails there are no retries: `retry` finds out when it works again."""
+        try:
+            return await _retried(step, _RETRY_DELAYS if self._failed is None else ())
+        except FileStoreError:
+            self._failed = step
+            raise
+
+    async def retry(self) -> None:
+        """Repeat the call that failed last. FileStoreError if it fails again."""
+        if self._failed is not None:
+            with suppress(FileTooLargeError):  # the store works again, with another limit
+                await self._failed()
+            self._failed = None
 
 
-async def _retried(step: Callable[[], Awaitable[None]]) -> None:
+async def _retried(step: Callable[[], Awaitable[T]], delays: Sequence[float] = _RETRY_DELAYS) -> T:
     """Do a step again if it fails: a store may be away for a moment."""
-    for delay in (*_RETRY_DELAYS, None):
+    for delay in delays:
         try:
             return await step()
         except FileStoreError as error:
-            if delay is None or not error.retryable:
+            if not error.retryable:
                 raise
             await asyncio.sleep(delay)
-    return None
+    return await step()
 
 
 def _index_path(url: str) -> str:

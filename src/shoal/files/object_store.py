@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from shoal.errors import FileStoreError
-from shoal.stores.object_client import CONFLICTS, ERRORS, ObjectClient, explain
+from shoal.errors import FileStoreError, FileTooLargeError
+from shoal.stores.object_client import CONFLICTS, ERRORS, ObjectClient, explain, is_too_large
 from shoal.stores.objects import ObjectPlace
 
 
@@ -51,4 +51,6 @@ class ObjectFileStore:
         except ERRORS as exc:
             text, retryable = explain(exc, self._place)
             message = f"can't store a file in {self._place.name}: {text} (files.store)"
+            if is_too_large(exc):
+                raise FileTooLargeError(message) from exc
             raise FileStoreError(message, retryable=retryable) from exc

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
-from shoal.errors import ConfigError, FileStoreError
+from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
 from shoal.stores.objects import is_object_url, parse_place
 
 _TEMPORARY = ".tmp"
@@ -20,7 +20,23 @@ _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, e
 
 
 class FileStore(Protocol):
-    """A store of files by path. Many processes may use it. FileStoreError if it fails."""
+    """A store of files by path. Many processes may use it.
+
+    Its errors, and what becomes of the crawl:
+
+    ==========================  =============================================  ===================================
+    error                       examples                                       consequence
+    ==========================  =============================================  ===================================
+    FileStoreError, retryable   disk full, quota, I/O error, server away,      the page is released, nothing more
+                                status 429 or 5xx, a folder that was removed   is fetched until the store works
+    FileStoreError              permission denied, read-only, not a folder,    the crawl stops
+                                path too long, no credentials, no bucket
+    FileTooLargeError           beyond the maximum size of a file or object    an error in the item; the page of
+                                                                               ``response.save()`` fails
+    ==========================  =============================================  ===================================
+
+    Nothing else depends on the file: names come from checksums, and images that cannot be read are stored.
+    """
 
     async def check(self) -> None:
         """FileStoreError if nothing can be stored here, as far as that can be seen without storing something."""
@@ -131,11 +147,11 @@ class FolderStore:
                 if each.stat().st_mtime < time.time() - _OLD:
                     os.unlink(each.path)
 
-    def _error(self, exc: OSError) -> FileStoreError:
-        text = exc.strerror or str(exc)
-        return FileStoreError(
-            f"can't store a file in {self._folder}: {text} (files.store)", retryable=exc.errno not in _PERMANENT
-        )
+    def _error(self, exc: OSError) -> FileStoreError | FileTooLargeError:
+        message = f"can't store a file in {self._folder}: {exc.strerror or exc} (files.store)"
+        if exc.errno == errno.EFBIG:
+            return FileTooLargeError(message)
+        return FileStoreError(message, retryable=exc.errno not in _PERMANENT)
 
 
 def _sync(folder: str) -> None:

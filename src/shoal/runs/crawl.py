@@ -32,6 +32,7 @@ from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
+from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, create_spider
 
@@ -320,11 +321,13 @@ class Crawl:
         others stand by."""
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
-        ttl = min(ROLE_TTL, self.config.lease.ttl)
+        ttl, patience = min(ROLE_TTL, self.config.lease.ttl), self.config.items.patience
         drainers: list[Drainer | StandbyDrainer] = [
-            StandbyDrainer(frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl)
+            StandbyDrainer(
+                frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl, patience=patience
+            )
             if shared
-            else Drainer(frontier, make_sink(spec), await self._life.role_of(spec))
+            else Drainer(frontier, make_sink(spec), await self._life.role_of(spec), patience=Patience(patience))
             for spec in self.outputs
         ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on

@@ -300,6 +300,9 @@ class RunLifecycle:
         try:
             if not self._stop_asked.is_set() and self.error is None:  # an output that is down is waited for
                 await asyncio.wait({finishing, stop_asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not finishing.done():
+                for output in self._outputs:
+                    output.hurry()
             done, _ = await asyncio.wait({finishing}, timeout=self._plan.output_timeout)
             if not done:
                 log.warning("an output or the server of the frontier does not answer; the next process continues")

@@ -24,6 +24,10 @@ class Output(Drain, Protocol):
         """Write what the item log has, and close the output. ``finished``: the run is over."""
         ...
 
+    def hurry(self) -> None:
+        """Do not wait long for an output that is down: the process stops."""
+        ...
+
 
 class Plan(Struct, kw_only=True):
     """How one process takes part in a run."""

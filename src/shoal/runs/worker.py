@@ -180,8 +180,11 @@ class Worker:
         ttl = min(ROLE_TTL, self.config.lease.ttl)
         assert self._life is not None
         make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
+        patience = self.config.items.patience
         return [
-            StandbyDrainer(frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl)
+            StandbyDrainer(
+                frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl, patience=patience
+            )
             for spec in specs.values()
         ]
 

@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.errors import (
+    FencedError,
     FrontierError,
     OutputChangedError,
     OutputTakenError,
@@ -32,6 +33,7 @@ from shoal.errors import (
     StoreRewoundError,
 )
 from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
+from shoal.sinks.patience import Patience
 
 T = TypeVar("T")
 
@@ -39,7 +41,8 @@ log = logging.getLogger("shoal.sinks")
 
 FLUSH_EVERY = 0.5
 MAX_UNFLUSHED = 20_000  # items: the engine pauses when the cursor is far behind, so a rare flush must not cause that
-_RETRY_DELAYS = (0.25, 0.75, 2.0, 5.0)
+PATIENCE = 300.0
+_FRONTIER_DELAYS = (0.25, 0.75, 2.0, 5.0)
 _CLAIM_POLL = 0.25
 _AWAY_POLL = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
@@ -95,7 +98,7 @@ class Drainer:
     """Drains one run's item log into one sink: ``start``, then ``run`` as a task, then ``finish`` or ``abandon``.
 
     ``run`` may be cancelled at any time. ``finish`` may be called while ``run`` is active. A sink that fails is retried
-    after each of ``retry_delays`` (seconds); then the drainer raises a SinkError.
+    as long as its ``patience`` lasts; then the drainer raises a SinkError.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Drainer:
         ttl: float = 60.0,
         batch: int = 500,
         poll: float = 1.0,
-        retry_delays: tuple[float, ...] = _RETRY_DELAYS,
+        patience: Patience | None = None,
     ) -> None:
         """``role`` is what `shoal.sinks.identity.output_role` returns. ``poll``: seconds between reads of the log
         without a nudge. A sink may have its own ``flush_every``, in seconds.
@@ -119,7 +122,7 @@ class Drainer:
         self._ttl = ttl
         self._batch = batch
         self._poll = poll
-        self._delays = retry_delays
+        self._patience = Patience(PATIENCE) if patience is None else patience
         self._flush_every = getattr(sink, "flush_every", FLUSH_EVERY)
         self._claim: Claim | None = None
         self._position = 0
@@ -129,8 +132,6 @@ class Drainer:
         """The last item that was read. With it the store can detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
         """The cursor that was sent to the store without an answer."""
-        self._failures = 0
-        """Failures of the sink since the cursor last moved."""
         self._is_broken = False
         self._is_caught_up = False
         """Whether the sink has had every item of the log since it was opened."""
@@ -176,8 +177,8 @@ class Drainer:
         """Continue from the cursor that the store has after a rewind. Call it while ``run`` is not active; then call
         ``run`` again."""
         async with self._lock:
-            self._failure, self._is_broken, self._failures, self._is_stopping = None, False, 0, False
-            self._unconfirmed = None
+            self._failure, self._is_broken, self._is_stopping, self._unconfirmed = None, False, False, None
+            self._patience.worked()
             if self._claim is not None:
                 await self._close_unfinished()
                 await self._persist(partial(self._frontier.relinquish, self._claim))  # else start waits for this role
@@ -336,11 +337,16 @@ class Drainer:
         await self._confirm()
         if self._has_unsaved:
             await self._move(self._written, await self._sink.flush())
-            self._failures = 0
+            self._patience.worked()
 
     async def _renew(self) -> None:
         if not await self._confirm():
             await self._move(self._position, self._state)
+
+    async def _check_role(self) -> None:
+        """RoleTakenError if the role was lost. Then the output refuses because another process writes it now."""
+        with suppress(FrontierError):
+            await self._renew()
 
     async def _confirm(self) -> bool:
         """Send the cursor again whose answer was lost. Return False if there is none."""
@@ -377,7 +383,6 @@ class Drainer:
         """Run a step, with retries when the sink or the frontier fails: a full disk may have space again soon."""
         frontier_failures = 0
         while True:
-            failure: Exception
             try:
                 if self._is_broken:
                     await self._reopen()
@@ -385,32 +390,38 @@ class Drainer:
             except StoreAwayError as exc:  # without a limit: the engine decides when to give up
                 log.debug("the output waits until the frontier's server responds: %s", exc)
                 await asyncio.sleep(_AWAY_POLL)
-                continue
-            except StoreRewoundError:
+            except (StoreRewoundError, FencedError):  # the process must start over, or join again
                 raise
             except FrontierError as exc:
+                if frontier_failures == len(_FRONTIER_DELAYS):
+                    raise SinkError(f"gave up after {frontier_failures + 1} attempts: {exc}") from exc
+                delay = _FRONTIER_DELAYS[frontier_failures]
                 frontier_failures += 1
-                failure, count = exc, frontier_failures
+                log.warning("the frontier failed, retrying in %g s: %s", delay, exc)
+                await asyncio.sleep(delay)
             except OutputTakenError:
                 self._is_broken = True  # to open it again, which checks the role
-                continue
             except OutputChangedError as exc:
                 await self._name_trimmed(exc)
                 raise
             except (SinkError, OSError) as exc:
-                if not is_retryable(exc):
-                    raise
-                self._is_broken = True
-                self._failures += 1
-                failure, count = exc, self._failures
+                await self._pause(exc)
             except asyncio.CancelledError:  # perhaps during a write, and the sink may have dropped its connection
                 self._is_broken = True
                 raise
-            if count > len(self._delays):
-                raise SinkError(f"gave up after {count} attempts: {failure}") from failure
-            delay = self._delays[count - 1]
-            log.warning("output failed, retrying in %g s: %s", delay, failure)
-            await asyncio.sleep(delay)
+
+    async def _pause(self, error: SinkError | OSError) -> None:
+        """Pause before the sink is opened again. Raise an error if that can't help, or the patience is at its end."""
+        if not is_retryable(error):
+            await self._check_role()
+            raise error
+        self._is_broken = True
+        if not await self._patience.pause(error):
+            raise SinkError(f"gave up after {self._patience.spent}: {error}") from error
+
+    def hurry(self) -> None:
+        """Do not wait long for a sink that fails: the process stops."""
+        self._patience.hurry()
 
     # -- end
 

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from shoal.errors import ShoalError, SinkError, StoreAwayError
+from shoal.errors import FencedError, ShoalError, SinkError, StoreAwayError
 from shoal.ports import ItemSource, Sink
-from shoal.sinks.drainer import PREFIX, Drainer, RoleTakenError, is_retryable, output_name, position_of
+from shoal.sinks.drainer import PATIENCE, PREFIX, Drainer, RoleTakenError, is_retryable, output_name, position_of
+from shoal.sinks.patience import Patience
 from shoal.sinks.storage import SinkBusyError
 
 log = logging.getLogger("shoal.sinks")
@@ -17,7 +18,8 @@ log = logging.getLogger("shoal.sinks")
 ROLE_TTL = 60.0  # seconds until the role of a dead process is free; less if leases are shorter
 _POLL = 1.0  # seconds between attempts to take the role
 _FINISH_POLL = 0.2
-_MAX_PAUSE = 30.0
+_HAND_OVER = 8.0
+"""Seconds after which a process releases the role of an output that fails, so that another one may try."""
 
 
 class StandbyDrainer:
@@ -25,14 +27,24 @@ class StandbyDrainer:
 
     ``start`` before ``run`` is optional: it raises at once if the output can't be written."""
 
-    def __init__(self, frontier: ItemSource, make_sink: Callable[[], Sink], role: str, *, ttl: float) -> None:
-        """``make_sink`` is called each time before the role is requested."""
+    def __init__(
+        self, frontier: ItemSource, make_sink: Callable[[], Sink], role: str, *, ttl: float, patience: float = PATIENCE
+    ) -> None:
+        """``make_sink`` is called each time before the role is requested. ``patience``: seconds that an output that is
+        down is waited for."""
         self._frontier = frontier
         self._make_sink = make_sink
         self._role = role
         self._ttl = ttl
         self._current: Drainer | None = None
-        self._failures = 0
+        self._patience = Patience(patience, first_pause=2 * _POLL)
+        self._hand_over = min(_HAND_OVER, patience)
+        self._latest: Drainer | None = None
+        """The last one that tried to start."""
+        self._position = 0
+        """How far the output was when it failed last."""
+        self._reported = ""
+        """Why it stands by, as the log says."""
         self._starting: asyncio.Task[bool] | None = None
 
     def nudge(self) -> None:
@@ -45,26 +57,29 @@ class StandbyDrainer:
         try:
             await self._try_start()
         except (RoleTakenError, SinkBusyError) as exc:
-            await self._stand_by(exc)
+            await self._give_way(exc)
+        except FencedError:  # `run` meets it too, and then the process joins again
+            pass
 
     async def abandon(self) -> None:
         """Release the role, and leave the output as it is."""
         await self._leave()
 
     async def run(self) -> None:
-        """Drain until cancelled. SinkError if the output can't be written and a retry can't help.
+        """Drain until cancelled. SinkError if a retry of the output can't help, or if it has been down for too long.
 
-        If the output is down, it retries. The items are safe in the log, and leasing slows down.
-        """
+        The items are safe in the log."""
         while True:
             try:
                 if self._current is not None or await self._try_start():
                     assert self._current is not None
                     await self._current.run()
-                pause = _POLL
+                await asyncio.sleep(_POLL)
+            except (RoleTakenError, SinkBusyError) as exc:
+                await self._give_way(exc)
+                await asyncio.sleep(_POLL)
             except (SinkError, OSError) as exc:
-                pause = await self._stand_by(exc)
-            await asyncio.sleep(pause)
+                await self._wait(exc)
 
     async def start_over(self) -> None:
         """Release the role after a rewind of the store. ``run`` takes it again, at the cursor that the store has."""
@@ -73,36 +88,53 @@ class StandbyDrainer:
                 await self._try_start()
         await self._leave()
 
-    async def _stand_by(self, error: SinkError | OSError) -> float:
-        """Release the role and return the seconds to wait. Raise the error if a retry can't help."""
-        if not isinstance(error, (RoleTakenError, SinkBusyError)) and not is_retryable(error):
+    async def _give_way(self, error: RoleTakenError | SinkBusyError) -> None:
+        """Release the role, because another process writes the output."""
+        await self._leave()
+        if str(error) != self._reported:
+            log.warning("%s; this process stands by", error)
+        self._reported = str(error)
+
+    async def _wait(self, error: SinkError | OSError) -> None:
+        """Release the role, so that another process may try, and pause. Raise an error if a retry can't help, or the
+        output has been down for too long."""
+        if not is_retryable(error):
             raise error
         await self._leave()
-        self._failures += 1
-        pause = min(_MAX_PAUSE, _POLL * 2.0 ** min(self._failures, 10))
-        log.warning("%s; retrying in %g s", error, pause)
-        return pause
+        if self._latest is not None and self._latest.position != self._position:  # it worked, here or elsewhere
+            self._position = self._latest.position
+            self._patience.worked()
+        reason = error.__cause__ if isinstance(error.__cause__, SinkError) else error  # a drainer that gave up has one
+        if not await self._patience.pause(reason):
+            raise SinkError(f"gave up after {self._patience.spent}: {reason}") from error
+
+    def hurry(self) -> None:
+        """Do not wait long for an output that fails: the process stops."""
+        self._patience.hurry()
+        if self._current is not None:
+            self._current.hurry()
 
     async def finish(self, *, finished: bool) -> None:
-        """Write the rest of the log, and release the role. If the run is ``finished`` and another process holds the
-        role, wait until that one has written the rest."""
-        if self._starting is not None:
-            await self._try_start()
+        """Write the rest of the log, and release the role. If another process has the role, that one writes the rest;
+        if the run is ``finished``, wait for it."""
         while True:
-            pause = _FINISH_POLL
             try:
+                if self._starting is not None:
+                    await self._try_start()
                 if self._current is not None:
-                    drainer, self._current = self._current, None
-                    return await drainer.finish(finished)
+                    return await self._current.finish(finished)
                 if not finished or await self._all_written():
                     return None
-                if await self._try_start():
-                    continue
+                if not await self._try_start():
+                    await asyncio.sleep(_FINISH_POLL)
+            except (RoleTakenError, SinkBusyError) as exc:
+                await self._give_way(exc)
+                if finished:
+                    await asyncio.sleep(_POLL)
             except (SinkError, OSError) as exc:
                 if not finished:
                     raise
-                pause = await self._stand_by(exc)
-            await asyncio.sleep(pause)
+                await self._wait(exc)
 
     async def _try_start(self) -> bool:
         """Start, and return whether the role was free. If ``run`` is cancelled, ``finish`` awaits the same start."""
@@ -117,8 +149,13 @@ class StandbyDrainer:
         return started
 
     async def _start(self) -> bool:
-        drainer = Drainer(self._frontier, self._make_sink(), self._role, ttl=self._ttl)
-        if not await drainer.try_start():
+        patience = Patience(self._hand_over)
+        drainer = self._latest = Drainer(
+            self._frontier, self._make_sink(), self._role, ttl=self._ttl, patience=patience
+        )
+        has_started = await drainer.try_start()
+        self._reported = ""
+        if not has_started:
             return False
         self._current = drainer
         log.info("this process writes the items to %s", output_name(self._role))

@@ -29,6 +29,7 @@ _NO_CONNECTION = ("error sending request", "HTTP error", "error decoding respons
 _BAD_REGION = ("without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
 _NO_CREDENTIALS = ("169.254.169.254", "169.254.170.2", "metadata.google", "CredentialsNotLoaded", "instance metadata")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_TOO_LARGE = ("EntityTooLarge", "RequestBodyTooLarge", "413 Payload Too Large", "413 Request Entity Too Large")
 _NO_OBJECT = "shoal-check"
 _MAX_TEXT = 160
 
@@ -148,6 +149,12 @@ def _azure(options: dict[str, str]) -> AzureConfig:
     if "account" in options:
         found["account_name"] = options["account"]
     return found
+
+
+def is_too_large(exc: Exception) -> bool:
+    """Whether the service refused an object for its size."""
+    text = str(exc)
+    return any(mark in text for mark in _TOO_LARGE)
 
 
 def explain(exc: Exception, place: ObjectPlace) -> tuple[str, bool]:

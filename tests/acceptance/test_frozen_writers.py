@@ -1,0 +1,159 @@
+"""A worker or a Runner that is frozen while it writes an output: it joins again, and the output is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from shoal.frontier import open_store
+from shoal.ports import Frontier, FrontierOptions, RoleState
+from shoal.sinks.drainer import position_of
+from tests.acceptance.clusters import SPIDER, Cluster, urls
+from tests.acceptance.fleets import KINDS, frontier_url
+from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
+from tests.acceptance.serving import until
+from tests.acceptance.target import Target, target
+from tests.acceptance.test_worker_sessions import held
+from tests.databases import PostgresServer, shared
+
+SESSION = 1.5
+FREEZES = 10
+PAGES = 3000
+SETTINGS = {"lease.ttl": 1.5, "worker.session": SESSION}
+
+pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.timeout(300)]
+
+
+class Output:
+    """An output, and the URLs in it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._table = f"frozen_{secrets.token_hex(6)}" if kind == "database" else None
+        self.spec = str(folder / "items.jsonl")
+        if self._table is not None:
+            self.spec = f"{shared(PostgresServer).url}?table={self._table}"
+
+    def urls(self) -> list[str]:
+        if self._table is not None:
+            return asyncio.run(self._rows(self._table))
+        return [json.loads(line)["url"] for line in Path(self.spec).read_text().splitlines()]
+
+    async def _rows(self, table: str) -> list[str]:
+        connection = await asyncpg.connect(shared(PostgresServer).url)
+        try:
+            return [row["url"] for row in await connection.fetch(f"SELECT url FROM {table}")]
+        finally:
+            await connection.close()
+
+
+@pytest.fixture(params=["file", "database"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
+    return Output(request.param, tmp_path)
+
+
+@pytest.fixture
+def site() -> Iterator[Target]:
+    with target() as running:
+        yield running
+
+
+def role_of(fleet: ForkedFleet) -> RoleState | None:
+    """The role of the only output."""
+
+    async def look() -> RoleState | None:
+        store = await open_store(fleet.frontier)
+        try:
+            frontier: Frontier = await store.frontier(fleet.run_id, FrontierOptions())
+            return next((role for role in await frontier.roles() if role.role.startswith("sink:")), None)
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
+
+
+def is_writing(fleet: ForkedFleet, after: int = 0) -> bool:
+    """Whether a process holds the role and the output has more than ``after`` items."""
+    role = role_of(fleet)
+    return role is not None and role.held and position_of(role.cursor) > after
+
+
+def position(fleet: ForkedFleet) -> int:
+    role = role_of(fleet)
+    return 0 if role is None else position_of(role.cursor)
+
+
+def writer_of(workers: Sequence[ForkedWorker]) -> ForkedWorker:
+    """The process that took the role last. Lines of the log begin with the time."""
+    taken = [
+        (line, number)
+        for number, worker in enumerate(workers)
+        for line in worker.log.read_text().splitlines()
+        if "this process writes the items" in line
+    ]
+    return workers[max(taken)[1]]
+
+
+def freeze(worker: ForkedWorker, is_lost: Callable[[], bool], successor: ForkedWorker) -> None:
+    """Freeze a process until it counts as dead and another one has had its role. Wait until it has joined again.
+
+    While a frozen process has a file open, the other one cannot write it: it stands by."""
+    lines = ("this process writes the items", "stands by")
+    before = {line: successor.log.read_text().count(line) for line in lines}
+    joined = worker.log.read_text().count("joins again")
+    worker.signal(signal.SIGSTOP)
+    until(is_lost)
+    until(lambda: any(successor.log.read_text().count(line) > count for line, count in before.items()))
+    worker.signal(signal.SIGCONT)
+    until(lambda: not worker.is_alive or worker.log.read_text().count("joins again") > joined)
+    assert worker.is_alive, worker.log.read_text()[-3000:]
+
+
+def is_fenced(fleet: ForkedFleet, worker: ForkedWorker) -> bool:
+    return worker.pid not in held(fleet)
+
+
+def has_slot(cluster: Cluster, name: str) -> bool:
+    return name in cluster.with_role("Runner")
+
+
+def test_a_worker_joins_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+    pages = urls(site, PAGES, wait=0.3)
+    with ForkedFleet(tmp_path, frontier_url(kind), SPIDER) as fleet:
+        fleet.start(*pages)
+        workers = [fleet.fork("-o", output.spec, settings=SETTINGS) for _ in range(2)]
+        for _ in range(FREEZES):
+            written = position(fleet)
+            until(partial(is_writing, fleet, written))
+            writer = writer_of(workers)
+            (other,) = (each for each in workers if each is not writer)
+            freeze(writer, partial(is_fenced, fleet, writer), other)
+        site.hurry()
+        fleet.wait(120)
+    assert sorted(output.urls()) == sorted(pages)
+
+
+def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+    pages = urls(site, PAGES, wait=0.3)
+    frontier = frontier_url(kind)
+    with Cluster(tmp_path, frontier, frontier) as cluster:
+        cluster.start(*pages)
+        for name in ("crawler_1", "crawler_2"):
+            cluster.node(name, "-o", output.spec, runner=1, backup=1, session=SESSION, settings={"lease.ttl": 1.5})
+        for _ in range(FREEZES):
+            cluster.until_complete(runner=1, backup=1)
+            written = position(cluster)
+            until(partial(is_writing, cluster, written))
+            (runner,), (backup,) = cluster.with_role("Runner"), cluster.with_role("Backup Runner")
+            is_lost = partial(has_slot, cluster, backup)
+            freeze(cluster.nodes[runner], is_lost, cluster.nodes[backup])
+        site.hurry()
+        cluster.wait(120)
+    assert sorted(output.urls()) == sorted(pages)
