@@ -181,13 +181,15 @@ class SQLite(FileDestination):
             return _items(dict(row) for row in database.execute("SELECT * FROM item")) if tables else []
 
     def save(self) -> Any:
-        with closing(sqlite3.connect(self._path)) as database:
-            return database.serialize()
+        with closing(sqlite3.connect(self._path, timeout=30)) as database, closing(sqlite3.connect(":memory:")) as copy:
+            database.backup(copy)
+            return copy.serialize() if copy.execute("SELECT 1 FROM sqlite_master").fetchone() else b""
 
     def set_back(self, saved: Any) -> None:
         """Through SQLite's own backup, which waits for the transactions of others."""
         with closing(sqlite3.connect(":memory:")) as copy, closing(sqlite3.connect(self._path, timeout=30)) as database:
-            copy.deserialize(saved)
+            if saved:
+                copy.deserialize(saved)
             copy.backup(database)
 
 
