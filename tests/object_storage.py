@@ -6,6 +6,7 @@ import base64
 import datetime
 import hashlib
 import hmac
+import json
 import os
 import urllib.request
 from abc import abstractmethod
@@ -76,6 +77,12 @@ class ObjectServer(DatabaseServer):
     def parts(self, bucket: str) -> dict[str, bytes]:
         """The content of each part of an output by its path, in order, whether a manifest names it or not."""
         return {path: content for path, content in self.objects(bucket).items() if "/_manifest-" not in path}
+
+    def manifest(self, bucket: str) -> dict[str, Any] | None:
+        """The manifest of the only output in the bucket; None if there is none."""
+        store = self.store(bucket)
+        paths = [entry["path"] for batch in obstore.list(store) for entry in batch if "/_manifest-" in entry["path"]]
+        return json.loads(bytes(obstore.get(store, paths[0]).bytes())) if paths else None
 
     def restore(self, bucket: str, objects: Mapping[str, bytes]) -> None:
         """Set the bucket back to these objects."""
