@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import forking
 from tests.servers import MisbehavingServer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[str]:
+    """The URL of the demo shop."""
+    command = [sys.executable, "-m", "examples.bookshop", "--port", "0"]
+    with forking.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().removeprefix("bookshop: ").strip()
+        server.terminate()
 
 
 @pytest.fixture

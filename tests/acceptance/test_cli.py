@@ -7,9 +7,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,15 +17,6 @@ from tests import forking
 from tests.forking import SHOAL
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[str]:
-    command = [sys.executable, "-m", "examples.bookshop", "--port", "0"]
-    with forking.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().removeprefix("bookshop: ").strip()
-        server.terminate()
 
 
 @pytest.fixture

@@ -95,6 +95,10 @@ class Fleet:
             output = self._shared_output or ("" if number else str(self.output))
             self._launch(f"worker {number}", "worker", *(("-o", output) if output else ()))
 
+    def work_without_output(self) -> None:
+        """Start one more worker, which writes nothing."""
+        self._launch("worker without output", "worker")
+
     def _launch(self, name: str, command: str, *arguments: str) -> None:
         options = [f"--set={key}={value}" for key, value in self._settings.items()]
         self._commands[name] = [

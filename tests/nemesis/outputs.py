@@ -87,8 +87,8 @@ def play(kind: str, folder: Path, seed: int, *, faults: int = 3) -> OutputVerdic
 
 
 def _look(destination: Destination, fleet: Fleet, verdict: OutputVerdict, was_set_back: bool) -> list[str]:
-    """The problems of the processes. An output that was set back may stop the run: then the export that the message
-    names must complete it. The audit must agree with the output before and after."""
+    """The problems of the processes. An output that was set back may stop the run: then other workers end the run, and
+    the export that the message names must complete the output. The audit must agree with the output."""
     told = [text for text in fleet.exits if "shoal export" in text or "was set back" in text]
     problems = [text for text in fleet.exits if not (destination.stops_when_set_back and was_set_back and text in told)]
     verdict.refused = len(told)
@@ -97,6 +97,9 @@ def _look(destination: Destination, fleet: Fleet, verdict: OutputVerdict, was_se
     if destination.stops_when_set_back and (told or code):
         if not told:
             problems.append(f"the output lacks items and no process said so: {text[-300:]}")
+        fleet.work_without_output()
+        if not fleet.wait(_END_SECONDS):
+            problems.append(f"the run did not end in {_END_SECONDS:g} s")
         fleet.export(destination.spec)
     elif code:
         problems.append(f"audit ended with {code}: {text[-600:]}")

@@ -1,0 +1,148 @@
+"""`shoal outputs`, `audit` and `export --missing`: what is in an output is counted there."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests import forking
+from tests.databases import RedisServer, shared
+from tests.forking import SHOAL
+from tests.nemesis.destinations import DESTINATIONS, MySQL, Postgres
+
+ITEMS = 40
+SPIDER = """
+from shoal import Spider
+
+class Numbers(Spider):
+    name = "numbers"
+    start_urls = ["{url}"]
+
+    def parse(self, response):
+        for number in range({items}):
+            yield {{"page": f"p/{{number}}", "record": number, "visit": 1, "sku": number % 10}}
+"""
+Shoal = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def shoal(tmp_path: Path, shop: str) -> Shoal:
+    (tmp_path / "numbers.py").write_text(SPIDER.format(url=shop, items=ITEMS))
+
+    def run(*words: str, code: int = 0, frontier: str = "sqlite:///store.db") -> subprocess.CompletedProcess[str]:
+        done = forking.run(
+            [*SHOAL, *words, "--frontier", frontier], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def crawl(shoal: Shoal, *outputs: str) -> None:
+    shoal("run", "numbers.py", "--delay", "0", "--quiet", *(word for spec in outputs for word in ("-o", spec)))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.parquet", "x.db"])
+def test_files_are_found_and_counted(shoal: Shoal, name: str) -> None:
+    crawl(shoal, name)
+    assert f"  {name}: {ITEMS} of {ITEMS} items\n" in shoal("outputs").stdout
+    audit = shoal("audit").stdout
+    assert f"  {name}: {ITEMS} of {ITEMS} items\n" in audit
+    assert "balanced: nothing lost" in audit
+
+
+def test_a_file_that_lost_lines_after_the_run(shoal: Shoal, tmp_path: Path) -> None:
+    """The command below the line completes it."""
+    crawl(shoal, "x.jsonl")
+    file = tmp_path / "x.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:30]))
+    audit = shoal("audit", code=1).stdout
+    assert f"x.jsonl: 30 of {ITEMS} items: 10 MISSING" in audit
+    assert "an output does not have the items of the run" in audit
+    assert "nothing lost" not in audit
+    words = next(line for line in audit.splitlines() if "shoal export" in line).split()
+    assert words[1] == "export"
+    shoal("export", *words[2:5])
+    assert file.read_bytes() == whole
+    shoal("audit")
+    with file.open("a") as lines:
+        lines.write("{}\n")
+    assert "1 TOO MANY" in shoal("outputs", code=1).stdout
+
+
+@pytest.mark.parametrize("option", ["", "?table=item&key=sku"])
+def test_missing_rows_are_added_and_others_stay(shoal: Shoal, tmp_path: Path, option: str) -> None:
+    """With a key, a row of a later run is never replaced by an item of an earlier one."""
+    spec = f"sqlite:///x.db{option}"
+    crawl(shoal, spec)
+    rows = 10 if option else ITEMS
+    with closing(sqlite3.connect(tmp_path / "x.db")) as database:
+        database.execute("DELETE FROM item WHERE sku < 3")
+        database.execute("UPDATE item SET _run = 'later', page = 'of a later run' WHERE sku = 7")
+        database.commit()
+        kept = database.execute("SELECT * FROM item ORDER BY _key").fetchall()
+        if not option:
+            assert f"x.db?table=item: {24} of" in shoal("outputs", code=1).stdout.replace("x.db:", "x.db?table=item:")
+        shoal("export", "--missing", "-o", spec)
+        completed = database.execute("SELECT * FROM item ORDER BY _key").fetchall()
+        assert set(kept) < set(completed)
+        assert len(completed) == rows
+        assert database.execute("SELECT count(*) FROM item WHERE page = 'of a later run'").fetchone()[0] == rows // 10
+    message = shoal("export", "--missing", "-o", spec).stderr
+    assert "wrote 0 missing items" in message
+
+
+@pytest.mark.parametrize("kind", [Postgres, MySQL])
+def test_databases_on_servers_need_their_url(shoal: Shoal, tmp_path: Path, kind: type[Postgres | MySQL]) -> None:
+    destination = kind(tmp_path)
+    crawl(shoal, destination.spec)
+    unknown = shoal("outputs").stdout
+    assert f"written through item {ITEMS} of {ITEMS}, not counted: pass its URL with -o" in unknown
+    assert f"{ITEMS} of {ITEMS} items" in shoal("audit", "-o", destination.spec).stdout
+    empty = kind(tmp_path)
+    destination.set_back(empty.save())
+    audit = shoal("audit", "-o", destination.spec, code=1).stdout
+    assert f"0 of {ITEMS} items: {ITEMS} MISSING" in audit
+    assert "shoal export" in audit
+    assert "secret" not in audit
+    assert f"wrote {ITEMS} missing items" in shoal("export", "--missing", "-o", destination.spec).stderr
+    assert f"{ITEMS} of {ITEMS} items" in shoal("audit", "-o", destination.spec).stdout
+
+
+def test_missing_items_of_a_file_are_not_added(shoal: Shoal) -> None:
+    crawl(shoal, "x.jsonl")
+    assert "write all of them again with -O x.jsonl" in shoal("export", "--missing", "-o", "x.jsonl", code=2).stderr
+
+
+def test_outputs_of_a_fleet_are_stored_with_the_run(shoal: Shoal, tmp_path: Path) -> None:
+    """The writer is named while it works. The file of another machine is abandoned, until it is forgotten."""
+    frontier, destination = shared(RedisServer).url, DESTINATIONS["postgresql"](tmp_path)
+    shoal("start", "numbers.py", "--run-id", tmp_path.name, "-o", destination.spec, frontier=frontier)
+    shoal("worker", "numbers.py", "--run-id", tmp_path.name, "-o", "x.jsonl", "--quiet", frontier=frontier)
+    listed = shoal("outputs", tmp_path.name, frontier=frontier).stdout
+    assert listed.count(f"{ITEMS} of {ITEMS} items") == 2
+    sidecar = tmp_path / "x.jsonl.shoal"
+    sidecar.write_text(json.dumps({"identity": "other-12345678", "inode": sidecar.stat().st_ino}))
+    elsewhere = shoal("outputs", tmp_path.name, frontier=frontier).stdout
+    assert "it is a file on" in elsewhere
+    name = next(role for role in _roles(elsewhere) if "x.jsonl" in role)
+    assert (
+        "has no output x; it has:" in shoal("outputs", tmp_path.name, "forget", "x", code=2, frontier=frontier).stderr
+    )
+    error = shoal("outputs", tmp_path.name, "forget", "x", code=2, frontier=frontier).stderr
+    role = next(word for word in error.replace(",", " ").split() if word.startswith(name.split(" ")[0] + "#"))
+    assert "no longer keeps items" in shoal("outputs", tmp_path.name, "forget", role, frontier=frontier).stdout
+    assert "x.jsonl" not in shoal("outputs", tmp_path.name, frontier=frontier).stdout
+
+
+def _roles(listed: str) -> list[str]:
+    return [line.strip().rpartition(": ")[0].partition(": ")[0] for line in listed.splitlines() if line.strip()]
