@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,33 @@ async def test_a_crawl_that_was_stopped_is_no_failure(tmp_path: Path) -> None:
         _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, errors
     assert b"pages: stopped before it was finished" in errors
+
+
+@pytest.mark.parametrize("frontier", ["memory:", "sqlite:///q.db"])
+@pytest.mark.parametrize(
+    ("change", "code", "line"),
+    [
+        (lambda path: path.unlink(), 0, "p.jsonl was removed while it was written; restoring it"),
+        (lambda path: path.rename(path.with_name("moved")), 1, "p.jsonl was moved to .*moved: .* Restore the file"),
+        (lambda path: os.truncate(path, 100), 1, r"p.jsonl has \d+ bytes, but had \d+: .* Restore the file"),
+    ],
+    ids=["removed", "moved", "truncated"],
+)
+async def test_a_file_that_another_program_changes(
+    tmp_path: Path, frontier: str, change: Callable[[Path], None], code: int, line: str
+) -> None:
+    (tmp_path / "pages.py").write_text(SPIDER % 'yield {"u": response.url}')
+    path = tmp_path / "p.jsonl"
+    async with SiteServer(pages=200, latency=0.05) as site:
+        words = ["run", "pages.py", "-a", f"start_urls={site.url}", "-o", "p.jsonl", "--frontier", frontier]
+        running = asyncio.create_task(shoal(tmp_path, *words))
+        async with asyncio.timeout(30):
+            while not path.exists() or path.read_bytes().count(b"\n") < 20:
+                await asyncio.sleep(0.01)
+        change(path)
+        found, text = await running
+    assert found == code, text
+    assert re.search(line, text), text
+    if code == 0:
+        lines = path.read_text().splitlines()
+        assert len(set(lines)) == len(lines) == 201

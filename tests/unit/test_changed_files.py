@@ -201,6 +201,21 @@ async def test_a_removed_file_is_restored_with_its_mode_and_its_lock(
     await (await opened(path, state, epoch=3)).close(finished=True)
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+async def test_a_file_that_is_removed_before_the_first_write_after_a_start(folder: Path, name: str) -> None:
+    path = folder / name
+    sink = await opened(path)
+    await sink.write(items(1, 5))
+    state = await sink.flush()
+    await sink.write(items(6, 10))
+    await sink.close(finished=False)
+    sink = await opened(path, state)
+    path.unlink()
+    await sink.close(finished=False)
+    await (await opened(path, state)).close(finished=True)
+    assert numbers(path) == [1, 2, 3, 4, 5]
+
+
 async def test_a_csv_that_was_replaced_is_not_widened(folder: Path) -> None:
     path = folder / "out.csv"
     sink = await opened(path)

@@ -176,6 +176,26 @@ async def test_a_removed_output_begins_with_the_first_item(
     assert f"run run has written another file at {path} before" in caplog.text
 
 
+@pytest.mark.parametrize("trimmed", [0, 15])
+async def test_a_file_that_was_moved_to_another_file_system_is_written_again(
+    frontier: FrontierWithFaults, folder: Path, trimmed: int
+) -> None:
+    """Then it has another inode, and so has its identity. If the log was trimmed, only the file has the first items."""
+    path, moved = folder / "out.jsonl", folder / "moved.jsonl"
+    await log_items(frontier, 20)
+    await drain(path, frontier)
+    await frontier.trim_items(trimmed)
+    for original in (path, sidecar(path)):
+        shutil.copy2(original, folder / original.name.replace("out", "moved"))
+        original.unlink()
+    if trimmed:
+        with pytest.raises(SinkError, match="items 1 to 15 are no longer in the item log"):
+            await role_of(moved, frontier)
+    else:
+        await drain(moved, frontier, finished=True)
+    assert numbers(moved) == list(range(1, 21))
+
+
 # -- a missing identity
 
 

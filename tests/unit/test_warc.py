@@ -406,12 +406,12 @@ async def test_pages_from_the_cache_are_not_recorded_again(site: str, tmp_path: 
 async def test_a_full_disk_ends_the_crawl_and_loses_nothing(
     site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = os.pwrite
+    write = os.write
 
-    def full(file: int, data: bytes, offset: int) -> int:
+    def full(file: int, data: bytes) -> int:
         if os.readlink(f"/proc/self/fd/{file}").endswith(".open"):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data, offset)
+        return write(file, data)
 
     settings = {
         "warc.folder": str(tmp_path / "warc"), "frontier": f"sqlite:///{tmp_path}/crawl.db", "retry.max_attempts": 1,
@@ -419,7 +419,7 @@ async def test_a_full_disk_ends_the_crawl_and_loses_nothing(
     }  # fmt: skip
     arguments = {"start_urls": [f"{site}/plain"]}
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "write", full)
         made = crawl(Pages, settings, arguments=arguments)
         await made
     assert "the disk is full" in str(made.error)

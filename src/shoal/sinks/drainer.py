@@ -239,7 +239,7 @@ class Drainer:
 
     async def _check_log(self, last: int) -> None:
         """SinkError unless the log has the item after ``last``."""
-        first = await self._first_after(last)
+        first = await first_after(self._frontier, last)
         if first > last + 1:
             raise SinkError(
                 f"{self._name} was set back: it ends with item {last}, but the log begins with item {first}, because "
@@ -250,14 +250,9 @@ class Drainer:
     async def _name_trimmed(self, error: OutputChangedError) -> None:
         """Add to the error which items only the output had."""
         with suppress(FrontierError):
-            first = await self._first_after(0)
+            first = await first_after(self._frontier, 0)
             if first > 1:
                 error.add(f"Items 1 to {first - 1} are no longer in the item log, because items.keep is false")
-
-    async def _first_after(self, seq: int) -> int:
-        """The number of the first item after ``seq`` that the log has or will have."""
-        items = await self._frontier.read_items(seq, 1)
-        return items[0].seq if items else (await self._frontier.stats()).items + 1
 
     async def _take_role(self, wait: float) -> Claim:
         deadline = time.monotonic() + wait
@@ -515,6 +510,12 @@ async def _until_back(step: Callable[[], Awaitable[T]]) -> T:
         except StoreAwayError as exc:
             log.debug("the output waits until the frontier's server responds: %s", exc)
             await asyncio.sleep(_AWAY_POLL)
+
+
+async def first_after(frontier: ItemSource, seq: int) -> int:
+    """The number of the first item after ``seq`` that the log has, or that it gets next."""
+    items = await frontier.read_items(seq, 1)
+    return items[0].seq if items else (await frontier.stats()).items + 1
 
 
 def is_retryable(error: SinkError | OSError) -> bool:

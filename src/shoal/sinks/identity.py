@@ -27,7 +27,7 @@ import msgspec
 from shoal.errors import SinkError
 from shoal.ports import ItemSource, RoleState
 from shoal.sinks import file_of, is_sqlite, open_sink, sink_id
-from shoal.sinks.drainer import PREFIX, host_of, read_cursor, split_role
+from shoal.sinks.drainer import PREFIX, first_after, host_of, read_cursor, split_role
 from shoal.sinks.storage import OUTPUT_MODE, in_thread, owner_of, stat_of, storage_errors, sync_folder
 
 log = logging.getLogger("shoal.sinks")
@@ -63,8 +63,11 @@ async def output_role(spec: str, frontier: ItemSource, run_id: str) -> str:
     with storage_errors(path):
         identity = await in_thread(_read_identity, path)
         if identity is None:
-            identity = await _continued(spec, path, run_id, _roles_at(name, roles)) or _new_identity()
-            identity = await in_thread(_store_identity, path, identity)
+            if await in_thread(_has_content, path):
+                identity = await _continued(spec, path, run_id, _roles_at(name, roles))
+                if identity is None and owner_of(path) == run_id:
+                    await _check_log(path, frontier, run_id)
+            identity = await in_thread(_store_identity, path, identity or _new_identity())
     role = _role_of(name, path, identity, roles)
     _report_copies(role, name, run_id, roles)
     return role
@@ -106,9 +109,7 @@ def _roles_at(name: str, roles: list[RoleState]) -> list[RoleState]:
 
 
 async def _continued(spec: str, path: str, run_id: str, roles: list[RoleState]) -> str | None:
-    """The identity of the role that wrote the content of a file; None for a file that this run has not written."""
-    if not await in_thread(_has_content, path):
-        return None
+    """The identity of the role of this path that wrote the content of the file; None if none of them did."""
     here = _host()
     written = [role for role in roles if read_cursor(role.cursor)[0]]
     for role in sorted(written, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor)[0])):
@@ -123,6 +124,18 @@ async def _continued(spec: str, path: str, run_id: str, roles: list[RoleState]) 
             f"Restore both files, choose another output, or remove {path} to write all items again"
         )
     return None
+
+
+async def _check_log(path: str, frontier: ItemSource, run_id: str) -> None:
+    """SinkError if the log no longer has all items. A file that the run has written at another path is written again
+    from the first item on."""
+    first = await first_after(frontier, 0)
+    if first > 1:
+        raise SinkError(
+            f"{path} was written by run {run_id} at another path, and can't be continued here, because {path}{SIDECAR} "
+            f"is missing or a copy. It can't be written again, because items 1 to {first - 1} are no longer in the "
+            "item log (items.keep is false). Move it back, or choose another output"
+        )
 
 
 def _has_content(path: str) -> bool:

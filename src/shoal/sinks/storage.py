@@ -381,7 +381,7 @@ class GrowingFile:
         try:
             if finished:
                 self.check()
-            elif self._descriptor >= 0 and not self._has_rest and not os.fstat(self._descriptor).st_nlink:
+            elif self._descriptor >= 0 and self.size and not os.fstat(self._descriptor).st_nlink:
                 with suppress(SinkError):
                     self._check_place()
         finally:
