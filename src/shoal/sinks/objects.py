@@ -83,7 +83,7 @@ class _Saved(msgspec.Struct):
     """How many parts an earlier version wrote. It numbered them, and stored no position."""
 
 
-class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class _PartEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """The items ``first`` to ``last`` of the log."""
 
     name: str
@@ -104,7 +104,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     writer: str = ""
     """Differs each time that an output is opened."""
     seq: int = 0
-    parts: list[_Part] = []
+    parts: list[_PartEntry] = []
     fields: list[str] = []
 
     @property
@@ -149,7 +149,7 @@ class ObjectSink:
         """The manifest as this process wrote it last."""
         self._objects: set[str] = set()
         """The names of all parts in the folder, as far as this process knows."""
-        self._parts: list[_Part] = []
+        self._parts: list[_PartEntry] = []
         """The parts that the next manifest names."""
         self._fields: list[str] = []
         self._legacy = 0
@@ -194,7 +194,7 @@ class ObjectSink:
         for _ in range(_MAX_TRIES):
             stored = await self._read_manifest(self._client)
             if stored is None:
-                manifest = _Manifest(self._options.run, parts=[_Part(name, 1, 0) for name in self._numbered(legacy)])
+                manifest = _Manifest(self._options.run, parts=[_PartEntry(name, 1, 0) for name in self._numbered(legacy)])
             else:
                 manifest = stored.manifest
             if manifest.epoch > self._epoch:
@@ -247,9 +247,9 @@ class ObjectSink:
         self._fields, self._seq = manifest.fields, position
         return position
 
-    def _kept(self, parts: Sequence[_Part], seq: int) -> list[_Part]:
+    def _kept(self, parts: Sequence[_PartEntry], seq: int) -> list[_PartEntry]:
         """The first parts without those that are missing or go beyond ``seq``, and without all after these."""
-        kept: list[_Part] = []
+        kept: list[_PartEntry] = []
         for part in parts:
             if not part.first <= part.last <= seq or self._is_missing(part):
                 while kept and kept[-1].last >= part.first:  # nobody knows which of these items a numbered part has
@@ -258,7 +258,7 @@ class ObjectSink:
             kept.append(part)
         return kept
 
-    def _is_missing(self, part: _Part) -> bool:
+    def _is_missing(self, part: _PartEntry) -> bool:
         return part.name != "" and part.name not in self._objects
 
     # -- objects
@@ -333,7 +333,7 @@ class ObjectSink:
             async with self._errors():
                 await self._client.replace(self._path(name), data, CONTENT_TYPES[self._kind])
             self._objects.add(name)
-        self._parts = [*self._parts, _Part(name, first, last, count if data else 0, len(rejects))]
+        self._parts = [*self._parts, _PartEntry(name, first, last, count if data else 0, len(rejects))]
         self._items, self._size, self._fields = [], 0, list(fields)
         self._rejects.add(rejects)
 
@@ -479,7 +479,7 @@ class MissingPartsSink(ObjectSink):
         """How many items the output has now that it had not."""
         self._lost: set[str] = set()
         """The parts that the manifest names and the bucket does not have."""
-        self._ranges: list[_Part] = []
+        self._ranges: list[_PartEntry] = []
         """The parts that are there, in order."""
         self._ends: set[int] = set()
         """Where parts ended, and so where the run's output may be opened again: new parts end there as well."""
@@ -503,7 +503,7 @@ class MissingPartsSink(ObjectSink):
         self._begin(manifest.epoch)
         return None
 
-    def _there(self, parts: Sequence[_Part]) -> list[_Part]:
+    def _there(self, parts: Sequence[_PartEntry]) -> list[_PartEntry]:
         """The parts without the lost ones, and without numbered ones that share the range of a lost one."""
         lost = [part for part in parts if part.name in self._lost]
         return [part for part in parts if part.name not in self._lost and not _overlaps(part, lost)]
@@ -539,7 +539,7 @@ class MissingPartsSink(ObjectSink):
                     return
         raise self._changed("another process replaces it all the time")
 
-    def _merged(self, before: Sequence[_Part], parts: Sequence[_Part]) -> list[_Part]:
+    def _merged(self, before: Sequence[_PartEntry], parts: Sequence[_PartEntry]) -> list[_PartEntry]:
         """These parts, and the lost ones of which nothing was written again: their items stay missed."""
         lost = [part for part in before if part.name in self._lost and not _overlaps(part, parts)]
         return sorted([*parts, *lost], key=lambda part: part.first)
@@ -548,12 +548,12 @@ class MissingPartsSink(ObjectSink):
         await self._commit()
 
 
-def _names(parts: Iterable[_Part]) -> set[str]:
+def _names(parts: Iterable[_PartEntry]) -> set[str]:
     """The names of the objects of these parts."""
     return {part.name for part in parts if part.name}
 
 
-def _overlaps(part: _Part, others: Iterable[_Part]) -> bool:
+def _overlaps(part: _PartEntry, others: Iterable[_PartEntry]) -> bool:
     return any(part.first <= other.last and other.first <= part.last for other in others)
 
 
