@@ -224,6 +224,7 @@ class TableSink:
             )
         )[0]
         if epoch > progress.epoch:
+            await connection.rollback()
             raise OutputTakenError(self._name, epoch)
         if has_lost_table:
             position = rejected = 0
@@ -254,8 +255,13 @@ class TableSink:
             f"UPDATE {self._outputs} SET seq = {position}, rejected = {rejected} "
             f"WHERE {self._is_row} AND epoch = {progress.epoch} AND seq = {progress.position}"
         )
-        if not await self._connected.begin(tables, statement, longer):
+        if await self._connected.begin(tables, statement, longer):
+            return
+        try:
             await self._check_row()  # MySQL does not count a row that already has these values
+        except SinkError:
+            await self._connected.rollback()  # so that the newer writer need not wait until this connection is gone
+            raise
 
     async def _commit(self, position: int) -> None:
         await self._connected.commit()
@@ -265,9 +271,7 @@ class TableSink:
         """OutputTakenError if the output has a newer writer, or SinkError if the row is not as this one left it."""
         if await self._connected.columns(self._outputs) is None:
             raise self._set_back(f"the table {OUTPUTS} is gone")
-        rows = await self._connected.fetch(
-            f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}{self._dialect.for_update}"
-        )
+        rows = await self._connected.fetch(f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}")
         if rows == [(self._progress.epoch, self._progress.position)]:
             return
         if rows and rows[0][0] > self._progress.epoch:
