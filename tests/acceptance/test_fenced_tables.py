@@ -352,6 +352,24 @@ async def test_the_table_of_outputs_is_dropped_while_it_is_open(place: AnyPlace)
     await sink.close(finished=False)
 
 
+async def test_all_runs_notice_a_table_that_is_gone(place: AnyPlace) -> None:
+    sinks = {run_id: await opened(place.spec("named"), run_id=run_id) for run_id in ("one", "two")}
+    states = {}
+    for run_id, sink in sinks.items():
+        await sink.write(items(1, 3))
+        states[run_id] = await sink.flush()
+    await place.query("DROP TABLE named")
+    assert await sinks["one"].open(states["one"]) == 0
+    with pytest.raises(SinkError, match="was set back") as caught:
+        await sinks["two"].write(items(4, 5))
+    assert is_retryable(caught.value)
+    assert await sinks["two"].open(states["two"]) == 0
+    for run_id, sink in sinks.items():
+        await sink.write(items(1, 5))
+        await sink.close(finished=True)
+        assert await numbers(place, "named", run_id) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
 @pytest.mark.parametrize("at_the_end", [False, True])
 async def test_a_file_that_another_program_replaced(tmp_path: Path, how: str, at_the_end: bool) -> None:
@@ -465,6 +483,24 @@ async def test_an_export_into_the_table_that_the_run_writes(place: AnyPlace) -> 
     await sink.close(finished=True)
     assert await numbers(place) == list(range(60))
     assert await outputs(place) == [("run", "", 0, 9, 60, 0)]
+
+
+async def test_an_export_at_the_same_time_as_the_run(place: AnyPlace) -> None:
+    """It reads items that the run has not written yet, and the run writes others that the export has written."""
+    frontier = await in_memory()
+    await log_items(frontier, range(400))
+    sink = await opened(place.spec(), epoch=9)
+
+    async def work() -> None:
+        for first in range(0, 400, 10):
+            await sink.write(await frontier.read_items(first, 10))
+        await sink.close(finished=True)
+
+    exports = [export(frontier, open_sink(place.spec(), run_id="run", export="all"), batch=size) for size in (7, 30)]
+    missing = export(frontier, open_sink(place.spec(), run_id="run", export="missing"), batch=13)
+    await asyncio.gather(work(), *exports, missing)
+    assert await numbers(place) == list(range(400))
+    assert await outputs(place) == [("run", "", 0, 9, 400, 0)]
 
 
 async def test_an_export_that_ends_half_way_makes_no_hole(place: AnyPlace) -> None:

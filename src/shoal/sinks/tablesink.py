@@ -228,6 +228,7 @@ class TableSink:
             raise OutputTakenError(self._name, epoch)
         if has_lost_table:
             position = rejected = 0
+            await self._reset_outputs()
         elif is_new and progress.of_earlier_version is not None:
             position = await self._position_of_earlier_version(progress.of_earlier_version)
         await connection.execute(
@@ -290,9 +291,21 @@ class TableSink:
             return await steps
         except _TableGoneError as gone:
             await self._connected.rollback()
-            await self._begin(0, 0)
-            await self._commit(0)
+            if not self._options.export:
+                await self._retried(self._start_over)
             raise self._set_back(f"the table {gone} is gone") from gone
+
+    async def _start_over(self) -> None:
+        await self._begin(0, 0)
+        await self._reset_outputs()
+        await self._commit(0)
+
+    async def _reset_outputs(self) -> None:
+        """Set the position of all runs to 0 that wrote to a table which is gone. Otherwise only the first one that
+        needs it would notice. Without ``?table=`` nothing says which runs wrote to it."""
+        if self._options.table is not None:
+            same_table = f"output = {self._row_key[1]}"
+            await self._connected.execute(f"UPDATE {self._outputs} SET seq = 0, rejected = 0 WHERE {same_table}")
 
     # -- write
 
