@@ -51,8 +51,8 @@ _SELECT_COLUMNS = """
 _BEGIN = """
     BEGIN ISOLATION LEVEL READ COMMITTED;
     SELECT set_config('statement_timeout', '{0}', true), set_config('lock_timeout', '{1}', true),
-        set_config('idle_in_transaction_session_timeout', '{1}', true);
-    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
+        set_config('idle_in_transaction_session_timeout', '{1}', true),
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END;
 """
 """A process that is frozen in a transaction must not block its successor, so the server ends an idle one."""
 _CONFLICTS = ("40001", "40P01", "42P01", "42701", "42703", "42804", "42P07", "23505")

@@ -94,7 +94,7 @@ class SQLiteConnection:
             before = _identity(self._path)
         # Transactions begin and end by explicit statements, so that new columns are part of them.
         self._database = sqlite3.connect(
-            f"{Path(self._path).as_uri()}?mode={'rw' if creates else 'ro'}",
+            f"{Path(self._path).as_uri()}?mode=rw",  # a reader, too, has to undo the transaction of a dead process
             uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
         )  # fmt: skip
         self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # fails if it is not a database

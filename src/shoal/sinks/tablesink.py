@@ -224,9 +224,11 @@ class TableSink:
             )
         )[0]
         if epoch > progress.epoch:
+            await connection.rollback()
             raise OutputTakenError(self._name, epoch)
         if has_lost_table:
             position = rejected = 0
+            await self._reset_outputs()
         elif is_new and progress.of_earlier_version is not None:
             position = await self._position_of_earlier_version(progress.of_earlier_version)
         await connection.execute(
@@ -254,8 +256,13 @@ class TableSink:
             f"UPDATE {self._outputs} SET seq = {position}, rejected = {rejected} "
             f"WHERE {self._is_row} AND epoch = {progress.epoch} AND seq = {progress.position}"
         )
-        if not await self._connected.begin(tables, statement, longer):
+        if await self._connected.begin(tables, statement, longer):
+            return
+        try:
             await self._check_row()  # MySQL does not count a row that already has these values
+        except SinkError:
+            await self._connected.rollback()  # so that the newer writer need not wait until this connection is gone
+            raise
 
     async def _commit(self, position: int) -> None:
         await self._connected.commit()
@@ -265,9 +272,7 @@ class TableSink:
         """OutputTakenError if the output has a newer writer, or SinkError if the row is not as this one left it."""
         if await self._connected.columns(self._outputs) is None:
             raise self._set_back(f"the table {OUTPUTS} is gone")
-        rows = await self._connected.fetch(
-            f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}{self._dialect.for_update}"
-        )
+        rows = await self._connected.fetch(f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}")
         if rows == [(self._progress.epoch, self._progress.position)]:
             return
         if rows and rows[0][0] > self._progress.epoch:
@@ -286,9 +291,21 @@ class TableSink:
             return await steps
         except _TableGoneError as gone:
             await self._connected.rollback()
-            await self._begin(0, 0)
-            await self._commit(0)
+            if not self._options.export:
+                await self._retried(self._start_over)
             raise self._set_back(f"the table {gone} is gone") from gone
+
+    async def _start_over(self) -> None:
+        await self._begin(0, 0)
+        await self._reset_outputs()
+        await self._commit(0)
+
+    async def _reset_outputs(self) -> None:
+        """Set the position of all runs to 0 that wrote to a table which is gone. Otherwise only the first one that
+        needs it would notice. Without ``?table=`` nothing says which runs wrote to it."""
+        if self._options.table is not None:
+            same_table = f"output = {self._row_key[1]}"
+            await self._connected.execute(f"UPDATE {self._outputs} SET seq = 0, rejected = 0 WHERE {same_table}")
 
     # -- write
 
