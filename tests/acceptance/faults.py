@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,3 +125,12 @@ def _carry(here: socket.socket, there: socket.socket, silent: threading.Event) -
 def wire(port: int) -> Iterator[Wire]:
     with closing(Wire(port)) as made:
         yield made
+
+
+def fill(disk: Path) -> Path:
+    """Fill a file system. Returns the file to remove."""
+    ballast = disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
