@@ -167,3 +167,12 @@ class Gate:
         self._listener.shutdown(socket.SHUT_RDWR)
         for wire in self._sockets:
             wire.close()
+
+
+def fill(disk: Path) -> Path:
+    """Fill a file system. Returns the file to remove."""
+    ballast = disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal import Crawl, DropItem, File, Response, Spider, crawl
 from shoal.errors import FileStoreError
 from tests import forking
 from tests.acceptance.crawls import QUICK
+from tests.acceptance.faults import fill
 from tests.acceptance.file_site import content_of, files_of, picture
 from tests.acceptance.fleets import KINDS, SHOAL, Fleet, frontier_url, serving
 from tests.databases import shared
@@ -375,29 +377,6 @@ def test_a_file_that_the_store_cannot_hold_is_an_error_of_its_item(tmp_path: Pat
     assert len(entries) == 2
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Fill a disk. Returns the file to remove."""
-    ballast = disk / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return ballast
-
-
 def run_crawl(folder: Path, url: str, *settings: str) -> forking.Popen:
     """A crawl in which each page has one attempt. Its log is ``log``."""
     (folder / "spider.py").write_text(SPIDER)
@@ -440,6 +419,16 @@ def test_a_full_disk_pauses_the_crawl_until_it_has_room(tmp_path: Path, small_di
         assert crawl.wait(60) == 0
         assert_complete(written(tmp_path), url, stored_in(small_disk))
         assert (tmp_path / "log").read_text().count("trying again in") < 10  # not one for each page
+
+
+def test_a_crawl_that_waits_for_its_store_can_be_stopped(tmp_path: Path, small_disk: Path) -> None:
+    with file_site(latency=0.02) as url:
+        crawl = run_crawl(tmp_path, url, f"files.store={small_disk}", "shutdown_grace=1")
+        wait_for(lambda: hits_of(url).total() > 30)
+        fill(small_disk)
+        wait_for(lambda: (tmp_path / "log").read_text().count("trying again in") >= 4)
+        crawl.send_signal(signal.SIGINT)
+        crawl.wait(10)
 
 
 def test_object_storage_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
@@ -154,7 +155,7 @@ async def test_a_process_that_stores_late_changes_nothing_of_its_successor(tmp_p
     with forking.Popen(command, stdout=subprocess.PIPE, text=True) as late:
         assert late.stdout is not None
         assert late.stdout.readline() == "ready\n"
-        time.sleep(pause)
+        await asyncio.sleep(pause)
         late.send_signal(signal.SIGSTOP)
         for body in (b"old " * 5_000_000, b"new"):
             await keeper.save(body, "http://a.example/x", "text/plain")

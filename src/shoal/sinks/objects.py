@@ -194,7 +194,9 @@ class ObjectSink:
         for _ in range(_MAX_TRIES):
             stored = await self._read_manifest(self._client)
             if stored is None:
-                manifest = _Manifest(self._options.run, parts=[_PartEntry(name, 1, 0) for name in self._numbered(legacy)])
+                manifest = _Manifest(
+                    self._options.run, parts=[_PartEntry(name, 1, 0) for name in self._numbered(legacy)]
+                )
             else:
                 manifest = stored.manifest
             if manifest.epoch > self._epoch:
