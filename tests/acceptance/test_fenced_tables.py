@@ -23,6 +23,7 @@ from shoal.ports import Frontier, LoggedItem, Sink
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import Drainer, export, is_retryable
 from shoal.sinks.keys import Export
+from shoal.sinks.patience import Patience
 from tests.acceptance.faults import Gate
 from tests.acceptance.test_database_sinks import Book, Place, in_memory, is_beyond, log_items, until
 from tests.databases import MariaServer, PostgresServer, shared
@@ -299,7 +300,7 @@ async def log_slowly(frontier: Frontier, numbers: range) -> None:
 
 
 async def drained(place: AnyPlace, frontier: Frontier) -> None:
-    drainer = Drainer(frontier, open_sink(place.spec(), run_id="run"), "out", batch=20, retry_delays=(0.01,))
+    drainer = Drainer(frontier, open_sink(place.spec(), run_id="run"), "out", batch=20, patience=Patience(5, first_pause=0.01))
     await drainer.start()
     await drainer.finish(True)
 
