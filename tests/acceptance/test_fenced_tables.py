@@ -300,7 +300,8 @@ async def log_slowly(frontier: Frontier, numbers: range) -> None:
 
 
 async def drained(place: AnyPlace, frontier: Frontier) -> None:
-    drainer = Drainer(frontier, open_sink(place.spec(), run_id="run"), "out", batch=20, patience=Patience(5, first_pause=0.01))
+    patience = Patience(5, first_pause=0.01)
+    drainer = Drainer(frontier, open_sink(place.spec(), run_id="run"), "out", batch=20, patience=patience)
     await drainer.start()
     await drainer.finish(True)
 

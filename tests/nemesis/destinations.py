@@ -55,7 +55,7 @@ class HoldingProxy:
             threading.Thread(target=self._back, args=(far, near), daemon=True).start()
 
     def _forth(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError), closing(far):
+        with suppress(OSError):
             while data := near.recv(_CHUNK):
                 armed = self._armed
                 if armed is not None and armed[0] in data:
@@ -63,14 +63,22 @@ class HoldingProxy:
                     self.held += 1
                     time.sleep(armed[1])
                 far.sendall(data)
+        _end(far)
 
     def _back(self, far: socket.socket, near: socket.socket) -> None:
-        with suppress(OSError), closing(near):
+        with suppress(OSError):
             while data := far.recv(_CHUNK):
                 near.sendall(data)
+        _end(near)
 
     def close(self) -> None:
         self._listener.close()
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection, also if another thread reads from it: a plain close would leave the peer waiting."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Destination(ABC):
