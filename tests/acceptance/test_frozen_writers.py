@@ -158,3 +158,25 @@ def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: T
         site.hurry()
         cluster.wait(120)
     assert sorted(output.urls()) == sorted(pages)
+
+
+def test_a_runner_takes_its_slot_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+    """There is no Backup Runner: the other Runner only writes its output."""
+    pages = urls(site, PAGES, wait=0.3)
+    frontier = frontier_url(kind)
+    with Cluster(tmp_path, frontier, frontier) as cluster:
+        cluster.start(*pages, settings=ATTEMPTS)
+        for name in ("crawler_1", "crawler_2"):
+            cluster.node(name, "-o", output.spec, runner=2, backup=0, session=SESSION, settings={"lease.ttl": 1.5})
+        for _ in range(FREEZES // 3):
+            cluster.until_complete(runner=2, backup=0)
+            written = position(cluster)
+            until(partial(is_writing, cluster, written))
+            writer = writer_of(cluster.workers)
+            (name,) = (name for name, node in cluster.nodes.items() if node is writer)
+            (other,) = (node for node in cluster.workers if node is not writer)
+            freeze(writer, lambda name=name: not has_slot(cluster, name), other)  # type: ignore[misc]
+        cluster.until_complete(runner=2, backup=0)
+        site.hurry()
+        cluster.wait(120)
+    assert sorted(output.urls()) == sorted(pages)
