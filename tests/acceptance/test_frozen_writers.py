@@ -27,6 +27,7 @@ from tests.databases import PostgresServer, shared
 SESSION = 1.5
 FREEZES = 10
 PAGES = 3000
+ATTEMPTS = {"retry.max_attempts": 100}  # a freeze costs the pages in flight an attempt
 SETTINGS = {"lease.ttl": 1.5, "worker.session": SESSION}
 
 pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.timeout(300)]
@@ -127,7 +128,7 @@ def has_slot(cluster: Cluster, name: str) -> bool:
 def test_a_worker_joins_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
     pages = urls(site, PAGES, wait=0.3)
     with ForkedFleet(tmp_path, frontier_url(kind), SPIDER) as fleet:
-        fleet.start(*pages)
+        fleet.start(*pages, settings=ATTEMPTS)
         workers = [fleet.fork("-o", output.spec, settings=SETTINGS) for _ in range(2)]
         for _ in range(FREEZES):
             written = position(fleet)
@@ -144,7 +145,7 @@ def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: T
     pages = urls(site, PAGES, wait=0.3)
     frontier = frontier_url(kind)
     with Cluster(tmp_path, frontier, frontier) as cluster:
-        cluster.start(*pages)
+        cluster.start(*pages, settings=ATTEMPTS)
         for name in ("crawler_1", "crawler_2"):
             cluster.node(name, "-o", output.spec, runner=1, backup=1, session=SESSION, settings={"lease.ttl": 1.5})
         for _ in range(FREEZES):
@@ -154,6 +155,28 @@ def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: T
             (runner,), (backup,) = cluster.with_role("Runner"), cluster.with_role("Backup Runner")
             is_lost = partial(has_slot, cluster, backup)
             freeze(cluster.nodes[runner], is_lost, cluster.nodes[backup])
+        site.hurry()
+        cluster.wait(120)
+    assert sorted(output.urls()) == sorted(pages)
+
+
+def test_a_runner_takes_its_slot_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+    """There is no Backup Runner: the other Runner only writes its output."""
+    pages = urls(site, PAGES, wait=0.3)
+    frontier = frontier_url(kind)
+    with Cluster(tmp_path, frontier, frontier) as cluster:
+        cluster.start(*pages, settings=ATTEMPTS)
+        for name in ("crawler_1", "crawler_2"):
+            cluster.node(name, "-o", output.spec, runner=2, backup=0, session=SESSION, settings={"lease.ttl": 1.5})
+        for _ in range(FREEZES // 3):
+            cluster.until_complete(runner=2, backup=0)
+            written = position(cluster)
+            until(partial(is_writing, cluster, written))
+            writer = writer_of(cluster.workers)
+            (name,) = (name for name, node in cluster.nodes.items() if node is writer)
+            (other,) = (node for node in cluster.workers if node is not writer)
+            freeze(writer, lambda name=name: not has_slot(cluster, name), other)  # type: ignore[misc]
+        cluster.until_complete(runner=2, backup=0)
         site.hurry()
         cluster.wait(120)
     assert sorted(output.urls()) == sorted(pages)
