@@ -122,7 +122,7 @@ class TableSink:
         try:
             if finished and self._connection is not None:
                 async with self._errors() as connection:
-                    await connection.run(self._or_set_back(self._finish()))
+                    await connection.run(self._or_set_back(self._finish))
                 self._rejects.finish()
         finally:
             await self._disconnect()
@@ -133,7 +133,7 @@ class TableSink:
             await self._retried(self._remove_unexported)
         elif not self._options.export and stale_after is not None:
             await self._retried(partial(self._remove_stale, stale_after))
-        for name in self._written:
+        for name in self._written if self._options.table is None else [self._options.table]:
             if await self._columns(name) is None:
                 raise _TableGoneError(name)
         for name, fields in self._blank.items():
@@ -285,10 +285,10 @@ class TableSink:
         error.__cause__ = _SetBackError(reason)
         return error
 
-    async def _or_set_back(self, steps: Coroutine[Any, Any, T]) -> T:
+    async def _or_set_back(self, steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run steps. If a table is gone, then all items of this output are written again."""
         try:
-            return await steps
+            await steps()
         except _TableGoneError as gone:
             await self._connected.rollback()
             if not self._options.export:
@@ -303,9 +303,11 @@ class TableSink:
     async def _reset_outputs(self) -> None:
         """Set the position of all runs to 0 that wrote to a table which is gone. Otherwise only the first one that
         needs it would notice. Without ``?table=`` nothing says which runs wrote to it."""
-        if self._options.table is not None:
-            same_table = f"output = {self._row_key[1]}"
-            await self._connected.execute(f"UPDATE {self._outputs} SET seq = 0, rejected = 0 WHERE {same_table}")
+        if self._options.table is None:
+            return
+        is_lost = f"output = {self._row_key[1]} AND seq > 0"
+        if await self._connected.fetch(f"SELECT 1 FROM {self._outputs} WHERE {is_lost}"):  # MySQL would lock all rows
+            await self._connected.execute(f"UPDATE {self._outputs} SET seq = 0, rejected = 0 WHERE {is_lost}")
 
     # -- write
 
@@ -314,7 +316,7 @@ class TableSink:
             return
         tables, rejects = rows_by_table(items, self._options)
         async with self._errors() as connection:
-            await connection.run(self._or_set_back(self._write(items, tables, rejects)))
+            await connection.run(self._or_set_back(partial(self._write, items, tables, rejects)))
         self._progress.wrote(items, rejects)
         self._rejects.add(rejects)
 
