@@ -48,6 +48,10 @@ _SELECT_COLUMNS = """
     WHERE a.attrelid = to_regclass({}) AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
 """
+_SELECT_VERSION = """
+    SELECT string_agg(attnum || ' ' || xmin, ',' ORDER BY attnum) FROM pg_attribute WHERE attrelid = to_regclass({})
+"""
+"""Another value after each change of a column: much cheaper than to read all of them before each write."""
 _BEGIN = """
     BEGIN ISOLATION LEVEL READ COMMITTED;
     SELECT set_config('statement_timeout', '{0}', true), set_config('lock_timeout', '{1}', true),
@@ -122,6 +126,8 @@ class PostgresConnection:
     def __init__(self, server: DatabaseServer) -> None:
         self._server = server
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._described: dict[str, tuple[str, Sequence[TableColumn]]] = {}
+        """By table: the version of its columns, and these."""
 
     @property
     def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
@@ -241,8 +247,12 @@ class PostgresConnection:
         await self.commit()
 
     async def columns(self, table: str, *, locks: bool = False) -> Sequence[TableColumn] | None:
-        described = await self.fetch(_SELECT_COLUMNS.format(_string(table)))
-        return [TableColumn(*column) for column in described] or None
+        version = (await self.fetch(_SELECT_VERSION.format(_string(table))))[0][0]
+        known = self._described.get(table)
+        if known is None or known[0] != version:
+            described = await self.fetch(_SELECT_COLUMNS.format(_string(table)))
+            known = self._described[table] = version, [TableColumn(*column) for column in described]
+        return known[1] or None
 
     def batch(self, rows: Iterable[Row]) -> Batch:
         return Batch(rows)
