@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.acceptance.serving import celery
-from tests.acceptance.test_cli import ROOT, shop
+from tests.acceptance.test_cli import ROOT
 from tests.acceptance.test_docs import blocks
-
-__all__ = ["shop"]
 
 MARK = "@@ the next answer @@"
 

@@ -1148,7 +1148,7 @@ async def test_a_file_that_is_replaced_between_two_crawls(tmp_path: Path, ending
             await crawl_once(site, str(out), frontier, first.run)
         assert out.read_bytes() == replaced
         out.unlink()
-        with pytest.raises(SinkError, match=f"`shoal export {first.run.run_id} -o FILE`"):
+        with pytest.raises(SinkError, match=f"`shoal export {first.run.run_id} -O FILE`"):
             await crawl_once(site, str(out), frontier, first.run)
         assert not out.exists()
 

@@ -14,12 +14,10 @@ import pytest
 from tests import forking
 from tests.acceptance.clusters import coordinator_url
 from tests.acceptance.fleets import frontier_url
-from tests.acceptance.test_cli import ROOT, shop
+from tests.acceptance.test_cli import ROOT
 from tests.databases import shared
 from tests.forking import SHOAL
 from tests.object_storage import S3Server
-
-__all__ = ["shop"]
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}

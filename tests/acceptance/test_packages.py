@@ -21,9 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from shoal import __version__
-from tests.acceptance.test_cli import ROOT, shop
+from tests.acceptance.test_cli import ROOT
 
-__all__ = ["shop"]
 pytestmark = pytest.mark.timeout(600)  # environments are created
 TOOLS = ROOT / ".venv-packages" / "bin"
 CORE = ROOT / "requirements" / "core.txt"

@@ -21,11 +21,8 @@ import pytest
 from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import Api, beside, celery, serving, until
-from tests.acceptance.test_cli import shop
 from tests.databases import free_port
 from tests.servers import StreamServer, answer, read_head
-
-__all__ = ["shop"]
 
 FORBIDDEN = "127.0.0.2"
 """An address of this machine that is not listed as allowed."""

@@ -28,14 +28,12 @@ from shoal.tor.layer import open_tor
 from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.machine import machine
-from tests.acceptance.test_cli import ROOT, shop
+from tests.acceptance.test_cli import ROOT
 from tests.acceptance.test_docs import QUICK, blocks, run_all
 from tests.acceptance.tor_apart import Step, run_apart
 from tests.databases import free_port
 from tests.tor_network import NAMES, TorNetwork, daemons_below, tor_network
 from tests.tor_site import TorSite, tor_site
-
-__all__ = ["shop"]
 
 SPIDER = """
 from shoal import Spider

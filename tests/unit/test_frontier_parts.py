@@ -304,7 +304,7 @@ def test_a_fence_refuses_earlier_epochs(clock: FakeClock) -> None:
 
 
 async def test_an_item_log_is_read_and_trimmed_in_memory() -> None:
-    log = MemoryItemLog()
+    log = MemoryItemLog(MemoryRoles(lambda: 0.0))
     assert log.append(b"a", [b"1", b"2"], 0) == 2
     assert log.append(b"a", [b"3"], 2) == 3
     await _check_log(log)
@@ -312,7 +312,7 @@ async def test_an_item_log_is_read_and_trimmed_in_memory() -> None:
 
 
 async def test_an_item_log_is_read_and_trimmed_in_a_file(run_file: RunFile) -> None:
-    log = SQLiteItemLog(run_file)
+    log = SQLiteItemLog(run_file, SQLiteRoles(run_file))
     pages = [(b"a", 0, [b"1", b"2"]), (b"a", 2, [b"3"])]
     await run_file.change(lambda ledger, _: log.append(pages, ledger))
     await _check_log(log)
@@ -321,7 +321,7 @@ async def test_an_item_log_is_read_and_trimmed_in_a_file(run_file: RunFile) -> N
 
 async def test_the_last_items_of_a_file_are_also_in_memory(run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.frontier.sqlite.items._MAX_RECENT", 3 * 251)
-    log = SQLiteItemLog(run_file)
+    log = SQLiteItemLog(run_file, SQLiteRoles(run_file))
 
     def append(ledger: Ledger, fails: bool) -> None:
         log.append([(b"a", ledger.items, [b"%d" % (ledger.items % 10)])], ledger)

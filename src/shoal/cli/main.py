@@ -48,11 +48,11 @@ COMMANDS = {
         "history": CommandEntry("history", "Show the counts and the speed of a run over time."),
         "workers": CommandEntry("history", "List the processes that work on runs."),
         "compare": CommandEntry("history", "Compare two runs: pages, items, failures, fields."),
-        "audit": CommandEntry("audit", "Recount the requests and items of a run and check that none is lost."),
+        "audit": CommandEntry("audit", "Check that no request and no item of a run is lost."),
         "why": CommandEntry("audit", "Show what happened to a URL."),
         "retry-failed": CommandEntry("audit", "Queue the failed requests of a run again."),
         "actions": CommandEntry("notify", "List what users did: who paused, changed or deleted what."),
-        "outputs": CommandEntry("outputs", "Count the items in the outputs of a run, or forget an output."),
+        "outputs": CommandEntry("outputs", "List the outputs of a run, and count their items."),
         "export": CommandEntry("export", "Write all items of a run to files or databases."),
     },
     "Develop": {

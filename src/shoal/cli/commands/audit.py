@@ -31,10 +31,11 @@ app = Commands()
     """
 )
 def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: CountedOutput = []) -> None:
-    """Recount the requests of a run and the items in its outputs, and check that none is lost.
+    """Check that no request and no item of a run is lost.
 
-    Each pushed request must be ready, waiting, in flight, done or failed. Items are counted where they are: see
-    `shoal outputs`. The exit code is 1 if the numbers do not add up, or if an output lacks items.
+    It counts all requests again. Each pushed request must be ready, waiting, in flight, done or failed. It also counts
+    the items in each output, where they are: see `shoal outputs`. The exit code is 1 if the numbers do not add up, or
+    if an output lacks items.
     """
 
     async def work() -> tuple[Stats, bool, list[Rewind], bool]:

@@ -21,7 +21,7 @@ app = Commands()
     examples="""
     shoal export --frontier sqlite:///books.db -o books.csv
     shoal export books_1 --frontier redis://host -o books.parquet
-    shoal export books_1 --frontier redis://host --missing -o postgresql://user@host/shop
+    shoal export books_1 --frontier redis://host --missing -o mysql://user@db/shop
     """
 )
 def export(

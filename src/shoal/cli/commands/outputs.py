@@ -34,8 +34,8 @@ app = Commands()
 @app.add(
     examples="""
     shoal outputs --frontier sqlite:///books.db
-    shoal outputs books_1 --frontier redis://host -o postgresql://user:password@host/shop
-    shoal outputs books_1 forget /out/books.jsonl#web1-8f3ad2c1 --frontier redis://host
+    shoal outputs books_1 --frontier redis://host -o mysql://user:password@db/shop
+    shoal outputs books_1 forget /out/x.csv#web1-8f3ad2c1 --frontier redis://host
     """
 )
 def outputs(
@@ -50,11 +50,11 @@ def outputs(
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
 ) -> None:
-    """List the outputs of a run: who writes them, how far they are, and how many items they have.
+    """List the outputs of a run, and count their items.
 
-    Items are counted where they are: lines of the file, rows of the table. Outputs on servers need their URL, with -o,
-    unless it is stored with the run. Forget an output whose machine is gone, so that the items of the run are no longer
-    kept for it. The exit code is 1 if items are missing.
+    It shows who writes each output, and how far it is. Items are counted where they are: lines of the file, rows of the
+    table. Outputs on servers need their URL, with -o, unless it is stored with the run. Forget an output whose machine
+    is gone, so that the items of the run are no longer kept for it. The exit code is 1 if items are missing.
     """
     if (action, name) != (None, None) and (action != "forget" or name is None):
         raise ConfigError(f"unknown arguments: {action} {name or ''}; write `shoal outputs RUN forget OUTPUT`")
