@@ -103,6 +103,11 @@ ENVIRONMENTS = {
             ("shoal", "playwright", "aiohttp", "uvloop"),
         ),
         Environment(
+            "shoal-outputs",
+            (f"{REPOSITORY}[all,testing]",),
+            ("shoal", "asyncpg", "pymysql", "obstore", "pyarrow"),
+        ),
+        Environment(
             "shoal-api",
             (f"{REPOSITORY}[api,celery,redis,postgres]",),
             ("shoal", "aiohttp", "uvloop", "msgspec", "fastapi", "uvicorn", "celery", "kombu", "redis", "hiredis"),

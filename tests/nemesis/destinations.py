@@ -287,7 +287,8 @@ class MySQL(Destination):
         rest = f"{self._name}_{secrets.token_hex(3)}"
         away = [f"{self._name}.{table} TO {rest}.{table}" for table in self._tables(self._name)]
         back = [f"{saved}.{table} TO {self._name}.{table}" for table in self._tables(saved)]
-        self._query(f"CREATE DATABASE {rest}", f"RENAME TABLE {', '.join(away + back)}")
+        if away or back:
+            self._query(f"CREATE DATABASE {rest}", f"RENAME TABLE {', '.join(away + back)}")
 
 
 class Azure(Destination):

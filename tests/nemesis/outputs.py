@@ -29,6 +29,7 @@ ROLE_SECONDS = 2.0
 """The role of a writer that is silent for this long goes to another worker."""
 _LATE = (ROLE_SECONDS + 1.0, ROLE_SECONDS + 3.0)
 _END_SECONDS = 90.0
+_HELD_SOON = 2.0
 FAULTS = ("kill", "freeze", "hold", "set back")
 
 
@@ -132,37 +133,45 @@ class _Attack:
 
     def __call__(self) -> str:
         name = self._dice.choice([name for name in FAULTS if name != "hold" or self._destination.marks])
-        act: Callable[[], None] = {
+        act: Callable[[], bool] = {
             "kill": partial(self._to_writer, signal.SIGKILL),
             "freeze": self._freeze,
             "hold": self._hold,
             "set back": self._set_back,
         }[name]
-        act()
-        return name
+        return name if act() else f"{name} (missed)"
 
-    def _to_writer(self, number: signal.Signals) -> None:
+    def _to_writer(self, number: signal.Signals) -> bool:
         self._writer_pid = writer_pid(self._fleet)
-        self._fleet.signal(self._writer_pid, number)
+        return self._fleet.signal(self._writer_pid, number)
 
-    def _freeze(self) -> None:
+    def _freeze(self) -> bool:
         """Until another worker has taken over. It wakes up while that one writes."""
-        self._to_writer(signal.SIGSTOP)
+        if not self._to_writer(signal.SIGSTOP):
+            return False
         wake = threading.Timer(self._dice.uniform(*_LATE), self._fleet.signal, (self._writer_pid, signal.SIGCONT))
         wake.start()
         self._stack.callback(wake.join)
+        return True
 
-    def _hold(self) -> None:
-        assert self._destination.proxy is not None
-        self._destination.proxy.hold(self._dice.choice(self._destination.marks), self._dice.uniform(*_LATE))
+    def _hold(self) -> bool:
+        """Hold back what the writer sends next, until another worker has taken over."""
+        proxy = self._destination.proxy
+        assert proxy is not None
+        before, until = proxy.held, time.monotonic() + _HELD_SOON
+        proxy.hold(self._dice.choice(self._destination.marks), self._dice.uniform(*_LATE))
+        while proxy.held == before and time.monotonic() < until:
+            time.sleep(0.01)
+        return proxy.held > before
 
-    def _set_back(self) -> None:
+    def _set_back(self) -> bool:
         """To a copy that is a moment old, or to the beginning."""
         if self._dice.random() < 0.7:
             self._copy = self._destination.save()
         time.sleep(self._dice.uniform(0.3, 2.0))
         self._destination.set_back(self._copy)
         self._copy = self._destination.save()
+        return True
 
 
 def writer_pid(fleet: Fleet) -> int:
