@@ -127,48 +127,6 @@ def wire(port: int) -> Iterator[Wire]:
         yield made
 
 
-class Gate:
-    """A proxy to a local port that holds a connection when a text passes through it to the server, as a network does
-    that delivers a statement late."""
-
-    def __init__(self, port: int, text: bytes) -> None:
-        self._to, self._text = port, text
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = [self._listener]
-        self.held = threading.Event()
-        self._released = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def release(self) -> None:
-        """Let everything pass from now on."""
-        self._released.set()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed meanwhile
-            while True:
-                near, far = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to))
-                self._sockets += [near, far]
-                threading.Thread(target=self._carry, args=(near, far, self._text), daemon=True).start()
-                threading.Thread(target=self._carry, args=(far, near, None), daemon=True).start()
-
-    def _carry(self, here: socket.socket, there: socket.socket, text: bytes | None) -> None:
-        with suppress(OSError):
-            while data := here.recv(1 << 20):
-                if text is not None and text in data:
-                    self.held.set()
-                    self._released.wait()
-                there.sendall(data)
-        with suppress(OSError):
-            there.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self.release()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for wire in self._sockets:
-            wire.close()
-
-
 def fill(disk: Path) -> Path:
     """Fill a file system. Returns the file to remove."""
     ballast = disk / "ballast"

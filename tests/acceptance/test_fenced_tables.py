@@ -24,9 +24,9 @@ from shoal.sinks import open_sink
 from shoal.sinks.drainer import Drainer, export, is_retryable
 from shoal.sinks.keys import Export
 from shoal.sinks.patience import Patience
-from tests.acceptance.faults import Gate
 from tests.acceptance.test_database_sinks import Book, Place, in_memory, is_beyond, log_items, until
 from tests.databases import MariaServer, PostgresServer, shared
+from tests.nemesis.proxy import HoldingProxy
 
 
 class FilePlace:
@@ -113,13 +113,14 @@ async def test_a_writer_that_comes_late(place: AnyPlace) -> None:
     assert await outputs(place) == [("run", "", 0, 3, 12, 0)]
 
 
-def through(place: Place, gate: Gate) -> str:
+def through(place: Place, gate: HoldingProxy) -> str:
     return place.spec().replace(f":{place.server.port}/", f":{gate.port}/")
 
 
 async def test_a_write_that_the_network_delivers_late(server_place: Place) -> None:
     state = await written(server_place, 3)
-    with closing(Gate(server_place.server.port, b"SET seq = 5")) as gate:
+    with closing(HoldingProxy(server_place.server.port)) as gate:
+        gate.hold(b"SET seq = 5")
         late = await opened(through(server_place, gate), state, 2)
         writing = asyncio.create_task(late.write(items(4, 5)))
         await asyncio.to_thread(gate.held.wait, 20)
@@ -137,7 +138,8 @@ async def test_a_write_that_the_network_delivers_late(server_place: Place) -> No
 async def test_a_removal_of_stale_rows_that_the_network_delivers_late(server_place: Place) -> None:
     """The first write begins with it."""
     state = await written(server_place, 3)
-    with closing(Gate(server_place.server.port, b"DELETE FROM")) as gate:
+    with closing(HoldingProxy(server_place.server.port)) as gate:
+        gate.hold(b"DELETE FROM")
         late = await opened(through(server_place, gate), state, 2)
         writing = asyncio.create_task(late.write(items(4, 5)))
         await asyncio.to_thread(gate.held.wait, 20)
@@ -157,7 +159,8 @@ async def test_a_removal_of_stale_rows_that_the_network_delivers_late(server_pla
 async def test_a_successor_waits_for_a_transaction_and_removes_its_rows(server_place: Place) -> None:
     state = await written(server_place, 3)
     insertion = b"ON CONFLICT (_key)" if server_place.is_postgres else b"ON DUPLICATE KEY"
-    with closing(Gate(server_place.server.port, insertion)) as gate:
+    with closing(HoldingProxy(server_place.server.port)) as gate:
+        gate.hold(insertion)
         late = await opened(through(server_place, gate), state, 2)
         writing = asyncio.create_task(late.write(items(4, 6)))
         await asyncio.to_thread(gate.held.wait, 20)

@@ -1,4 +1,4 @@
-"""Outputs under attack: what is in them, copies of them, and a proxy that holds back what a writer sends."""
+"""Outputs under attack: what is in them, and copies of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import csv
 import io
 import json
 import secrets
-import socket
 import sqlite3
 import subprocess
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
@@ -23,62 +20,8 @@ import pymysql
 
 from tests.databases import MariaServer, PostgresServer, shared
 from tests.nemesis.judge import Item
+from tests.nemesis.proxy import HoldingProxy
 from tests.object_storage import AzureServer
-
-_CHUNK = 1 << 16
-
-
-class HoldingProxy:
-    """Forwards a port. ``hold`` keeps back the next data from a client that has a mark, and all that follows it on this
-    connection, for some seconds. Other connections go on."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._armed: tuple[bytes, float] | None = None
-        self.held = 0
-        """How often something was held back."""
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def hold(self, mark: bytes, seconds: float) -> None:
-        self._armed = mark, seconds
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near = self._listener.accept()[0]
-                far = socket.create_connection(("127.0.0.1", self._to))
-            except OSError:
-                return
-            threading.Thread(target=self._forth, args=(near, far), daemon=True).start()
-            threading.Thread(target=self._back, args=(far, near), daemon=True).start()
-
-    def _forth(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError):
-            while data := near.recv(_CHUNK):
-                armed = self._armed
-                if armed is not None and armed[0] in data:
-                    self._armed = None
-                    self.held += 1
-                    time.sleep(armed[1])
-                far.sendall(data)
-        _end(far)
-
-    def _back(self, far: socket.socket, near: socket.socket) -> None:
-        with suppress(OSError):
-            while data := far.recv(_CHUNK):
-                near.sendall(data)
-        _end(near)
-
-    def close(self) -> None:
-        self._listener.close()
-
-
-def _end(connection: socket.socket) -> None:
-    """End a connection, also if another thread reads from it: a plain close would leave the peer waiting."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Destination(ABC):

@@ -158,11 +158,8 @@ class _Attack:
         """Hold back what the writer sends next, until another worker has taken over."""
         proxy = self._destination.proxy
         assert proxy is not None
-        before, until = proxy.held, time.monotonic() + _HELD_SOON
         proxy.hold(self._dice.choice(self._destination.marks), self._dice.uniform(*_LATE))
-        while proxy.held == before and time.monotonic() < until:
-            time.sleep(0.01)
-        return proxy.held > before
+        return proxy.held.wait(_HELD_SOON)
 
     def _set_back(self) -> bool:
         """To a copy that is a moment old, or to the beginning."""

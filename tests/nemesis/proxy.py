@@ -1,8 +1,10 @@
-"""A proxy that loses chosen responses: the server does the call, but the caller gets no response."""
+"""Proxies: one loses chosen responses (the server does the call, but the caller gets no response), one delivers what a
+client sends too late."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -132,3 +134,64 @@ def lossy(kind: str, port: int, loses: Loses) -> Iterator[LossyProxy]:
         yield proxy
     finally:
         proxy.close()
+
+
+class HoldingProxy:
+    """Forwards a port. ``hold`` keeps back the next data from a client that has a mark, and all that follows it on this
+    connection, as a network does that delivers a statement late. Other connections go on."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._armed: tuple[bytes, float] | None = None
+        self._released = threading.Event()
+        self.held = threading.Event()
+        """Whether something was held back since the last ``hold``."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold(self, mark: bytes, seconds: float = 3600.0) -> None:
+        """Hold back the next data with this mark, for this time or until ``release``."""
+        self.held.clear()
+        self._released.clear()
+        self._armed = mark, seconds
+
+    def release(self) -> None:
+        """Let everything pass."""
+        self._armed = None
+        self._released.set()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, far = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to))
+                threading.Thread(target=self._forth, args=(near, far), daemon=True).start()
+                threading.Thread(target=self._back, args=(far, near), daemon=True).start()
+
+    def _forth(self, near: socket.socket, far: socket.socket) -> None:
+        with suppress(OSError):
+            while data := near.recv(2**16):
+                armed = self._armed
+                if armed is not None and armed[0] in data:
+                    self._armed = None
+                    self.held.set()
+                    self._released.wait(armed[1])
+                far.sendall(data)
+        _end(far)
+
+    def _back(self, far: socket.socket, near: socket.socket) -> None:
+        with suppress(OSError):
+            while data := far.recv(2**16):
+                near.sendall(data)
+        _end(near)
+
+    def close(self) -> None:
+        self.release()
+        _end(self._listener)
+        self._listener.close()
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection, also if another thread reads from it: a plain close would leave the peer waiting."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
