@@ -6,6 +6,9 @@ import asyncio
 import json
 import secrets
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from shoal.frontier import open_store
 from shoal.ports import Frontier, FrontierOptions, RoleState
 from shoal.sinks.drainer import position_of
+from tests import forking
 from tests.acceptance.clusters import SPIDER, Cluster, urls
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
@@ -25,7 +29,6 @@ from tests.acceptance.test_worker_sessions import held
 from tests.databases import PostgresServer, shared
 
 SESSION = 1.5
-FREEZES = 10
 PAGES = 3000
 ATTEMPTS = {"retry.max_attempts": 100}  # a freeze costs the pages in flight an attempt
 SETTINGS = {"lease.ttl": 1.5, "worker.session": SESSION}
@@ -58,6 +61,11 @@ class Output:
 @pytest.fixture(params=["file", "database"])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
     return Output(request.param, tmp_path)
+
+
+@pytest.fixture
+def freezes(thorough: bool) -> int:
+    return 12 if thorough else 4
 
 
 @pytest.fixture
@@ -125,12 +133,12 @@ def has_slot(cluster: Cluster, name: str) -> bool:
     return name in cluster.with_role("Runner")
 
 
-def test_a_worker_joins_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+def test_a_worker_joins_again(kind: str, output: Output, tmp_path: Path, site: Target, freezes: int) -> None:
     pages = urls(site, PAGES, wait=0.3)
     with ForkedFleet(tmp_path, frontier_url(kind), SPIDER) as fleet:
         fleet.start(*pages, settings=ATTEMPTS)
         workers = [fleet.fork("-o", output.spec, settings=SETTINGS) for _ in range(2)]
-        for _ in range(FREEZES):
+        for _ in range(freezes):
             written = position(fleet)
             until(partial(is_writing, fleet, written))
             writer = writer_of(workers)
@@ -141,14 +149,14 @@ def test_a_worker_joins_again(kind: str, output: Output, tmp_path: Path, site: T
     assert sorted(output.urls()) == sorted(pages)
 
 
-def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: Target, freezes: int) -> None:
     pages = urls(site, PAGES, wait=0.3)
     frontier = frontier_url(kind)
     with Cluster(tmp_path, frontier, frontier) as cluster:
         cluster.start(*pages, settings=ATTEMPTS)
         for name in ("crawler_1", "crawler_2"):
             cluster.node(name, "-o", output.spec, runner=1, backup=1, session=SESSION, settings={"lease.ttl": 1.5})
-        for _ in range(FREEZES):
+        for _ in range(freezes):
             cluster.until_complete(runner=1, backup=1)
             written = position(cluster)
             until(partial(is_writing, cluster, written))
@@ -160,7 +168,7 @@ def test_a_runner_joins_again(kind: str, output: Output, tmp_path: Path, site: T
     assert sorted(output.urls()) == sorted(pages)
 
 
-def test_a_runner_takes_its_slot_again(kind: str, output: Output, tmp_path: Path, site: Target) -> None:
+def test_a_runner_takes_its_slot_again(kind: str, output: Output, tmp_path: Path, site: Target, freezes: int) -> None:
     """There is no Backup Runner: the other Runner only writes its output."""
     pages = urls(site, PAGES, wait=0.3)
     frontier = frontier_url(kind)
@@ -168,7 +176,7 @@ def test_a_runner_takes_its_slot_again(kind: str, output: Output, tmp_path: Path
         cluster.start(*pages, settings=ATTEMPTS)
         for name in ("crawler_1", "crawler_2"):
             cluster.node(name, "-o", output.spec, runner=2, backup=0, session=SESSION, settings={"lease.ttl": 1.5})
-        for _ in range(FREEZES // 3):
+        for _ in range(freezes // 2):
             cluster.until_complete(runner=2, backup=0)
             written = position(cluster)
             until(partial(is_writing, cluster, written))
@@ -180,3 +188,37 @@ def test_a_runner_takes_its_slot_again(kind: str, output: Output, tmp_path: Path
         site.hurry()
         cluster.wait(120)
     assert sorted(output.urls()) == sorted(pages)
+
+
+PROGRAM = """
+import sys
+from shoal import Spider, crawl
+
+class Pages(Spider):
+    name = "pages"
+    start_urls = sys.argv[2:]
+
+    def parse(self, response):
+        yield {"url": response.url}
+
+done = crawl(Pages, {"frontier": sys.argv[1], "download_delay": 0, "lease.ttl": 1.5, "worker.session": 1.5,
+                     "throttle.enabled": False, "robots.obey": False, "retry.max_attempts": 100})
+print(*(item["url"] for item in done.items), done.summary.state, sep="\\n")
+"""
+
+
+def test_a_program_that_collects_items(kind: str, tmp_path: Path, site: Target) -> None:
+    """It has the role of its own items again, and gets each once."""
+    pages = urls(site, 60, wait=0.5)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), frontier_url(kind), *pages]
+    with forking.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
+        until(lambda: len(site.visits()) > 10)
+        program.send_signal(signal.SIGSTOP)
+        time.sleep(4 * SESSION)  # until the store has fenced it: no other process works on its run
+        program.send_signal(signal.SIGCONT)
+        site.hurry()
+        answer, _ = program.communicate(timeout=120)
+    *collected, state = answer.split()
+    assert state == "finished"
+    assert sorted(collected) == sorted(pages)

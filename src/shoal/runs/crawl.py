@@ -331,7 +331,12 @@ class Crawl:
             for spec in self.outputs
         ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on
-            drainers.append(Drainer(frontier, collector, "collect-" + secrets.token_hex(8)))
+            role = "collect-" + secrets.token_hex(8)
+            drainers.append(
+                StandbyDrainer(frontier, lambda: collector, role, ttl=ttl)  # a process that is fenced takes it again
+                if shared
+                else Drainer(frontier, collector, role)
+            )
         started: list[Drainer | StandbyDrainer] = []
         try:
             for drainer in drainers:
