@@ -208,17 +208,18 @@ print(*(item["url"] for item in done.items), done.summary.state, sep="\\n")
 
 
 def test_a_program_that_collects_items(kind: str, tmp_path: Path, site: Target) -> None:
-    """It has the role of its own items again, and gets each once."""
+    """Another process of its run fences it. It gets its role again, and each item once."""
     pages = urls(site, 60, wait=0.5)
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), frontier_url(kind), *pages]
-    with forking.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
-        until(lambda: len(site.visits()) > 10)
-        program.send_signal(signal.SIGSTOP)
-        time.sleep(4 * SESSION)  # until the store has fenced it: no other process works on its run
-        program.send_signal(signal.SIGCONT)
+    start = partial(forking.Popen, command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    with start() as frozen, start() as other:
+        site.wait_for(10)
+        frozen.send_signal(signal.SIGSTOP)
+        time.sleep(3 * SESSION)  # the other process fences it meanwhile
+        frozen.send_signal(signal.SIGCONT)
         site.hurry()
-        answer, _ = program.communicate(timeout=120)
-    *collected, state = answer.split()
-    assert state == "finished"
-    assert sorted(collected) == sorted(pages)
+        answers = [program.communicate(timeout=120)[0].split() for program in (frozen, other)]
+    for *collected, state in answers:
+        assert state == "finished"
+        assert sorted(collected) == sorted(pages)
