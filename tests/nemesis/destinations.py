@@ -255,8 +255,11 @@ class Azure(Destination):
         return {**self._server.variables, "AZURE_STORAGE_ENDPOINT": place}
 
     def items(self) -> list[Item]:
-        parts = {path: data for path, data in self._server.objects(self._bucket).items() if path.endswith(".jsonl")}
-        return _items(json.loads(line) for data in parts.values() for line in data.splitlines())
+        """Those of the manifest. A part that arrives after the end of the run is not in it."""
+        objects = {path.rpartition("/")[2]: data for path, data in self._server.objects(self._bucket).items()}
+        manifest = json.loads(objects.get("_manifest-jsonl.json", b'{"parts": []}'))
+        parts = [objects[part["name"]] for part in manifest["parts"] if part["name"] in objects]
+        return _items(json.loads(line) for data in parts for line in data.splitlines())
 
     def save(self) -> Any:
         return self._server.objects(self._bucket)

@@ -4,12 +4,13 @@ set back. Then the judge compares the output with the site."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ ROLE_SECONDS = 2.0
 _LATE = (ROLE_SECONDS + 1.0, ROLE_SECONDS + 3.0)
 _END_SECONDS = 90.0
 _HELD_SOON = 2.0
+_WRITER_SOON = 3.0
 FAULTS = ("kill", "freeze", "hold", "set back")
 
 
@@ -51,8 +53,9 @@ class OutputVerdict:
         return "\n  - ".join([f"{head}; {len(self.problems)} problems", *self.problems])
 
 
-def play(kind: str, folder: Path, seed: int, *, faults: int = 3) -> OutputVerdict:
-    """Crawl the site to its end with this kind of output, with random faults at random moments."""
+def play(kind: str, folder: Path, seed: int, *, faults: int = 3, first: Sequence[str] = ()) -> OutputVerdict:
+    """Crawl the site to its end with this kind of output, with ``faults`` at random moments: the ``first`` ones, then
+    random ones."""
     dice = random.Random(seed)
     verdict = OutputVerdict(kind, seed)
     began = time.monotonic()
@@ -66,7 +69,7 @@ def play(kind: str, folder: Path, seed: int, *, faults: int = 3) -> OutputVerdic
                 environment=destination.environment, **{"lease.ttl": ROLE_SECONDS, "worker.session": ROLE_SECONDS},
             )
         )  # fmt: skip
-        attack = _Attack(dice, destination, fleet, stack)
+        attack = _Attack(dice, destination, fleet, stack, [name for name in first if _can(destination, name)])
         target.hold()
         fleet.start()
         wait_for_run(fleet.frontier, fleet.run_id)
@@ -120,10 +123,17 @@ def _logged(fleet: Fleet) -> int:
     return asyncio.run(count())
 
 
+def _can(destination: Destination, fault: str) -> bool:
+    return fault != "hold" or bool(destination.marks)
+
+
 class _Attack:
     """Does one random fault at each call, and returns its name."""
 
-    def __init__(self, dice: random.Random, destination: Destination, fleet: Fleet, stack: ExitStack) -> None:
+    def __init__(
+        self, dice: random.Random, destination: Destination, fleet: Fleet, stack: ExitStack, first: list[str]
+    ) -> None:
+        self._first = first
         self._dice = dice
         self._destination = destination
         self._fleet = fleet
@@ -132,7 +142,8 @@ class _Attack:
         self._writer_pid = 0
 
     def __call__(self) -> str:
-        name = self._dice.choice([name for name in FAULTS if name != "hold" or self._destination.marks])
+        possible = [name for name in FAULTS if _can(self._destination, name)]
+        name = self._first.pop(0) if self._first else self._dice.choice(possible)
         act: Callable[[], bool] = {
             "kill": partial(self._to_writer, signal.SIGKILL),
             "freeze": self._freeze,
@@ -142,14 +153,18 @@ class _Attack:
         return name if act() else f"{name} (missed)"
 
     def _to_writer(self, number: signal.Signals) -> bool:
+        until = time.monotonic() + _WRITER_SOON
         self._writer_pid = writer_pid(self._fleet)
+        while not self._writer_pid and time.monotonic() < until:
+            time.sleep(0.05)
+            self._writer_pid = writer_pid(self._fleet)
         return self._fleet.signal(self._writer_pid, number)
 
     def _freeze(self) -> bool:
         """Until another worker has taken over. It wakes up while that one writes."""
         if not self._to_writer(signal.SIGSTOP):
             return False
-        wake = threading.Timer(self._dice.uniform(*_LATE), self._fleet.signal, (self._writer_pid, signal.SIGCONT))
+        wake = threading.Timer(self._dice.uniform(*_LATE), _wake, (self._writer_pid,))
         wake.start()
         self._stack.callback(wake.join)
         return True
@@ -169,6 +184,11 @@ class _Attack:
         self._destination.set_back(self._copy)
         self._copy = self._destination.save()
         return True
+
+
+def _wake(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it was killed meanwhile
+        os.kill(pid, signal.SIGCONT)
 
 
 def writer_pid(fleet: Fleet) -> int:

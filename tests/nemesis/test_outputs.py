@@ -12,5 +12,5 @@ from tests.nemesis.outputs import play
 
 @pytest.mark.parametrize("kind", DESTINATIONS)
 def test_a_round(kind: str, tmp_path: Path) -> None:
-    verdict = play(kind, tmp_path, seed=1)
+    verdict = play(kind, tmp_path, seed=1, faults=4, first=("kill", "freeze", "hold", "set back"))
     assert not verdict.problems, str(verdict)

@@ -51,9 +51,16 @@ class OutputReport(Struct, frozen=True, kw_only=True):
         """How many items it should have and has not. 0 if it could not be counted."""
         if self.count is None:
             return 0
-        if self.count.is_keyed or self.count.items is None:
+        if self.count.key or self.count.items is None:
             return 0 if self.count.position is None else max(0, self.expected - self.count.position)
         return max(0, self.expected - self.count.rejected - self.count.items)
+
+    @property
+    def export(self) -> str:
+        """The output for `shoal export`, with the key of its rows. Empty: unknown."""
+        if self.count is None or not self.count.key or "key=" in self.spec:
+            return self.spec
+        return f"{self.spec}{'&' if '?' in self.spec else '?'}key={','.join(self.count.key)}"
 
     @property
     def surplus(self) -> int:
@@ -108,7 +115,8 @@ async def _report(
         spec, machine = "", host_of(role.role)
         unknown = f"it is a file on {machine}; count it there"
     elif not spec and os.path.isabs(place):  # a file that is identified by its path
-        spec = place
+        spec = place if os.path.exists(place.partition("?")[0]) else ""
+        unknown = "" if spec else "this machine has no such file"
     elif not spec:
         unknown = refused.get(place, _PASS_IT)
     count = None

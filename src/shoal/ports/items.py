@@ -58,8 +58,8 @@ class OutputCount(Struct, frozen=True, kw_only=True):
     """The number of its last item, by its own record. None: it keeps no record."""
     rejected: int = 0
     """Items that it could not take."""
-    is_keyed: bool = False
-    """Items with the same key share a row, so there may be fewer rows than items."""
+    key: tuple[str, ...] = ()
+    """Items with equal values in these fields share a row, so there may be fewer rows than items."""
 
 
 class Sink(Protocol):

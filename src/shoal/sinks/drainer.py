@@ -208,7 +208,7 @@ class Drainer:
             except OutputTakenError as exc:
                 await self._claim_above(exc)
         if last is not None and last < self._position:
-            await self._go_back(last)
+            await _until_back(partial(self._go_back, last))
         self._written, self._last, self._is_broken, self._is_caught_up = self._position, None, False, False
 
     async def _claim_above(self, taken: OutputTakenError) -> None:
@@ -216,7 +216,7 @@ class Drainer:
 
         A drainer that still holds its role meets a newer epoch after a rewind of its store, or if another store has a
         run of the same name."""
-        await self._renew()
+        await _until_back(self._renew)
         assert self._claim is not None
         if self._takeovers == _MAX_TAKEOVERS:
             raise SinkError(f"another store has a run of the same name, which also writes to {self._name}") from None
@@ -231,11 +231,15 @@ class Drainer:
     async def _go_back(self, last: int) -> None:
         """Continue after item ``last``, because the output has no later ones. The cursor moves first: then no process
         deletes the items from the log."""
-        before = self._position
+        before, state = self._position, self._state
         await self._check_log(last)
         log.error("%s was set back: it ends with item %d of %d; writing the others again", self._name, last, before)
         await self._move(last, await self._sink.flush())
-        await self._check_log(last)
+        try:
+            await self._check_log(last)
+        except SinkError:  # the items were deleted meanwhile: a newer backup of the output must still fit the cursor
+            await self._move(before, state)
+            raise
 
     async def _check_log(self, last: int) -> None:
         """SinkError unless the log has the item after ``last``."""
@@ -333,6 +337,7 @@ class Drainer:
         if self._has_unsaved:
             await self._move(self._written, await self._sink.flush())
             self._patience.worked()
+            self._takeovers = 0
 
     async def _renew(self) -> None:
         if not await self._confirm():
@@ -340,8 +345,12 @@ class Drainer:
 
     async def _check_role(self) -> None:
         """RoleTakenError if the role was lost. Then the output refuses because another process writes it now."""
-        with suppress(FrontierError):
+        try:
             await self._renew()
+        except (StoreRewoundError, FencedError):
+            raise
+        except FrontierError as exc:
+            log.debug("can't check the role of %s: %s", self._name, exc)
 
     async def _confirm(self) -> bool:
         """Send the cursor again whose answer was lost. Return False if there is none."""
@@ -413,6 +422,11 @@ class Drainer:
         self._is_broken = True
         if not await self._patience.pause(error):
             raise SinkError(f"gave up after {self._patience.spent}: {error}") from error
+
+    @property
+    def failing_since(self) -> float | None:
+        """When the sink began to fail, on the monotonic clock. None if it works."""
+        return self._patience.failing_since
 
     def hurry(self) -> None:
         """Do not wait long for a sink that fails: the process stops."""

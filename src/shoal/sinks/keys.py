@@ -93,7 +93,7 @@ def _digest(text: str) -> str:
 # -- progress
 
 
-class _Saved(msgspec.Struct):
+class SavedProgress(msgspec.Struct):
     """The state of an output with tables at a flush."""
 
     seq: int
@@ -104,7 +104,15 @@ class _Saved(msgspec.Struct):
 
 
 _encode_saved = msgspec.msgpack.Encoder().encode
-_decode_saved = msgspec.msgpack.Decoder(_Saved).decode
+_decode_saved = msgspec.msgpack.Decoder(SavedProgress).decode
+
+
+def read_progress(state: bytes, name: str) -> SavedProgress | None:
+    """Decode a state; None if there is none. SinkError if it can't be read. ``name`` is the output in messages."""
+    try:
+        return _decode_saved(state) if state else None
+    except msgspec.MsgspecError as exc:
+        raise SinkError(f"can't read the saved position in {name}: {exc}") from exc
 
 
 class WriteProgress:
@@ -117,9 +125,11 @@ class WriteProgress:
     def __init__(self, name: str, key: Sequence[str]) -> None:
         self._name = name
         self._key = list(key)
-        self._saved: _Saved | None = None
+        self._saved: SavedProgress | None = None
         self._seq = 0
         self._has_written = False
+        self.first_written = 0
+        """The number of the first item that was written since ``open``."""
         self.epoch = 0
         self.position = 0
         """The number of the last item in the output, as the output must have recorded it."""
@@ -127,10 +137,7 @@ class WriteProgress:
         """Items that the output could not take."""
 
     def open(self, state: bytes, epoch: int) -> None:
-        try:
-            saved = _decode_saved(state) if state else None
-        except msgspec.MsgspecError as exc:
-            raise SinkError(f"can't read the saved position in {self._name}: {exc}") from exc
+        saved = read_progress(state, self._name)
         if saved is not None and saved.key != self._key:
             raise SinkError(
                 f"this run started to write {self._name} with {_option(saved.key)}, but now it has "
@@ -149,7 +156,7 @@ class WriteProgress:
         self.position = position
         if self._saved is None or position >= self._saved.seq:
             return None
-        self._saved, self._seq, self.rejected = _Saved(position, self._key), position, rejected
+        self._saved, self._seq, self.rejected = SavedProgress(position, self._key), position, rejected
         return position
 
     def stale_after(self, items: Sequence[LoggedItem] = ()) -> int | None:
@@ -169,6 +176,8 @@ class WriteProgress:
         return max(self._seq, items[-1].seq), self.rejected + sum(reject.item.seq > self._seq for reject in rejects)
 
     def wrote(self, items: Sequence[LoggedItem], rejects: Iterable[Reject]) -> None:
+        if not self._has_written:
+            self.first_written = items[0].seq
         self._seq, self.rejected = self.after(items, rejects)
         self._has_written = True
 
@@ -180,7 +189,7 @@ class WriteProgress:
     def flush(self) -> bytes:
         if not self._has_written and self._saved is None:
             return b""
-        return _encode_saved(_Saved(self._seq, self._key, self.rejected, True))
+        return _encode_saved(SavedProgress(self._seq, self._key, self.rejected, True))
 
 
 def _option(key: Sequence[str]) -> str:

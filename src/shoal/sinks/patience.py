@@ -34,12 +34,17 @@ class Patience:
         self._seconds = min(self._seconds, HURRY)
         self._hurried.set()
 
-    async def pause(self, error: Exception) -> bool:
-        """Log a failure, and pause before the next attempt. Return False at once if the time is up."""
-        now = time.monotonic()
+    @property
+    def left(self) -> float:
+        """The seconds that are left. They count from the first failure."""
+        return self._seconds if not self._failures else self._since + self._seconds - time.monotonic()
+
+    async def pause(self, error: Exception, *, since: float | None = None) -> bool:
+        """Log a failure, and pause before the next attempt. Return False at once if the time is up. ``since``: when the
+        failures began, on the monotonic clock, if that is longer ago."""
         if not self._failures:
-            self._since = now
-        left = self._since + self._seconds - now
+            self._since = time.monotonic() if since is None else since
+        left = self._since + self._seconds - time.monotonic()
         if left <= 0:
             return False
         seconds = min(left, _LONGEST_PAUSE, self._first_pause * 2.0 ** min(self._failures, 10))
@@ -50,6 +55,11 @@ class Patience:
             async with asyncio.timeout(seconds):
                 await self._hurried.wait()
         return True
+
+    @property
+    def failing_since(self) -> float | None:
+        """When the failures began, on the monotonic clock. None if it works."""
+        return self._since if self._failures else None
 
     @property
     def spent(self) -> str:

@@ -31,6 +31,8 @@ _EPOCH = "user.shoal.epoch"
 """The extended attribute with the epoch of the last writer, and its run."""
 _unlocked: set[str] = set()
 """Files on file systems without locks for which a warning was logged."""
+_unfenced: set[str] = set()
+"""The same for file systems without extended attributes."""
 
 
 async def in_thread(work: Callable[..., T], *args: object) -> T:
@@ -126,8 +128,16 @@ def fence(descriptor: int, path: str, run_id: str, epoch: int) -> None:
     newest = newest_epoch(descriptor, run_id)
     if newest > epoch:
         raise OutputTakenError(path, newest)
-    with suppress(OSError, AttributeError):
+    try:
         os.setxattr(descriptor, _EPOCH, f"{epoch} {run_id}".encode())
+    except (OSError, AttributeError):
+        if path not in _unfenced:
+            _unfenced.add(path)
+            log.warning(
+                "%s can't have extended attributes: a process that opens it late, after another one has taken over, is "
+                "not refused",
+                path,
+            )
 
 
 def newest_epoch(path: str | int, run_id: str) -> int:

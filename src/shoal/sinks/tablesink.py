@@ -20,13 +20,24 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from shoal.errors import OutputTakenError, SinkError
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.dialects import MAX_PAUSE, REWRITE_FACTOR, Connection, Dialect, Rows, TableColumn, Target, listed_keys
-from shoal.sinks.keys import KEY, OUTPUTS, REGISTRY, RUN, SEQ, SYSTEM_COLUMNS, TableOptions, WriteProgress
+from shoal.sinks.keys import (
+    KEY,
+    OUTPUTS,
+    REGISTRY,
+    RUN,
+    SEQ,
+    SYSTEM_COLUMNS,
+    SavedProgress,
+    TableOptions,
+    WriteProgress,
+    read_progress,
+)
 from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.tables import (
     Batch,
@@ -45,6 +56,8 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 20
 """How often a transaction is tried while other processes change or lock its tables."""
 _ROW_KEY = ("run", "output", "log")
+_EXPORTED = -1
+"""The number of the log in the row of exports of missing items."""
 _ROW = (*_ROW_KEY, "epoch", "seq", "rejected")
 """The columns of ``_shoal_outputs``."""
 
@@ -131,6 +144,8 @@ class TableSink:
         stale_after = self._progress.stale_after()
         if self._options.export == "all":
             await self._retried(self._remove_unexported)
+        elif self._options.export == "missing":
+            await self._retried(self._record_completed)
         elif not self._options.export and stale_after is not None:
             await self._retried(partial(self._remove_stale, stale_after))
         for name in self._written if self._options.table is None else [self._options.table]:
@@ -173,17 +188,17 @@ class TableSink:
 
     # -- the row that fences the output
 
-    @property
+    @cached_property
     def _outputs(self) -> str:
         return self._quoted(OUTPUTS)
 
-    @property
+    @cached_property
     def _row_key(self) -> tuple[str, str, str]:
         """Run, output and log, as literals. A run has one log."""
         table = self._options.table
         return self._run, self._dialect.string("" if table is None else self._dialect.naming.fit(table)), "0"
 
-    @property
+    @cached_property
     def _is_row(self) -> str:
         """The condition for the row of this output."""
         return " AND ".join(f"{name} = {value}" for name, value in zip(_ROW_KEY, self._row_key, strict=True))
@@ -226,7 +241,7 @@ class TableSink:
         if epoch > progress.epoch:
             await connection.rollback()
             raise OutputTakenError(self._name, epoch)
-        if has_lost_table:
+        if has_lost_table and await self._columns(self._options.table or "") is None:
             position = rejected = 0
             await self._reset_outputs()
         elif is_new and progress.of_earlier_version is not None:
@@ -457,34 +472,58 @@ class TableSink:
             await self._remove_rows(name, after, seq)
         await self._connected.commit()
 
+    async def _record_completed(self) -> None:
+        """Record that the output has all items up to the last one of the log, in a row of its own: that of the run
+        belongs to its drainer, which may be writing now."""
+        last = self._progress.last_written
+        if last is None or self._progress.first_written != 1:
+            return
+        await self._prepare_outputs()
+        await self._connected.begin()
+        await self._connected.execute(f"DELETE FROM {self._outputs} WHERE {self._is_export_row}")
+        values = ", ".join([*self._row_key[:2], str(_EXPORTED), "0", str(last), "0"])
+        await self._connected.execute(self._dialect.add.format(table=self._outputs, values=values))
+        await self._connected.commit()
+
+    @cached_property
+    def _is_export_row(self) -> str:
+        run, output, _ = self._row_key
+        return f"run = {run} AND output = {output} AND log = {_EXPORTED}"
+
     # -- count
 
     async def count(self, state: bytes) -> OutputCount:
-        return await TableSink(self._name, self._dialect, self._connect, self._options, prefix=self._prefix)._count()
+        sink = TableSink(self._name, self._dialect, self._connect, self._options, prefix=self._prefix)
+        return await sink._count(read_progress(state, self._name))
 
-    async def _count(self) -> OutputCount:
+    async def _count(self, saved: SavedProgress | None) -> OutputCount:
         self._connection = self._connect()
         try:
             async with self._errors("read") as connection:
                 await connection.open(creates=False)
-                return await connection.run(self._count_rows())
+                return await connection.run(self._count_rows(saved))
         finally:
             await self._disconnect()
 
-    async def _count_rows(self) -> OutputCount:
+    async def _count_rows(self, saved: SavedProgress | None) -> OutputCount:
         rows: Rows = []
         if await self._connected.columns(self._outputs) is not None:
-            rows = await self._connected.fetch(f"SELECT seq, rejected FROM {self._outputs} WHERE {self._is_row}")
+            either = f"{self._is_row} OR {self._is_export_row}"
+            rows = await self._connected.fetch(f"SELECT seq, rejected FROM {self._outputs} WHERE {either}")
         items = 0
         for name in await self._tables():
             count = f"SELECT count(*) FROM {self._quoted(name)} WHERE {RUN} = {self._run}"
             items += (await self._connected.fetch(count, REWRITE_FACTOR))[0][0]
-        position, rejected = rows[0] if rows else (None, 0)
-        return OutputCount(items=items, position=position, rejected=rejected, is_keyed=bool(self._options.key))
+        was_fenced = saved is not None and saved.is_fenced
+        position, rejected = (0 if was_fenced else None), 0
+        if rows:
+            position, rejected = max(seq for seq, _ in rows), max(count for _, count in rows)
+        key = self._options.key if saved is None else tuple(saved.key)
+        return OutputCount(items=items, position=position, rejected=rejected, key=key)
 
     # -- tables
 
-    @property
+    @cached_property
     def _run(self) -> str:
         """The run as a literal."""
         return self._dialect.string(self._options.run)

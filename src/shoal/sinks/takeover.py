@@ -105,7 +105,8 @@ class StandbyDrainer:
             self._position = self._latest.position
             self._patience.worked()
         reason = error.__cause__ if isinstance(error.__cause__, SinkError) else error  # a drainer that gave up has one
-        if not await self._patience.pause(reason):
+        since = None if self._latest is None else self._latest.failing_since
+        if not await self._patience.pause(reason, since=since):
             raise SinkError(f"gave up after {self._patience.spent}: {reason}") from error
 
     def hurry(self) -> None:
@@ -149,7 +150,7 @@ class StandbyDrainer:
         return started
 
     async def _start(self) -> bool:
-        patience = Patience(self._hand_over)
+        patience = Patience(min(self._hand_over, self._patience.left))
         drainer = self._latest = Drainer(
             self._frontier, self._make_sink(), self._role, ttl=self._ttl, patience=patience
         )

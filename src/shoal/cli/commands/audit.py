@@ -18,6 +18,7 @@ from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
 
 if TYPE_CHECKING:
+    from shoal.monitoring.outputs import OutputReport
     from shoal.monitoring.url_report import UrlReport
     from shoal.ports import Rewind, Run, Stats
 
@@ -38,7 +39,7 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
     if an output lacks items.
     """
 
-    async def work() -> tuple[Stats, bool, list[Rewind], bool]:
+    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport]]:
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
             counted, kept = await store.audit(), await store.stats()
             _print_ledger(run, counted, await store.dead_kinds())
@@ -48,13 +49,15 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
             if reports:
                 print("\noutputs")
                 print_outputs(run.run_id, reports, frontier)
-            complete = not any(report.missing or report.surplus for report in reports)
-            return counted, counted.balanced and counted == kept, await store.rewinds(), complete
+            return counted, counted.balanced and counted == kept, await store.rewinds(), reports
 
-    counted, balanced, rewinds, complete = asyncio.run(work())
+    counted, balanced, rewinds, reports = asyncio.run(work())
+    complete = not any(report.missing or report.surplus for report in reports)
     print()
     for line in _verdict(counted, balanced, rewinds, complete):
         print(line)
+    if uncounted := sum(report.count is None for report in reports):
+        print(f"{uncounted} of {len(reports)} outputs could not be counted: see above")
     if not balanced or not complete:
         sys.exit(1)
 

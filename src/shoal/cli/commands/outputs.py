@@ -16,7 +16,8 @@ from shoal.cli.options import FrontierUrl, NewestRun, is_replaceable, resolve
 from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.config import mask
 from shoal.errors import ConfigError
-from shoal.sinks.drainer import PREFIX, split_role
+from shoal.sinks import is_of_plugin
+from shoal.sinks.drainer import PREFIX, output_name, split_role
 from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -83,9 +84,14 @@ async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list
 
 async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None:
     roles = [role.role.removeprefix(PREFIX) for role in await frontier.roles() if role.role.startswith(PREFIX)]
-    if name not in roles:
-        known = ", ".join(roles) or "none"
-        raise ConfigError(f"run {run.run_id} has no output {name}; it has: {known}{did_you_mean(name, roles)}")
+    path = os.path.abspath(name)
+    named = [role for role in roles if name in (role, output_name(role), split_role(role)[0])]
+    named = named or [role for role in roles if split_role(role)[0] == path]
+    if len(named) != 1:
+        known = ", ".join(named or roles) or "none"
+        what = f"{len(named)} outputs named {name}: name one of them" if named else f"no output {name}; it has"
+        raise ConfigError(f"run {run.run_id} has {what}: {known}{'' if named else did_you_mean(name, roles)}")
+    (name,) = named
     if not await frontier.forget(PREFIX + name):
         raise ConfigError(f"a process is writing {name} now; stop it first")
     await record_action(store, "forget output", run.run_id, name, run.project)
@@ -100,7 +106,8 @@ def print_outputs(run_id: str, reports: Sequence[OutputReport], frontier: str | 
         if report.is_abandoned:
             print(f"      if that machine is gone: shoal outputs {run_id} forget {shlex.quote(report.role)}{where}")
         elif report.missing:
-            print(f"      {_repair(run_id, report)}{where}")
+            command = _repair(run_id, report)
+            print(f"      {command}{where if command.startswith('shoal') else ''}")
 
 
 def _shown(report: OutputReport) -> str:
@@ -122,7 +129,7 @@ def _line(report: OutputReport) -> str:
     rejected = f", {count.rejected:,} could not be stored" if count.rejected else ""
     if count.items is None:
         return f"written through item {report.position:,} of {report.logged:,}{rejected}{writer}"
-    what = "rows (one per key) from" if count.is_keyed else "of"
+    what = "rows (one per key) from" if count.key else "of"
     verdict = behind
     if report.missing:
         verdict = f": {report.missing:,} MISSING"
@@ -132,7 +139,9 @@ def _line(report: OutputReport) -> str:
 
 
 def _repair(run_id: str, report: OutputReport) -> str:
-    """The command that writes the missing items. Repeating the command of the run writes them too."""
+    """The command that writes the missing items."""
     if is_replaceable(report.spec):
-        return f"shoal export {run_id} -O {shlex.quote(_shown(report))}"
-    return f"shoal export {run_id} --missing -o {shlex.quote(mask(report.spec))}"
+        return f"shoal export {run_id} -O {shlex.quote(report.spec if '?' in report.spec else _shown(report))}"
+    if is_of_plugin(report.spec):
+        return "repeat the command of the run: it writes them again"
+    return f"shoal export {run_id} --missing -o {shlex.quote(mask(report.export))}"
