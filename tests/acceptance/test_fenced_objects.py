@@ -336,8 +336,14 @@ def remove_parts(server: ObjectServer, bucket: str) -> Callable[[], None]:
     return lambda: [obstore.delete(server.store(bucket), path) for path in paths] and None
 
 
+def truncate_part(server: ObjectServer, bucket: str) -> Callable[[], None]:
+    """Return what truncates a part that exists now."""
+    path = list(server.parts(bucket))[1]
+    return lambda: obstore.put(server.store(bucket), path, b"{}\n") and None
+
+
 @pytest.mark.parametrize("is_live", [True, False], ids=["live", "between"])
-@pytest.mark.parametrize("damage", [set_back, remove_parts])
+@pytest.mark.parametrize("damage", [set_back, remove_parts, truncate_part])
 def test_a_bucket_that_lost_parts_is_completed(
     server: ObjectServer, damage: Callable[[ObjectServer, str], Callable[[], None]], is_live: bool, tmp_path: Path
 ) -> None:

@@ -490,6 +490,22 @@ async def test_an_export_into_the_table_that_the_run_writes(place: AnyPlace) -> 
     assert await outputs(place) == [("run", "", 0, 9, 60, 0)]
 
 
+async def test_a_table_of_a_type_that_is_dropped(place: AnyPlace) -> None:
+    """The run has no more items of this type, and only another run is open."""
+    frontier = await in_memory()
+    await log_items(frontier, range(20))
+    await drained(place, frontier)
+    other = await opened(place.spec(), epoch=1, run_id="other")
+    await other.write(items(1, 2))
+    await place.query("DROP TABLE item")
+    await drained(place, frontier)
+    assert await numbers(place) == list(range(20))
+    with pytest.raises(SinkError) as raised:
+        await other.close(finished=True)
+    assert is_retryable(raised.value)  # the drainer opens it again, and writes all items
+    await other.close(finished=False)
+
+
 async def test_an_export_at_the_same_time_as_the_run(place: AnyPlace) -> None:
     """It reads items that the run has not written yet, and the run writes others that the export has written."""
     frontier = await in_memory()

@@ -117,6 +117,36 @@ def test_rows_with_a_key(shoal: Shoal, tmp_path: Path) -> None:
     assert f"10 rows (one per key) from {ITEMS} items\n" in shoal("audit").stdout
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_a_file_that_is_gone_with_its_identity(shoal: Shoal, tmp_path: Path, name: str) -> None:
+    crawl(shoal, name)
+    for file in (tmp_path / name, tmp_path / f"{name}.shoal"):
+        file.unlink()
+    audit = shoal("audit", code=1).stdout
+    assert f"{name}: 0 of {ITEMS} items: {ITEMS} MISSING" in audit
+    shoal("export", "-O", name)
+    assert f"{name}: {ITEMS} of {ITEMS} items" in shoal("audit").stdout
+
+
+def test_items_that_the_log_no_longer_has(shoal: Shoal, tmp_path: Path) -> None:
+    """Nothing that would lose the rest of them is done or advised."""
+    crawl(shoal, "x.jsonl")
+    file = tmp_path / "x.jsonl"
+    with closing(sqlite3.connect(tmp_path / "store.db")) as database:
+        database.execute("DELETE FROM item WHERE id IN (SELECT id FROM item ORDER BY id LIMIT 10)")
+        database.commit()
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:30]))
+    audit = shoal("audit", code=1).stdout
+    assert "items 1 to 10 are no longer in the log" in audit
+    assert "shoal export" not in audit
+    assert "Choose another file" in shoal("export", "-O", "x.jsonl", code=2).stderr
+    for gone in (file, tmp_path / "x.jsonl.shoal"):
+        gone.unlink()
+    spider = ("run", "numbers.py", "--delay", "0", "--quiet", "-o", "x.jsonl")
+    assert "items 1 to 10 are no longer in the item log" in shoal(*spider, code=2).stderr
+    assert "begins with item 11" in shoal("outputs", audit.split()[1], "forget", "x.jsonl").stdout
+
+
 @pytest.mark.parametrize("kind", [Postgres, MySQL])
 def test_databases_on_servers_need_their_url(shoal: Shoal, tmp_path: Path, kind: type[Postgres | MySQL]) -> None:
     destination = kind(tmp_path)
@@ -149,7 +179,7 @@ def test_outputs_of_a_fleet_are_stored_with_the_run(shoal: Shoal, tmp_path: Path
     sidecar = tmp_path / "x.jsonl.shoal"
     sidecar.write_text(json.dumps({"identity": "other-12345678", "inode": sidecar.stat().st_ino}))
     elsewhere = shoal("audit", tmp_path.name, frontier=frontier).stdout
-    assert "it is a file on" in elsewhere
+    assert "another file has its name now" in elsewhere
     assert "1 of 2 outputs could not be counted" in elsewhere
     error = shoal("outputs", tmp_path.name, "forget", "x", code=2, frontier=frontier).stderr
     assert "has no output x; it has:" in error

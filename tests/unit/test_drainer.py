@@ -26,7 +26,7 @@ from shoal.item import decode_item, encode_item
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, LoggedItem, OutputCount, Run, Sink
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
-from shoal.sinks.drainer import FLUSH_EVERY, Drainer, RoleTakenError, export
+from shoal.sinks.drainer import FLUSH_EVERY, Drainer, RoleTakenError, export, position_of
 from shoal.sinks.patience import Patience
 
 
@@ -580,6 +580,19 @@ async def test_two_stores_with_a_run_of_the_same_name(frontier: FrontierWithFaul
     frontier.fault = other_writes
     with pytest.raises(SinkError, match="another store has a run of the same name"):
         await drainer.finish(True)
+
+
+async def test_an_output_that_another_store_has_set_back(frontier: FrontierWithFaults) -> None:
+    """Its position is that of the other run: the cursor must not follow it."""
+    destination = Destination()
+    await log_items(frontier, 20)
+    await drained(frontier, destination)
+    del destination.numbers[5:]
+    destination.epoch = 2**60
+    with pytest.raises(SinkError, match="another store has a run of the same name"):
+        await drained(frontier, destination)
+    (role,) = await frontier.roles()
+    assert position_of(role.cursor) == 20
 
 
 @pytest.mark.parametrize("kept", [0, 7])

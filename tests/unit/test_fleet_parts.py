@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,7 @@ from shoal.middleware import Postponed
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, LoggedItem, Run
 from shoal.runs.child import RestartBackoff
 from shoal.runs.supervisor import Processes
+from shoal.sinks import open_sink
 from shoal.sinks import takeover as standby
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer, position_of
@@ -462,3 +464,19 @@ def test_children_are_restarted_with_longer_pauses_until_one_lives_long() -> Non
     backoff = RestartBackoff()
     assert [backoff.pause_after(1.0) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert [backoff.pause_after(61.0), backoff.pause_after(1.0)] == [0.5, 1.0]
+
+
+async def test_an_output_is_complete_only_when_its_writer_has_closed_it(tmp_path: Path) -> None:
+    """The writer died after its last cursor, while it joined the parts of a Parquet file."""
+    frontier = await memory_frontier()
+    await log_items(frontier, 3)
+    path = tmp_path / "x.parquet"
+    writer = Drainer(frontier, open_sink(str(path)), "x", ttl=0.3)
+    await writer.start()
+    await writer._catch_up()  # all items are in parts, and its role stays taken
+    os.close(writer._sink._lock)  # type: ignore[attr-defined]
+    assert not path.exists()
+    drain = StandbyDrainer(frontier, lambda: open_sink(str(path)), "x", ttl=60)
+    await drain.finish(finished=True)
+    assert path.exists()
+    await StandbyDrainer(frontier, lambda: open_sink(str(path)), "x", ttl=60).finish(finished=True)  # nothing to do

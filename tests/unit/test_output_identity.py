@@ -241,7 +241,10 @@ async def test_a_file_with_other_content_is_not_begun_again(
     assert numbers(path) == list(range(1, 21))
 
 
-async def test_a_file_that_a_live_process_may_be_writing(frontier: FrontierWithFaults, folder: Path) -> None:
+async def test_a_file_that_a_live_process_may_be_writing(
+    frontier: FrontierWithFaults, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_ROLE_SECONDS", 1)
     path = folder / "out.jsonl"
     await log_items(frontier, 20)
     await drain(path, frontier)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from shoal.config import Config, mask
 from shoal.errors import RunError, ShoalError
 from shoal.ports import ItemSource, OutputCount, RoleState, Run
 from shoal.runs.start import RunSettings
 from shoal.runs.trust import check_outputs
-from shoal.sinks import open_sink, sink_id
-from shoal.sinks.drainer import COLLECTORS, PREFIX, host_of, output_name, read_cursor, split_role
-from shoal.sinks.identity import is_here
+from shoal.sinks import file_of, open_sink, sink_id
+from shoal.sinks.drainer import COLLECTORS, PREFIX, first_after, host_of, output_name, read_cursor, split_role
+from shoal.sinks.identity import identity_of, this_host
 
 _PASS_IT = "pass its URL with -o to count it"
 
@@ -33,6 +33,10 @@ class OutputReport(Struct, frozen=True, kw_only=True):
     """How many items the run has."""
     is_complete: bool
     """Whether it should have all items: the run is finished, and no process is writing."""
+    is_open: bool = False
+    """Whether the run is finished, but its last writer died before it completed the output."""
+    first_logged: int = 1
+    """The number of the first item that the log still has."""
     spec: str = ""
     """What to pass with ``-o``. Empty: unknown."""
     count: OutputCount | None = None
@@ -82,8 +86,18 @@ async def report_outputs(run: Run, frontier: ItemSource, specs: Sequence[str], c
     stored with the run by their URL, as far as a worker with this ``config`` would write to them."""
     known, refused = _known_specs(run, specs, config)
     roles = [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
-    return [
+    for spec in specs:  # a file that was moved together with its identity
+        if (path := file_of(spec)) is not None and (identity := await identity_of(path)) is not None:
+            known |= {split_role(role.role)[0]: spec for role in roles if split_role(role.role)[1] == identity}
+    first = await first_after(frontier, 0)
+    reports = [
         await _report(run, frontier, role, known, refused) for role in roles if not role.role.startswith(COLLECTORS)
+    ]
+    here = {split_role(report.role)[0] for report in reports if split_role(report.role)[1] and not report.machine}
+    return [  # without roles of an earlier version that a role with an identity continues
+        structs.replace(report, first_logged=first)
+        for report in reports
+        if report.position or split_role(report.role)[1] or split_role(report.role)[0] not in here
     ]
 
 
@@ -107,13 +121,18 @@ async def _report(
     run: Run, frontier: ItemSource, role: RoleState, known: Mapping[str, str], refused: Mapping[str, str]
 ) -> OutputReport:
     place, identity = split_role(role.role)
-    position, state = read_cursor(role.cursor)
+    cursor = read_cursor(role.cursor)
     spec, unknown, machine = known.get(place, ""), "", ""
-    if identity and await is_here(place, identity):
-        spec = spec or place
-    elif identity:
-        spec, machine = "", host_of(role.role)
-        unknown = f"it is a file on {machine}; count it there"
+    if identity:
+        at = file_of(spec or place) or place
+        here = await identity_of(at)
+        if here == identity or (here is None and host_of(role.role) == this_host()):
+            spec = spec or place
+        elif host_of(role.role) == this_host():
+            spec, unknown = "", "another file has its name now; `forget` it if that one has all items"
+        else:
+            spec, machine = "", host_of(role.role)
+            unknown = f"it is a file on {machine}; count it there"
     elif not spec and os.path.isabs(place):  # a file that is identified by its path
         spec = place if os.path.exists(place.partition("?")[0]) else ""
         unknown = "" if spec else "this machine has no such file"
@@ -122,16 +141,17 @@ async def _report(
     count = None
     if spec:
         try:
-            count = await open_sink(spec, run_id=run.run_id).count(state)
+            count = await open_sink(spec, run_id=run.run_id).count(cursor.state)
         except ShoalError as exc:
             unknown = str(exc)
     return OutputReport(
         name=output_name(role.role),
         role=role.role.removeprefix(PREFIX),
         writer=(role.holder or "a process") if role.held else "",
-        position=position,
+        position=cursor.position,
         logged=(await frontier.stats()).items,
         is_complete=run.state == "finished" and not role.held,
+        is_open=run.state == "finished" and not role.held and cursor.is_closed is False,
         spec=spec,
         count=count,
         unknown=unknown,

@@ -46,7 +46,6 @@ _FRONTIER_DELAYS = (0.25, 0.75, 2.0, 5.0)
 _CLAIM_POLL = 0.25
 _AWAY_POLL = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
-_decode_cursor = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 _NONCE_BYTES = 16
 PREFIX = "sink:"
 """With which the roles of drainers begin."""
@@ -63,17 +62,29 @@ class RoleTakenError(SinkError):
     """Another process of the run holds the role of this output."""
 
 
-def read_cursor(cursor: bytes) -> tuple[int, bytes]:
-    """The position in the log and the state of the sink there; (0, b"") if the cursor can't be read."""
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """How far a drainer is: the position in the log, and the state of the sink there."""
+
+    position: int = 0
+    state: bytes = b""
+    is_closed: bool | None = None
+    """Whether the sink was closed after the run had ended, with all items. None: an earlier version did not say it."""
+
+
+_decode_cursor = msgspec.msgpack.Decoder(Cursor).decode
+
+
+def read_cursor(cursor: bytes) -> Cursor:
+    """Decode a cursor. If it can't be read, it says nothing."""
     try:
-        return _decode_cursor(cursor) if cursor else (0, b"")
+        return _decode_cursor(cursor) if cursor else Cursor()
     except msgspec.MsgspecError:
-        return 0, b""
+        return Cursor()
 
 
 def position_of(cursor: bytes) -> int:
     """The position in the log of this cursor; 0 if it can't be read."""
-    return read_cursor(cursor)[0]
+    return read_cursor(cursor).position
 
 
 def split_role(role: str) -> tuple[str, str]:
@@ -188,7 +199,8 @@ class Drainer:
     async def _open(self, claim: Claim) -> None:
         self._claim = claim
         try:
-            self._position, self._state = _decode_cursor(claim.cursor) if claim.cursor else (0, b"")
+            cursor = _decode_cursor(claim.cursor) if claim.cursor else Cursor()
+            self._position, self._state = cursor.position, cursor.state
             await self._open_sink()
         except BaseException as exc:
             if isinstance(exc, OutputChangedError):
@@ -200,6 +212,7 @@ class Drainer:
 
     async def _open_sink(self) -> None:
         """Open the sink at the cursor. An output that was set back moves the cursor back."""
+        was_taken = False
         while True:
             assert self._claim is not None, "not started"
             try:
@@ -207,6 +220,9 @@ class Drainer:
                 break
             except OutputTakenError as exc:
                 await self._claim_above(exc)
+                was_taken = True
+        if was_taken and last is not None:  # a backup has an older epoch, not a newer one
+            raise self._other_store()
         if last is not None and last < self._position:
             await _until_back(partial(self._go_back, last))
         self._written, self._last, self._is_broken, self._is_caught_up = self._position, None, False, False
@@ -219,7 +235,7 @@ class Drainer:
         await _until_back(self._renew)
         assert self._claim is not None
         if self._takeovers == _MAX_TAKEOVERS:
-            raise SinkError(f"another store has a run of the same name, which also writes to {self._name}") from None
+            raise self._other_store() from None
         self._takeovers += 1
         await _until_back(partial(self._frontier.relinquish, self._claim))
         nonce = os.urandom(_NONCE_BYTES)
@@ -227,6 +243,12 @@ class Drainer:
         self._claim = await _until_back(claim)
         if self._claim is None:
             raise RoleTakenError(str(taken)) from None
+
+    def _other_store(self) -> SinkError:
+        return SinkError(
+            f"another store has a run of the same name, which also writes to {self._name}. Stop one of them, and give "
+            "its run another name or another output"
+        )
 
     async def _go_back(self, last: int) -> None:
         """Continue after item ``last``, because the output has no later ones. The cursor moves first: then no process
@@ -359,10 +381,10 @@ class Drainer:
         await self._move(*self._unconfirmed)
         return True
 
-    async def _move(self, position: int, state: bytes) -> None:
+    async def _move(self, position: int, state: bytes, *, is_closed: bool = False) -> None:
         assert self._claim is not None, "not started"
         renew_at = time.monotonic() + self._ttl / 3
-        cursor = _encode_cursor((position, state))
+        cursor = _encode_cursor(Cursor(position, state, is_closed))
         self._unconfirmed = (position, state)
         has_role = await self._frontier.advance(self._claim, cursor, self._ttl, last=self._item_at(position))
         self._unconfirmed = None
@@ -451,6 +473,9 @@ class Drainer:
                     await self._catch_up()
                     if await self._persist(partial(self._close_sink, finished)):
                         break
+                if finished:
+                    self._is_broken = False
+                    await _until_back(partial(self._move, self._position, self._state, is_closed=True))
             except BaseException:
                 await self._close_unfinished()
                 raise

@@ -13,6 +13,7 @@ content is unknown, and nothing is written.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import logging
@@ -37,6 +38,8 @@ _ATTRIBUTE = "user.shoal.identity"
 _TABLE = "?table="
 _SQLITE = b"SQLite format 3\0"
 _MAX_HOST = 60
+_ROLE_SECONDS = 65
+"""A little longer than the role of a dead process lasts."""
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -59,23 +62,26 @@ async def output_role(spec: str, frontier: ItemSource, run_id: str) -> str:
     name, path = sink_id(spec), file_of(spec)
     if path is None or await in_thread(_is_no_file, path):
         return name
-    roles = [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
     with storage_errors(path):
         identity = await in_thread(_read_identity, path)
+        roles = await _roles(frontier)
         if identity is None:
             if await in_thread(_has_content, path):
+                roles = await _released(name, frontier)
                 identity = await _continued(spec, path, run_id, _roles_at(name, roles))
                 if identity is None and owner_of(path) == run_id:
-                    await _check_log(path, frontier, run_id)
+                    await _check_log(f"{path} was written by run {run_id} at another path", path, frontier)
+            elif any(host_of(role.role) == this_host() for role in _written(_roles_at(name, roles))):
+                await _check_log(f"{path} is gone", path, frontier)
             identity = await in_thread(_store_identity, path, identity or _new_identity())
     role = _role_of(name, path, identity, roles)
     _report_copies(role, name, run_id, roles)
     return role
 
 
-async def is_here(place: str, identity: str) -> bool:
-    """Whether the file of a role is on this machine: the one at its path has this identity."""
-    return await in_thread(_read_identity, place.partition(_TABLE)[0]) == identity
+async def identity_of(path: str) -> str | None:
+    """The identity of a file on this machine; None if it has none."""
+    return await in_thread(_read_identity, path)
 
 
 def _is_no_file(path: str) -> bool:
@@ -110,9 +116,9 @@ def _roles_at(name: str, roles: list[RoleState]) -> list[RoleState]:
 
 async def _continued(spec: str, path: str, run_id: str, roles: list[RoleState]) -> str | None:
     """The identity of the role of this path that wrote the content of the file; None if none of them did."""
-    here = _host()
-    written = [role for role in roles if read_cursor(role.cursor)[0]]
-    for role in sorted(written, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor)[0])):
+    here = this_host()
+    written = _written(roles)
+    for role in sorted(written, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor).position)):
         if not role.held and await _matches(spec, path, role.cursor, run_id):
             return split_role(role.role)[1] or path
     if written and owner_of(path) in (None, run_id):
@@ -126,16 +132,39 @@ async def _continued(spec: str, path: str, run_id: str, roles: list[RoleState]) 
     return None
 
 
-async def _check_log(path: str, frontier: ItemSource, run_id: str) -> None:
-    """SinkError if the log no longer has all items. A file that the run has written at another path is written again
-    from the first item on."""
+async def _check_log(what: str, path: str, frontier: ItemSource) -> None:
+    """SinkError if the log no longer has all items. A file that the run can't continue is written again from the first
+    item on."""
     first = await first_after(frontier, 0)
     if first > 1:
         raise SinkError(
-            f"{path} was written by run {run_id} at another path, and can't be continued here, because {path}{SIDECAR} "
-            f"is missing or a copy. It can't be written again, because items 1 to {first - 1} are no longer in the "
-            "item log (items.keep is false). Move it back, or choose another output"
+            f"{what}, and can't be continued here, because {path}{SIDECAR} is missing or a copy. It can't be written "
+            f"again, because items 1 to {first - 1} are no longer in the item log (items.keep is false). Restore it, "
+            "or choose another output"
         )
+
+
+async def _roles(frontier: ItemSource) -> list[RoleState]:
+    return [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
+
+
+async def _released(name: str, frontier: ItemSource) -> list[RoleState]:
+    """The roles, as soon as no process holds one of this path. The role of a dead process expires; a live one keeps
+    it."""
+    has_warned = False
+    for _ in range(_ROLE_SECONDS):
+        roles = await _roles(frontier)
+        if not any(role.held for role in _written(_roles_at(name, roles))):
+            break
+        if not has_warned:
+            has_warned = True
+            log.warning("another process of this run writes %s, or died; waiting up to %d s", name, _ROLE_SECONDS)
+        await asyncio.sleep(1)
+    return roles
+
+
+def _written(roles: list[RoleState]) -> list[RoleState]:
+    return [role for role in roles if read_cursor(role.cursor).position]
 
 
 def _has_content(path: str) -> bool:
@@ -153,7 +182,7 @@ async def _matches(spec: str, path: str, cursor: bytes, run_id: str) -> bool:
         return await in_thread(_is_database, path)
     sink = open_sink(spec, run_id=run_id)
     try:
-        await sink.open(read_cursor(cursor)[1])  # which changes nothing in the file
+        await sink.open(read_cursor(cursor).state)  # which changes nothing in the file
     except SinkError:
         return False
     finally:
@@ -168,7 +197,7 @@ def _is_database(path: str) -> bool:
 
 def _report_copies(role: str, name: str, run_id: str, roles: list[RoleState]) -> None:
     others = {host_of(other.role) for other in _roles_at(name, roles) if other.role != PREFIX + role} - {""}
-    elsewhere = sorted(others - {_host()})
+    elsewhere = sorted(others - {this_host()})
     if elsewhere:
         log.warning(
             "run %s also writes %s on %s, which is another file: each machine writes a complete copy",
@@ -181,12 +210,13 @@ def _report_copies(role: str, name: str, run_id: str, roles: list[RoleState]) ->
 # -- identities
 
 
-def _host() -> str:
+def this_host() -> str:
+    """The name of this machine in identities."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:_MAX_HOST] or "host"
 
 
 def _new_identity() -> str:
-    return f"{_host()}-{secrets.token_hex(4)}"
+    return f"{this_host()}-{secrets.token_hex(4)}"
 
 
 def _read_identity(path: str) -> str | None:

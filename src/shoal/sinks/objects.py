@@ -20,7 +20,7 @@ import logging
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
@@ -94,6 +94,8 @@ class _PartEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     items: int | None = None
     """None for parts of an earlier version."""
     rejected: int = 0
+    size: int = 0
+    """In bytes. 0 for parts of an earlier version."""
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -147,8 +149,8 @@ class ObjectSink:
         self._writer = ""
         self._stored: _Stored | None = None
         """The manifest as this process wrote it last."""
-        self._objects: set[str] = set()
-        """The names of all parts in the folder, as far as this process knows."""
+        self._objects: dict[str, int] = {}
+        """The names of all parts in the folder with their sizes, as far as this process knows."""
         self._parts: list[_PartEntry] = []
         """The parts that the next manifest names."""
         self._fields: list[str] = []
@@ -236,7 +238,7 @@ class ObjectSink:
         if self._legacy:
             names = self._numbered(self._legacy)
             self._parts = [replace(part, last=0) for part in manifest.parts[: self._legacy]]
-            if [part.name for part in self._parts] == names and self._objects.issuperset(names):
+            if [part.name for part in self._parts] == names and self._objects.keys() >= set(names):
                 return None
             self._legacy = 0
         elif self._seq is None:
@@ -261,17 +263,17 @@ class ObjectSink:
         return kept
 
     def _is_missing(self, part: _PartEntry) -> bool:
-        return part.name != "" and part.name not in self._objects
+        return not _is_there(part, self._objects)
 
     # -- objects
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
-    async def _list(self, client: ObjectClient) -> set[str]:
-        """The names of all parts in the folder."""
-        names = {path.rpartition("/")[2] async for path in client.list(self._folder)}
-        return {name for name in names if self._pattern.fullmatch(name)}
+    async def _list(self, client: ObjectClient) -> dict[str, int]:
+        """The names of all parts in the folder, and their sizes."""
+        objects = {path.rpartition("/")[2]: size async for path, size in client.list(self._folder)}
+        return {name: size for name, size in objects.items() if self._pattern.fullmatch(name)}
 
     async def _read_manifest(self, client: ObjectClient) -> _Stored | None:
         content = await client.read(self._manifest_path)
@@ -334,8 +336,9 @@ class ObjectSink:
         if name:
             async with self._errors():
                 await self._client.replace(self._path(name), data, CONTENT_TYPES[self._kind])
-            self._objects.add(name)
-        self._parts = [*self._parts, _PartEntry(name, first, last, count if data else 0, len(rejects))]
+            self._objects[name] = len(data)
+        entry = _PartEntry(name, first, last, count if data else 0, len(rejects), len(data))
+        self._parts = [*self._parts, entry]
         self._items, self._size, self._fields = [], 0, list(fields)
         self._rejects.add(rejects)
 
@@ -403,7 +406,7 @@ class ObjectSink:
         assert self._stored is not None, "not open"
         if self._seq is None:
             return
-        unnamed = sorted(self._objects - self._stored.manifest.names)
+        unnamed = sorted(self._objects.keys() - self._stored.manifest.names)
         async with self._errors():
             await self._remove([name for name in unnamed if self._epoch_of(name) <= self._epoch][:most])
 
@@ -417,7 +420,8 @@ class ObjectSink:
         for start in range(0, len(names), _AT_ONCE):
             batch = names[start : start + _AT_ONCE]
             await asyncio.gather(*(self._client.delete(self._path(name)) for name in batch))
-            self._objects.difference_update(batch)
+            for name in batch:
+                self._objects.pop(name, None)
 
     # -- close
 
@@ -437,7 +441,7 @@ class ObjectSink:
             await self._check(await self._read_manifest(self._client), self._stored.manifest)
             self._objects = await self._list(self._client)
         if missing := [part.name for part in self._parts if self._is_missing(part)]:
-            raise self._changed(f"{len(missing)} of its parts are gone, the first is {missing[0]}")
+            raise self._changed(f"{len(missing)} of its parts are gone or damaged, the first is {missing[0]}")
         await self._remove_leftovers()
 
     # -- count
@@ -447,10 +451,10 @@ class ObjectSink:
         client = ObjectClient(self._place)
         async with self._errors():
             stored = await self._read_manifest(client)
-            names = await self._list(client)
+            objects = await self._list(client)
         if stored is None:
             return OutputCount(items=None if saved.parts else 0, position=None if saved.parts else 0)
-        parts = [part for part in stored.manifest.parts if not part.name or part.name in names]
+        parts = [part for part in stored.manifest.parts if _is_there(part, objects)]
         counts = [part.items for part in parts if part.items is not None]
         return OutputCount(
             items=sum(counts) if len(counts) == len(parts) else None,
@@ -494,7 +498,7 @@ class MissingPartsSink(ObjectSink):
             self._stored = await self._read_manifest(self._client)
             self._objects = await self._list(self._client)
         manifest = _Manifest(self._options.run) if self._stored is None else self._stored.manifest
-        self._lost = manifest.names - self._objects
+        self._lost = {part.name for part in manifest.parts if self._is_missing(part)}
         self._ranges = self._there(manifest.parts)
         if (self._stored is None and self._objects) or any(part.last < part.first for part in self._ranges):
             raise SinkError(
@@ -548,6 +552,11 @@ class MissingPartsSink(ObjectSink):
 
     async def _finish(self) -> None:
         await self._commit()
+
+
+def _is_there(part: _PartEntry, objects: Mapping[str, int]) -> bool:
+    """Whether the bucket has a part as it was written."""
+    return not part.name or (part.name in objects and part.size in (0, objects[part.name]))
 
 
 def _names(parts: Iterable[_PartEntry]) -> set[str]:

@@ -68,6 +68,7 @@ class _Mark(msgspec.Struct):
 
     run: str
     rows: list[int]
+    run_id: str = ""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -216,12 +217,15 @@ class ParquetSink:
         os.close(descriptor)
 
     def _mark(self, run: str) -> _Mark:
-        """The metadata of the existing file; empty if another run wrote it."""
+        """The metadata of the existing file; empty if it has other parts."""
+        mark = self._read_mark()
+        return mark if mark.run == run else _Mark("", [])
+
+    def _read_mark(self) -> _Mark:
         try:
-            mark = _decode_mark((pq.read_schema(self._path).metadata or {}).get(_MARK, b""))
+            return _decode_mark((pq.read_schema(self._path).metadata or {}).get(_MARK, b""))
         except (FileNotFoundError, pa.ArrowException, msgspec.MsgspecError):
             return _Mark("", [])
-        return mark if mark.run == run else _Mark("", [])
 
     def _own_files(self) -> Iterator[str]:
         for name in os.listdir(self._folder):
@@ -312,7 +316,7 @@ class ParquetSink:
         for source in parts:
             rows_through.append((rows_through or [0])[-1] + pq.read_metadata(source).num_rows)
         schema = unify([pq.read_schema(source) for source in sources])
-        schema = schema.with_metadata({_MARK: _encode(_Mark(self._saved.run, rows_through))})
+        schema = schema.with_metadata({_MARK: _encode(_Mark(self._saved.run, rows_through, self._options.run_id))})
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             group: list[pa.Table] = []
             rows = size = 0
@@ -340,14 +344,19 @@ class ParquetSink:
         saved = self._load(state)
         rows = None
         while rows is None:
-            rows = await in_thread(self._count, saved.run)
+            rows = await in_thread(self._count, saved)
         return OutputCount(items=rows, rejected=saved.rejected)
 
-    def _count(self, run: str) -> int | None:
+    def _count(self, saved: _Saved) -> int | None:
         """The rows in the merged file and in parts. None if a writer merged the parts meanwhile."""
         with self._errors():
-            merged = len(self._mark(run).rows)
-            rows = pq.read_metadata(self._path).num_rows if merged else 0
+            mark = self._read_mark()
+            run, run_id = saved.run, self._options.run_id
+            merged = len(mark.rows) if mark.run == run else 0
+            is_own = merged or (saved.parts and run_id and mark.run_id == run_id)  # an export has other parts
+            rows = pq.read_metadata(self._path).num_rows if is_own else 0
+            if is_own and not merged:
+                return rows
             try:
                 names = os.listdir(self._folder)
             except FileNotFoundError:

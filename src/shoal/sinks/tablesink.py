@@ -121,13 +121,11 @@ class TableSink:
             return await connection.run(self._open_output())
 
     async def _open_output(self) -> int | None:
-        table = self._options.table
-        is_missing = table is not None and await self._columns(table) is None
-        set_back_to = None
+        table, set_back_to = self._options.table, None
         if not self._options.export:
             await self._prepare_outputs()
-            set_back_to = await self._retried(partial(self._take_row, has_lost_table=is_missing))
-        if table is not None and is_missing:
+            set_back_to = await self._retried(partial(self._take_row, await self._lost_tables()))
+        if table is not None and await self._columns(table) is None:
             await self._prepare(table, self._connected.batch(()))
         return set_back_to
 
@@ -148,8 +146,8 @@ class TableSink:
             await self._retried(self._record_completed)
         elif not self._options.export and stale_after is not None:
             await self._retried(partial(self._remove_stale, stale_after))
-        for name in self._written if self._options.table is None else [self._options.table]:
-            if await self._columns(name) is None:
+        for name in await self._lost_tables():
+            if name in self._written or not self._options.export:
                 raise _TableGoneError(name)
         for name, fields in self._blank.items():
             await self._prepare(name, self._connected.batch(()), fields)
@@ -227,7 +225,7 @@ class TableSink:
                 f"GRANT SELECT, INSERT, UPDATE ON {self._outputs} TO {user};"
             ) from None
 
-    async def _take_row(self, *, has_lost_table: bool) -> int | None:
+    async def _take_row(self, lost: Sequence[str]) -> int | None:
         """Store the epoch of this writer in the row. Return the position in the output if it was set back."""
         connection, progress = self._connected, self._progress
         await connection.begin()
@@ -241,9 +239,9 @@ class TableSink:
         if epoch > progress.epoch:
             await connection.rollback()
             raise OutputTakenError(self._name, epoch)
-        if has_lost_table and await self._columns(self._options.table or "") is None:
+        if lost := [name for name in lost if await self._columns(name) is None]:
             position = rejected = 0
-            await self._reset_outputs()
+            await self._reset_outputs(lost)
         elif is_new and progress.of_earlier_version is not None:
             position = await self._position_of_earlier_version(progress.of_earlier_version)
         await connection.execute(
@@ -312,14 +310,17 @@ class TableSink:
 
     async def _start_over(self) -> None:
         await self._begin(0, 0)
-        await self._reset_outputs()
+        await self._reset_outputs(await self._lost_tables())
         await self._commit(0)
 
-    async def _reset_outputs(self) -> None:
-        """Set the position of all runs to 0 that wrote to a table which is gone. Otherwise only the first one that
-        needs it would notice. Without ``?table=`` nothing says which runs wrote to it."""
-        if self._options.table is None:
-            return
+    async def _reset_outputs(self, lost: Sequence[str]) -> None:
+        """Set the position of all runs to 0 that may have written to a table which is gone. Otherwise only the first
+        one that needs it would notice."""
+        if self._options.table is None and lost:
+            registry = self._quoted(REGISTRY)
+            names = [name for (name,) in await self._connected.fetch(f"SELECT name FROM {registry}")]
+            gone = [self._dialect.string(name) for name in names if self._dialect.naming.fit(name) in lost]
+            await self._connected.execute(f"DELETE FROM {registry} WHERE name IN ({', '.join(gone)})")
         is_lost = f"output = {self._row_key[1]} AND seq > 0"
         if await self._connected.fetch(f"SELECT 1 FROM {self._outputs} WHERE {is_lost}"):  # MySQL would lock all rows
             await self._connected.execute(f"UPDATE {self._outputs} SET seq = 0, rejected = 0 WHERE {is_lost}")
@@ -480,9 +481,9 @@ class TableSink:
             return
         await self._prepare_outputs()
         await self._connected.begin()
-        await self._connected.execute(f"DELETE FROM {self._outputs} WHERE {self._is_export_row}")
-        values = ", ".join([*self._row_key[:2], str(_EXPORTED), "0", str(last), "0"])
+        values = ", ".join([*self._row_key[:2], str(_EXPORTED), "0", "0", "0"])
         await self._connected.execute(self._dialect.add.format(table=self._outputs, values=values))
+        await self._connected.execute(f"UPDATE {self._outputs} SET seq = {last} WHERE {self._is_export_row}")
         await self._connected.commit()
 
     @cached_property
@@ -543,6 +544,11 @@ class TableSink:
             return []
         names = await self._connected.fetch(f"SELECT name FROM {self._quoted(REGISTRY)}")
         return list(dict.fromkeys(self._dialect.naming.fit(name) for (name,) in names))
+
+    async def _lost_tables(self) -> list[str]:
+        """The tables of this output that were created before and do not exist. A named table counts as created."""
+        names = [self._options.table] if self._options.table is not None else await self._registered()
+        return [name for name in names if await self._columns(name) is None]
 
     async def _is_expected(self, name: str) -> bool:
         """Whether the table was created before."""

@@ -9,7 +9,16 @@ from contextlib import suppress
 
 from shoal.errors import FencedError, ShoalError, SinkError, StoreAwayError
 from shoal.ports import ItemSource, Sink
-from shoal.sinks.drainer import PATIENCE, PREFIX, Drainer, RoleTakenError, is_retryable, output_name, position_of
+from shoal.sinks.drainer import (
+    PATIENCE,
+    PREFIX,
+    Cursor,
+    Drainer,
+    RoleTakenError,
+    is_retryable,
+    output_name,
+    read_cursor,
+)
 from shoal.sinks.patience import Patience
 from shoal.sinks.storage import SinkBusyError
 
@@ -174,4 +183,5 @@ class StandbyDrainer:
         except StoreAwayError:  # it may answer again soon
             return False
         mine = roles.get(PREFIX + self._role)
-        return (position_of(mine.cursor) if mine is not None else 0) >= written
+        cursor = Cursor() if mine is None else read_cursor(mine.cursor)
+        return cursor.position >= written and cursor.is_closed is not False

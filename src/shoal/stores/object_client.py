@@ -122,11 +122,11 @@ class ObjectClient:
         with suppress(FileNotFoundError):
             await obstore.delete_async(self._store, path)
 
-    async def list(self, folder: str) -> AsyncIterator[str]:
-        """The path of each object in a folder."""
+    async def list(self, folder: str) -> AsyncIterator[tuple[str, int]]:
+        """The path and the size of each object in a folder."""
         async for batch in obstore.list(self._store, folder):
             for entry in batch:
-                yield entry["path"]
+                yield entry["path"], entry["size"]
 
 
 def _version_of(meta: ObjectMeta | PutResult) -> Version:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.commands.outputs import CountedOutput, print_outputs, reports_of
+from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
 from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
@@ -52,7 +52,7 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
             return counted, counted.balanced and counted == kept, await store.rewinds(), reports
 
     counted, balanced, rewinds, reports = asyncio.run(work())
-    complete = not any(report.missing or report.surplus for report in reports)
+    complete = not any(is_wrong(report) for report in reports)
     print()
     for line in _verdict(counted, balanced, rewinds, complete):
         print(line)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Annotated, Literal
 
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, outputs_of
+from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of
 from shoal.cli.run_store import opened_run
 from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError
@@ -40,6 +41,7 @@ def export(
     from shoal.config import mask
     from shoal.sinks import open_sink
     from shoal.sinks.drainer import export as drain
+    from shoal.sinks.drainer import first_after
 
     outputs = outputs_of(output, replace)
     if not outputs:
@@ -47,7 +49,14 @@ def export(
 
     async def work() -> None:
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
+            first = await first_after(store, 0)
             for spec in outputs:
+                path = spec.partition("?")[0]
+                if first > 1 and is_replaceable(spec) and os.path.exists(path):
+                    raise ConfigError(
+                        f"items 1 to {first - 1} are no longer in the log (items.keep is false), and {path} may have "
+                        "them. Choose another file"
+                    )
                 rejects: list[int] = []
                 mode: Literal["all", "missing"] = "missing" if missing else "all"
                 sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)

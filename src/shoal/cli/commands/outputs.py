@@ -17,7 +17,7 @@ from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.config import mask
 from shoal.errors import ConfigError
 from shoal.sinks import is_of_plugin
-from shoal.sinks.drainer import PREFIX, output_name, split_role
+from shoal.sinks.drainer import PREFIX, first_after, output_name, split_role
 from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -72,8 +72,13 @@ def outputs(
     if name is None and not reports:
         print(f"no process of run {chosen} has opened an output")
     print_outputs(chosen, reports, frontier)
-    if any(report.missing or report.surplus for report in reports):
+    if any(is_wrong(report) for report in reports):
         sys.exit(1)
+
+
+def is_wrong(report: OutputReport) -> bool:
+    """Whether an output does not have what it should have."""
+    return bool(report.missing or report.surplus or report.is_open)
 
 
 async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list[OutputReport]:
@@ -95,7 +100,12 @@ async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None
     if not await frontier.forget(PREFIX + name):
         raise ConfigError(f"a process is writing {name} now; stop it first")
     await record_action(store, "forget output", run.run_id, name, run.project)
-    print(f"run {run.run_id} no longer keeps items for {name}. What is in that output stays there")
+    print(f"run {run.run_id} no longer keeps items for {name}")
+    if (first := await first_after(frontier, 0)) > 1:
+        print(
+            f"items 1 to {first - 1} are no longer in the log (items.keep is false): if the run writes this output "
+            f"again, it begins with item {first}. Move a file away first"
+        )
 
 
 def print_outputs(run_id: str, reports: Sequence[OutputReport], frontier: str | None) -> None:
@@ -105,6 +115,8 @@ def print_outputs(run_id: str, reports: Sequence[OutputReport], frontier: str | 
         print(f"  {_shown(report)}: {_line(report)}")
         if report.is_abandoned:
             print(f"      if that machine is gone: shoal outputs {run_id} forget {shlex.quote(report.role)}{where}")
+        elif report.is_open:
+            print("      repeat the command of the run: its last writer died before it completed this output")
         elif report.missing:
             command = _repair(run_id, report)
             print(f"      {command}{where if command.startswith('shoal') else ''}")
@@ -131,6 +143,8 @@ def _line(report: OutputReport) -> str:
         return f"written through item {report.position:,} of {report.logged:,}{rejected}{writer}"
     what = "rows (one per key) from" if count.key else "of"
     verdict = behind
+    if report.is_open:
+        verdict = ": NOT COMPLETED"
     if report.missing:
         verdict = f": {report.missing:,} MISSING"
     if report.surplus:
@@ -140,6 +154,8 @@ def _line(report: OutputReport) -> str:
 
 def _repair(run_id: str, report: OutputReport) -> str:
     """The command that writes the missing items."""
+    if is_replaceable(report.spec) and report.first_logged > 1:
+        return f"items 1 to {report.first_logged - 1} are no longer in the log (items.keep is false): restore the file"
     if is_replaceable(report.spec):
         return f"shoal export {run_id} -O {shlex.quote(report.spec if '?' in report.spec else _shown(report))}"
     if is_of_plugin(report.spec):
