@@ -301,8 +301,11 @@ class Rendering:
         if found is None:
             if "crash" in message.lower() or "closed" in message.lower():
                 return ConnectionError(message.splitlines()[0])
+            kind = (
+                "timeout" if "Timeout" in message and "exceeded" in message else "browser"
+            )  # Playwright's own deadline
             return FetchError(
-                f"the browser could not show {host}: {message.splitlines()[0][:200]}", kind="browser", retryable=True
+                f"the browser could not show {host}: {message.splitlines()[0][:200]}", kind=kind, retryable=True
             )
         code = found.group(1)
         text = f"the browser got no page from {host}: {code}"

@@ -36,7 +36,7 @@ def export(
 ) -> None:
     """Write all items of a run to files or databases.
 
-    With --missing, rows that are there stay as they are, also those of later runs.
+    With --missing, existing rows stay as they are, including those of later runs.
     """
     from shoal.config import mask
     from shoal.sinks import open_sink
