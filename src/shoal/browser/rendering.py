@@ -301,9 +301,8 @@ class Rendering:
         if found is None:
             if "crash" in message.lower() or "closed" in message.lower():
                 return ConnectionError(message.splitlines()[0])
-            kind = (
-                "timeout" if "Timeout" in message and "exceeded" in message else "browser"
-            )  # Playwright's own deadline
+            is_late = "Timeout" in message and "exceeded" in message  # Playwright has a deadline of its own
+            kind = "timeout" if is_late else "browser"
             return FetchError(
                 f"the browser could not show {host}: {message.splitlines()[0][:200]}", kind=kind, retryable=True
             )
