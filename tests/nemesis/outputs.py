@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import signal
 import threading
 import time
@@ -66,7 +67,7 @@ def play(kind: str, folder: Path, seed: int, *, faults: int = 3, first: Sequence
         stack.callback(destination.close)
         fleet = stack.enter_context(
             Fleet(
-                folder, shared(RedisServer).url, target, workers=2, shared_output=destination.spec,
+                folder, _own_store(), target, workers=2, shared_output=destination.spec,
                 environment=destination.environment, **{"lease.ttl": ROLE_SECONDS, "worker.session": ROLE_SECONDS},
             )
         )  # fmt: skip
@@ -89,6 +90,12 @@ def play(kind: str, folder: Path, seed: int, *, faults: int = 3, first: Sequence
         verdict.problems += judge.judge_items(target, items, f"the {kind} output")
         verdict.seconds = time.monotonic() - began
     return verdict
+
+
+def _own_store() -> str:
+    """A store without the hosts of other rounds: a port may be that of a slow host of an earlier round, whose
+    Crawl-delay the store would still apply."""
+    return f"{shared(RedisServer).url}?prefix=round-{secrets.token_hex(4)}"
 
 
 def _look(destination: Destination, fleet: Fleet, verdict: OutputVerdict, was_set_back: bool) -> list[str]:

@@ -351,7 +351,14 @@ async def test_a_frontier_that_is_away_does_not_stop_robots() -> None:
 async def test_a_crawl_delay_is_told_to_the_frontier(value: str, delay: float | None) -> None:
     told = Told()
     await learned(robots_layer(told), Site({ROBOTS: f"User-agent: *\nCrawl-delay: {value}"}))
-    assert told.updates == ([] if delay is None else [("ex.com", HostUpdate(crawl_delay=delay))])
+    assert told.updates == [("ex.com", HostUpdate(crawl_delay=delay))]
+
+
+async def test_a_new_process_takes_back_a_crawl_delay_that_an_earlier_one_stored() -> None:
+    told = Told()
+    await learned(robots_layer(told), Site({ROBOTS: "User-agent: *\nCrawl-delay: 5"}))
+    await learned(robots_layer(told), Site({ROBOTS: ""}))
+    assert [update.crawl_delay for _, update in told.updates] == [5.0, None]
 
 
 async def test_a_crawl_delay_that_is_gone_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

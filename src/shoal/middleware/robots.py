@@ -142,7 +142,7 @@ class Robots:
         """Store the Crawl-delay, then the text: the delay must apply before another worker can recall the text."""
         before = self._rules.get(origin)
         try:
-            if rules.crawl_delay != (before.crawl_delay if before is not None else None):
+            if before is None or rules.crawl_delay != before.crawl_delay:  # an earlier process may have stored one
                 await self._frontier.update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
             seconds = max(_MIN_CACHE_SECONDS, self._config.cache_seconds)
             await self._frontier.remember(fact_name(origin), text.encode("utf-8", "replace"), seconds)
