@@ -352,7 +352,8 @@ async def test_a_file_from_before_claims_had_epochs(store: SQLiteStore, frontier
     await frontier.push([page(1)])
     await store.close()
     other = sqlite3.connect(path)
-    other.executescript("ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10")
+    other.executescript("ALTER TABLE role DROP COLUMN claim_epoch; ALTER TABLE run DROP COLUMN trimmed")
+    other.execute("PRAGMA user_version = 10")
     other.close()
 
     reader = await SQLiteStore.open(path, readonly=True)
