@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.frontier import open_store
-from shoal.frontier.redis import RedisStore, inspection
+from shoal.frontier.redis import RedisStore, audit, inspection
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.errors import explain

@@ -34,15 +34,13 @@ import msgspec
 from shoal.errors import StoreError
 from shoal.frontier.redis.documents import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
+from shoal.frontier.redis.layouts import FORMAT as FORMAT
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
-
-FORMAT = 6
-"""Version of the stored data. Data of another version is not touched."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
