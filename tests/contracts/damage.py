@@ -425,7 +425,8 @@ class DamagedPostgres(DamagedStore):
         await super().fill()
         async with self._link() as link:
             rows = await link.fetch(
-                "SELECT table_name FROM information_schema.tables WHERE table_schema = $1 AND table_type = 'BASE TABLE'",
+                "SELECT table_name FROM information_schema.tables"
+                " WHERE table_schema = $1 AND table_type = 'BASE TABLE'",
                 self._schema,
             )
             self._tables = sorted(row[0] for row in rows)

@@ -26,6 +26,7 @@ from shoal.frontier.redis import RedisStore, audit, inspection
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.errors import explain
+from shoal.testing.ledger import audit_live_run
 from shoal.testing.steps import TTL, check_balance, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
@@ -616,6 +617,14 @@ async def test_a_long_run_is_counted_and_searched_in_portions(
     assert len({each.url async for each in frontier.dead()}) == 600
     assert await frontier.retry_dead(["k1"]) == 300
     assert await frontier.dead_kinds() == {"k0": 300}
+
+
+async def test_an_audit_in_portions_of_a_live_run_finds_no_fault(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in {"AUDIT_LIMIT": 20, "_STEP": 20, "_LANES": 3, "_ITEMS": 5}.items():
+        monkeypatch.setattr(audit, name, limit)
+    await audit_live_run(await new_run(store), pages=300, audits=20)
 
 
 async def test_the_items_of_a_page_are_read_and_trimmed_one_by_one(store: RedisStore) -> None:

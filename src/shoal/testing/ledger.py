@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed, Stats
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Pushed, Stats
 from shoal.testing.harness import Harness
 from shoal.testing.pushing import FULL_REQUEST
 from shoal.testing.steps import (
@@ -25,9 +27,79 @@ from shoal.testing.steps import (
 )
 
 
+async def audit_live_run(frontier: Frontier, pages: int, audits: int) -> None:
+    """Audit a run again and again while workers change it in all ways. No audit may find a fault."""
+    found = 0
+    is_over = False
+
+    def links(lease: Lease) -> list[Request]:
+        nonlocal found
+        count = min(3, pages - found)
+        found += count
+        return [
+            page(f"{found}-{number}", host=f"{(found + number) % 7}.example", priority=found % 3 - 1)
+            for number in range(count)
+        ]
+
+    async def work(number: int) -> None:
+        while not is_over:
+            leases = (await frontier.lease(4, TTL, counts_attempt=number > 0)).leases
+            for nth, lease in enumerate(leases):
+                if lease.token % 5 == 0 and lease.attempt == 1:
+                    await frontier.release([lease])
+                elif nth == 3 and lease.attempt < 3:
+                    await frontier.fail([Failure(lease=lease, kind="timeout", reason="slow", retry_in=0.001)])
+                else:
+                    await frontier.complete([Completion(lease=lease, items=[b"1", b"2"], children=links(lease))])
+            await asyncio.sleep(0)
+
+    async def drain() -> None:
+        read = 0
+        while not is_over:
+            read += len(await frontier.read_items(read, 20))
+            await frontier.trim_items(read)
+            await asyncio.sleep(0)
+
+    async def audit() -> None:
+        count = 0
+        while count < audits or found < pages:
+            counted = await frontier.audit()
+            assert counted.balanced, counted
+            count += 1
+            await asyncio.sleep(0)
+
+    await push(frontier, *range(10))
+    workers = [asyncio.create_task(each) for each in (*map(work, range(4)), drain())]
+    try:
+        await audit()
+    finally:
+        is_over = True
+        await asyncio.gather(*workers)
+    await check_balance(frontier)
+
+
 class LedgerContract(ContractTests):
     """No request is lost: the counters balance after every step. Items enter the log in the step that completes their
     page, once. A run is finished exactly when no request is open and seeding is complete."""
+
+    # -- audits
+
+    async def test_an_audit_of_a_live_run_finds_no_fault(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=3, concurrency_per_host=6))
+        await audit_live_run(frontier, pages=600, audits=40)
+
+    async def test_a_repair_of_a_sound_run_changes_nothing(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=2, concurrency_per_host=2))
+        await push(frontier, *range(30), *(page(number, host="b.example", priority=number) for number in range(3)))
+        leases = (await frontier.lease(4, TTL)).leases
+        await complete(frontier, leases[0], items=[b"1", b"2"], children=[page("child")])
+        await fail(frontier, leases[1], retry_in=50)
+        await fail(frontier, leases[2])
+        before = await frontier.stats(), await all_items(frontier), await frontier.dead_kinds()
+        await frontier.repair()
+        assert (await frontier.stats(), await all_items(frontier), await frontier.dead_kinds()) == before
+        await check_balance(frontier)
+        assert await frontier.renew([leases[3]], TTL) != [None]
 
     # -- conservation
 

@@ -35,7 +35,7 @@ RETURNS TABLE (kind text, count bigint, example text) LANGUAGE sql STABLE SET se
         LEFT JOIN queued r ON r.id = q.id LEFT JOIN held h ON h.id = q.id LEFT JOIN outcome o ON o.id = q.id
         WHERE q.run = _run AND r.id IS NULL AND h.id IS NULL AND o.id IS NULL
     UNION ALL
-    SELECT 'ready', count(*), min(q.url) FROM queued r LEFT JOIN lanes l ON l.id = r.lane LEFT JOIN request q ON q.id = r.id
+    SELECT 'ready', count(*), min(q.url) FROM queued r JOIN request q ON q.id = r.id LEFT JOIN lanes l ON l.id = r.lane
         WHERE l.id IS NULL OR (r.lane, r.rank) <> (lane_key(q.run, q.host), coalesce(q.rank, 0))
     UNION ALL
     SELECT 'lanes', count(*), min(h.name) FROM lanes l LEFT JOIN best b ON b.lane = l.id LEFT JOIN host h ON h.id = l.host

@@ -25,6 +25,9 @@ BEGIN
         SELECT DISTINCT h.run, h.worker, format('worker %s', h.worker) FROM held h
         WHERE h.run = _run AND h.worker > 0 AND NOT EXISTS (SELECT FROM holder w WHERE w.run = _run AND w.number = h.worker)
         ON CONFLICT DO NOTHING;
+    -- Nobody can fetch a request whose record is gone, and each lease of it would fail.
+    DELETE FROM ready r WHERE r.lane BETWEEN _first AND _last AND NOT EXISTS (SELECT FROM request q WHERE q.id = r.id);
+    DELETE FROM held h WHERE h.run = _run AND NOT EXISTS (SELECT FROM request q WHERE q.id = h.id);
     -- New items of a request get the numbers after those that it has.
     INSERT INTO ready (rank, id, at, lane, attempts, status, items)
         SELECT coalesce(q.rank, 0), q.id, real_clock(_offset), lane_key(q.run, q.host), 0, 0,
