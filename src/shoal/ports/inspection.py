@@ -29,6 +29,10 @@ class Stats(Struct, frozen=True, kw_only=True):
     incoming: int = 0
     """Links of completed pages that the store is still moving into the queue, in portions. They are not pushed yet, but
     they remain to be done."""
+    redirects: int = 0
+    """Done requests that were redirects. They are not pages."""
+    item_errors: int = 0
+    """Items that callbacks yielded and that could not be stored."""
     rewinds: int = 0
     """How often clients noticed that the store had gone back in time: see ``Inspection.rewinds``."""
 
@@ -41,6 +45,11 @@ class Stats(Struct, frozen=True, kw_only=True):
     def remaining(self) -> int:
         """Requests that are neither done nor dead."""
         return self.ready + self.waiting + self.leased + self.incoming
+
+    @property
+    def pages(self) -> int:
+        """Pages that were fetched and handled."""
+        return self.done - self.redirects
 
     @property
     def finished(self) -> bool:

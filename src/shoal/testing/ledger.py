@@ -346,6 +346,22 @@ class LedgerContract(ContractTests):
         assert await lease_names(frontier) == ["0", "1", "2", "3", "4"]
         assert (await frontier.stats()).balanced
 
+    async def test_redirects_and_item_errors_are_counted_once(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=2))
+        await push(frontier, *range(5))
+        first, second, third, fourth, fifth = (await frontier.lease(5, TTL)).leases
+        await complete(frontier, first, children=[page("target")], redirected=True)
+        await complete(frontier, second, item_errors=2)
+        assert await fail(frontier, third, item_errors=4) == "dead"
+        assert await fail(frontier, fourth, retry_in=100, item_errors=8) == "waiting"
+        await frontier.release([fifth])
+        for _ in range(2):  # repeats
+            await frontier.complete([Completion(lease=second, item_errors=2)])
+            await frontier.complete([Completion(lease=first, children=[page("target")], redirected=True)])
+        stats = await frontier.stats()
+        assert (stats.redirects, stats.item_errors, stats.pages) == (1, 6, 1)
+        assert await frontier.audit() == stats
+
     # -- across restarts
 
     async def test_everything_survives_a_restart(self, harness: Harness) -> None:
@@ -355,7 +371,7 @@ class LedgerContract(ContractTests):
         await push(frontier, *range(5))
         leases = (await frontier.lease(4, ttl=60)).leases
         children = [page("child"), FULL_REQUEST]
-        await complete(frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, note="n")
+        await complete(frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, item_errors=3, note="n")
         await fail(frontier, leases[1], kind="http 404", reason="gone", status=404)
         await fail(frontier, leases[2], retry_in=100)
         pages = [page(number) for number in range(3)]
@@ -373,6 +389,7 @@ class LedgerContract(ContractTests):
             dead=1,
             duplicates=4,
             items=2,
+            item_errors=3,
             seeding=True,
         )
         assert await frontier.push(pages) == Pushed(0, 3)

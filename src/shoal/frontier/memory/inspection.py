@@ -60,6 +60,8 @@ class MemoryInspection:
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
+            redirects=self._requests.redirects,
+            item_errors=self._requests.item_errors,
             incoming=incoming,
             seeding=not self._roles.is_finished(SEED_ROLE),
         )

@@ -62,7 +62,7 @@ class Requests:
         self.records = Records()
         self.counts = [0] * len(STATE_NAMES)
         """How many requests are in each state."""
-        self.pushed = self.duplicates = 0
+        self.pushed = self.duplicates = self.redirects = self.item_errors = 0
         self.deaths: dict[int, tuple[str, str]] = {}
         """Kind and reason of each dead request."""
         self.events: dict[int, list[Event]] = {}
@@ -109,6 +109,8 @@ class Requests:
             is_limited = not is_redirect(ended)
             refused = self.add_links(new, parent, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
+        self.redirects += is_redirect(ended)
+        self.item_errors += ended.item_errors
         return Pushed(len(new) - refused, len(ended.children) - len(new) + duplicates, refused)
 
     def add_links(self, new: NewRequests, parent: int, offered: int, now: float, *, is_limited: bool = True) -> int:

@@ -78,7 +78,7 @@ OFFER = Layout(size=U32, fingerprint=FINGERPRINT, host=U32, rank=F64)
 The part of its record that never changes follows."""
 LEASE = Layout(fingerprint=FINGERPRINT, token=TOKEN)
 TO_END = LEASE + Layout(outcome=U8, redirected=U8, has_texts=U8, items=U32, children=U32, chunks=U32, links=U32)
-HOW_ENDED = Layout(contacted=U8, status=U16, duplicates=U32, retry_in=F64)
+HOW_ENDED = Layout(contacted=U8, status=U16, duplicates=U32, item_errors=U32, retry_in=F64)
 ENDING = TO_END + HOW_ENDED
 """The end of a lease, in two parts. Its texts, items and children are in another argument: two texts (the kind of a
 failure, and its reason or a note), the items as texts, and the children as offers."""
@@ -120,8 +120,9 @@ CLAIM = Layout(epoch=U64)
 WORKER = Layout(epoch=U64, session=F64, beat_at=F64, pid=U32, machine=TEXT)
 """A worker that sends heartbeats."""
 
-COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "incoming")
-"""The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them."""
+COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "incoming", "redirects", "item_errors")
+"""The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: stored
+counters of an earlier version end before them."""
 
 MAX_ATTEMPTS = 65_535
 """The largest number of attempts that a record can hold."""

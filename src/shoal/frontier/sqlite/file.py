@@ -25,9 +25,14 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 11
-_UPGRADES = {10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0"}
-"""For each older format that can still be used: the statement that makes it the next one. Readers need none of them."""
+VERSION = 12
+_UPGRADES = {
+    10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0",
+    11: "ALTER TABLE run ADD COLUMN redirects INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE run ADD COLUMN item_errors INTEGER NOT NULL DEFAULT 0",
+}
+"""For each older format that can still be used: the statements that make it the next one. A file that is only read stays
+as it is."""
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset(
     {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
@@ -136,6 +141,7 @@ class SQLiteFile:
                 self.db.execute(f"PRAGMA {mark}").fetchone() for mark in ("application_id", "user_version")
             )
             self._check_format(application, version)
+            self.version: int = version
             if missing := _TABLES - tables:
                 raise StoreError(f"{self.path} is damaged: it has no table {min(missing)}; name another file")
             if not self.readonly:
@@ -152,6 +158,7 @@ class SQLiteFile:
             self.db.executescript(
                 ";\n".join(("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version = {VERSION}", "COMMIT"))
             )
+        self.version = VERSION
 
     # -- the lock
 

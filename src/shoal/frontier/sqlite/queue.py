@@ -267,6 +267,8 @@ class SQLiteQueue:
             known = len(page.children) - new_ones + page.duplicates
             results.append(Pushed(new_ones - beyond, known, beyond))
             ledger.duplicates += known
+            ledger.redirects += page.redirected
+            ledger.item_errors += page.item_errors
             if page.note:
                 self._histories.add_event(held.number, now, NOTE_EVENT, page.note, held.holder)
         ledger.done += len(done)
@@ -314,6 +316,7 @@ class SQLiteQueue:
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
         self._add_links(new, ledger, now)
         ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)
+        ledger.item_errors += sum(failure.item_errors for _, failure in dead)
         ledger.dead += len(dead)
         self._leases.end([(held, failure.contacted) for held, failure in dead], ledger, now)
 

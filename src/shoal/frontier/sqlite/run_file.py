@@ -12,7 +12,9 @@ from shoal.ports import RunState
 
 T = TypeVar("T")
 
-_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest, incoming"
+_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest, incoming, redirects, item_errors"
+_OLDER_COUNTERS = _COUNTERS.replace("redirects, item_errors", "0, 0")
+"""The same in a file of format 11 or older that is only read."""
 
 
 class Ledger(msgspec.Struct):
@@ -28,6 +30,8 @@ class Ledger(msgspec.Struct):
     items: int
     newest: int
     incoming: int
+    redirects: int
+    item_errors: int
 
 
 class RunFile:
@@ -57,11 +61,12 @@ class RunFile:
         return await self.file.read(step)
 
     def ledger(self) -> Ledger:
-        return Ledger(*self.db.execute(f"SELECT {_COUNTERS} FROM run WHERE number = ?", (self.number,)).fetchone())
+        counters = _COUNTERS if self.file.version > 11 else _OLDER_COUNTERS
+        return Ledger(*self.db.execute(f"SELECT {counters} FROM run WHERE number = ?", (self.number,)).fetchone())
 
     def save(self, ledger: Ledger) -> None:
         self.db.execute(
-            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
             (*msgspec.structs.astuple(ledger), self.number),
         )
 

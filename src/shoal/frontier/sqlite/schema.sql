@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 11;
+PRAGMA user_version = 12;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -23,6 +23,8 @@ CREATE TABLE run (
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
     newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
     incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
+    redirects INTEGER NOT NULL DEFAULT 0,  -- done requests that were redirects
+    item_errors INTEGER NOT NULL DEFAULT 0, -- items that could not be stored
     link_limit INTEGER                     -- the queue size at which links are refused; null: no limit
 );
 

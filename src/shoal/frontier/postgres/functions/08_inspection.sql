@@ -4,13 +4,13 @@
 CREATE FUNCTION stats(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, rewinds bigint
+    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
         SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
             NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
-            g.incoming, (SELECT count(*) FROM rewind w WHERE w.run = _run)
+            g.incoming, g.redirects, g.item_errors, (SELECT count(*) FROM rewind w WHERE w.run = _run)
         FROM ledger g WHERE g.run = _run;
 END
 $$;
@@ -19,13 +19,14 @@ $$;
 CREATE FUNCTION audit(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, rewinds bigint
+    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint
 ) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT
         (SELECT count(*) FROM request q WHERE q.run = _run),
         (SELECT count(*) FROM lane l JOIN ready r ON r.lane = l.id WHERE l.run = _run),
         h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding,
-        (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run), s.rewinds
+        (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run),
+        s.redirects, s.item_errors, s.rewinds
     FROM stats(_run) s,
         (SELECT count(*) FILTER (WHERE state = {WAITING}) AS waiting, count(*) FILTER (WHERE state = {LEASED}) AS leased
          FROM held WHERE run = _run) h,

@@ -97,10 +97,11 @@ local function run_of(number)
     local key = PREFIX .. 'run:' .. number
     local found = call('HMGET', key, 'run_id', 'state', 'options', 'counters')
     if found[1] then
-      local counters = found[4] and {read(LEDGER, found[4])} or {}
+      local counters = found[4] and {read(string.sub(LEDGER, 1, 1 + #found[4] / 8), found[4])} or {}
       run = {number = number, key = key, name = found[1], state = found[2], options = found[3], lanes = {}, holders = {}}
       run.packed_number = pack('>I4', number)
-      for i = 1, #COUNTERS do run[COUNTERS[i]] = counters[i] or 0 end
+      -- Counters that an earlier version stored end before the newest ones.
+      for i = 1, #COUNTERS do run[COUNTERS[i]] = i <= (found[4] and #found[4] / 8 or 0) and counters[i] or 0 end
       collect(run)
       run.delay, run.concurrency, run.max_attempts, run.link_limit = read(RUN_OPTIONS, run.options or OPTIONS)
     end
