@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.crawling.outcome import RunFacts, decide
 from shoal.monitoring.problems import (
     MAX_PROBLEMS,
     Ending,
@@ -223,17 +224,31 @@ def test_a_store_that_is_away_is_the_only_problem() -> None:
 
 def ending(counts: Stats, good: Stats | None = None, coverage: Any = {}, before: Any = {}, **more: Any) -> Facts:
     ended = run(state=more.pop("state", "finished"), ended_at=NOW - 5)
-    earlier = None if good is None else RunResult(run=run("r0", "finished"), stats=good, coverage=before)
-    return Facts(endings=(Ending(RunResult(run=ended, stats=counts, coverage=coverage), earlier),), **more)
+    earlier = None if good is None else result(run("r0", "finished"), good, before)
+    return Facts(endings=(Ending(result(ended, counts, coverage), earlier),), **more)
+
+
+def result(of: Run, counts: Stats, coverage: Any) -> RunResult:
+    outcome = decide(RunFacts(stats=counts, dead_kinds={"timeout": counts.dead}), 0.1)
+    return RunResult(run=of, stats=counts, outcome=outcome, coverage=coverage)
 
 
 EMPTY = StoreSnapshot(at=NOW)
 
 
 def test_a_finished_run() -> None:
-    problem = one(find_problems(EMPTY, facts=ending(stats(done=10, items=7, dead=1))))
+    problem = one(find_problems(EMPTY, facts=ending(stats(done=10, items=7))))
     assert (problem.kind, problem.severity, problem.since) == ("finished", "info", NOW - 5)
-    assert "10 pages, 7 items, 1 failed" in problem.text
+    assert "10 pages, 7 items" in problem.text
+
+
+def test_a_run_that_is_not_good() -> None:
+    problem = one(find_problems(EMPTY, facts=ending(stats(done=10, items=7, dead=1))))
+    assert (problem.kind, problem.severity, problem.since) == ("degraded", "warning", NOW - 5)
+    assert "1 of 11 pages failed (timeout: 1). 11 pages accounted for: 10 done" in problem.text
+    problem = one(find_problems(EMPTY, facts=ending(stats(done=10, items=7, dead=9))))
+    assert (problem.kind, problem.severity, problem.since) == ("failed", "critical", NOW - 5)
+    assert "9 of 19 pages failed (timeout: 9); the limit is 10 %" in problem.text
 
 
 def test_a_cancelled_run_and_one_that_ended_long_ago_are_not_reported() -> None:

@@ -25,6 +25,7 @@ from shoal.frontier import share_store
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE
+from shoal.runs.outcome import read_outcome
 from shoal.runs.start import default_run_id, ensure_run, find_run
 from shoal.runs.summary_stats import last_stats
 from shoal.runs.worker import Worker, WorkerOptions
@@ -267,7 +268,7 @@ class Node:
                 log.warning("run %s is finished; start another run with a new --run-id", run.run_id)
             else:
                 await self._take_part(coordinator, store, frontier)
-            self.summary = await self._summarize(run, frontier, time.monotonic() - started)
+            self.summary = await self._summarize(store, run, frontier, time.monotonic() - started)
         return self.summary
 
     async def _open_coordinator(self) -> Coordinator:
@@ -311,12 +312,17 @@ class Node:
         )  # fmt: skip
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
-    async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
+    async def _summarize(self, store: Store, run: Run, frontier: Frontier, elapsed: float) -> Summary:
         has_worked = self.event_counts.keys() & {"elected", "took over"}
         if self._outputs and not has_worked:
             log.warning("this node was never a Runner, so it wrote nothing to %s", ", ".join(map(mask, self._outputs)))
         stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _CLOSE_TIMEOUT)
         state = "finished" if stats.finished else "stopped"
+        outcome = None
+        with suppress(ShoalError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                ended = await store.get_run(run.run_id)
+                outcome = None if ended is None else await read_outcome(store, ended, frontier, self.config.outcome)
         return Summary(
             run_id=run.run_id,
             spider=run.spider,
@@ -327,6 +333,7 @@ class Node:
             counters=self._counters(),
             elapsed=elapsed,
             outputs=self._outputs if has_worked else (),
+            outcome=outcome if self.error is None else None,
         )
 
 

@@ -37,6 +37,7 @@ Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
 Factor: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Status: TypeAlias = Annotated[int, Meta(ge=100, le=599)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
@@ -128,6 +129,12 @@ class ThrottleSettings(Section, frozen=True, kw_only=True):
     max_delay: Seconds = 60.0  # the longest delay
     slow_after: Timeout = 0.5  # a host with a higher latency may be overloaded
     backoff_factor: Factor = 2.0  # multiplies the delay of an overloaded host
+
+
+class OutcomeSettings(Section, frozen=True, kw_only=True):
+    """When a run counts as failed."""
+
+    max_failed: Share = 0.1  # of the pages that ended; beyond it the outcome of the run is "failed"
 
 
 class CacheSettings(Section, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec import Struct
 from shoal.config import Config
 from shoal.crawling.callbacks import Callbacks, Found, describe, text_of
 from shoal.crawling.files import FileChains
+from shoal.crawling.outcome import BROKEN_LINK, GONE
 from shoal.crawling.scheduler import Admitted, Scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import (
@@ -198,6 +199,7 @@ class PageHandler:
             duplicates=admitted.duplicates + found.duplicates,
             contacted=not response.from_cache,
             note=note,
+            item_errors=found.errors,
         )
         return Parsed(completion, admitted)
 
@@ -244,9 +246,10 @@ class PageHandler:
         failed, and could not be stored a second time."""
         self.counters.errors[error.kind] += 1
         retry_in = self._retry.retry_in(error, lease.attempt)
+        is_broken = error.status in GONE and lease.request.depth > 0
         failure = Failure(
             lease=lease,
-            kind=error.kind,
+            kind=BROKEN_LINK if is_broken else error.kind,
             reason=str(error),
             retry_in=retry_in,
             status=error.status,
@@ -281,6 +284,7 @@ class PageHandler:
                 self._errback_failed(request, partial.__cause__ or partial)
                 found = await self.callbacks.take(partial.outputs, request)
             failure.items = [*failure.items, *found.items]
+            failure.item_errors += found.errors
             admitted = self._scheduler.admit(found.links, request)
             failure.children = [*failure.children, *admitted.children, *found.files]
         except Exception as exc:  # the user's code may raise anything
@@ -288,7 +292,7 @@ class PageHandler:
 
     def _errback_failed(self, request: Request, exc: BaseException) -> None:
         self.counters.errors["errback"] += 1
-        log.error("errback failed url=%s %s", request.url, describe(exc))
+        log.error("errback failed url=%s %s", request.url, describe(exc, request.errback))
 
     def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> Released:
         """The page did not fail, so it loses no attempt."""
@@ -301,7 +305,7 @@ class PageHandler:
         `shoal retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
         cause = exc.__cause__ if isinstance(exc, PartialOutputError) else None
-        reason = describe(cause or exc)
+        reason = describe(cause or exc, lease.request.callback or "parse")
         self.counters.callback_error = self.counters.callback_error or reason
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
@@ -314,7 +318,7 @@ class PageHandler:
                 return self._store_failed(lease, error, contacted=not response.from_cache)
             if self._directives is not None:
                 self._directives.apply(response, found)
-            failure.items = found.items
+            failure.items, failure.item_errors = found.items, found.errors
             failure.children = [*self._scheduler.admit(found.links, lease.request).children, *found.files]
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)

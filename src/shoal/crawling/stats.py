@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from shoal.crawling.outcome import Outcome
 from shoal.identities.counts import IdentityCounts
 from shoal.ports import Holder, HostState, RunView, Stats
 
@@ -191,8 +192,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Queries that found nothing on any page of this process, with the number of pages."""
     processes: int = 1
     """How many processes ``counters`` are of."""
-    expects_items: bool = False
-    """Whether the run has outputs or pipelines, so that a run without items achieved nothing."""
+    outcome: Outcome | None = None
+    """The outcome of the run. None if it has not ended, or this process failed."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the outcome of the run is ``failed``."""
+        return self.outcome is not None and self.outcome.verdict == "failed"
 
     @property
     def lost(self) -> int:

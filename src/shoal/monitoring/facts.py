@@ -11,6 +11,7 @@ from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, Mar
 from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_processes
 from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
+from shoal.runs.outcome import read_outcome
 from shoal.runs.queries import run_options
 
 RECENT = 86400.0
@@ -109,7 +110,7 @@ class FactReader:
         for candidate in await self._store.list_runs(run.spider, project, states=("finished",), limit=_GOOD_AMONG):
             if candidate.created_at < run.created_at and candidate.run_id not in bad:
                 good = await self._result(candidate, await read_processes(self._store, candidate.run_id))
-                if good is not None and good.stats.done and good.stats.items:
+                if good is not None and good.outcome.verdict != "failed" and good.stats.items:
                     return Ending(result, good, failures)
         return Ending(result, None, failures)
 
@@ -117,12 +118,15 @@ class FactReader:
         try:
             frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
             stats = await frontier.stats()
+            outcome = await read_outcome(self._store, run, frontier, self._config.outcome)
         except RunError:  # deleted in the meantime
+            return None
+        if outcome is None:  # it is running again
             return None
         fields = field_coverage(reports)
         several = len({each.type for each in fields}) > 1
         coverage = {f"{each.type}.{each.field}" if several else each.field: each.share for each in fields}
-        return RunResult(run=run, stats=stats, coverage=coverage)
+        return RunResult(run=run, stats=stats, outcome=outcome, coverage=coverage)
 
 
 def _failures(run: Run, reports: Sequence[ProcessReport]) -> list[RunFailure]:

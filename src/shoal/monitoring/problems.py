@@ -7,18 +7,19 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from shoal.crawling.outcome import Outcome
 from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Run, Stats
 from shoal.printable import printable
 
 ProblemKind: TypeAlias = Literal[
-    "finished", "failed", "stalled", "failure_rate", "few_items", "low_coverage", "worker_lost", "output_lagging",
-    "unbalanced", "store_went_back", "store_away", "schedule_missed", "channel_failing",
+    "finished", "degraded", "failed", "stalled", "failure_rate", "few_items", "low_coverage", "worker_lost",
+    "output_lagging", "unbalanced", "store_went_back", "store_away", "schedule_missed", "channel_failing",
 ]  # fmt: skip
 Severity: TypeAlias = Literal["info", "warning", "critical"]
 
 ONCE: frozenset[ProblemKind] = frozenset(
-    {"finished", "failed", "few_items", "low_coverage", "worker_lost", "store_went_back", "schedule_missed"}
+    {"finished", "degraded", "failed", "few_items", "low_coverage", "worker_lost", "store_went_back", "schedule_missed"}
 )
 """Problems that happen at one moment. Those of other kinds last until they are resolved."""
 MAX_PROBLEMS = 500
@@ -68,6 +69,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
     run: Run
     stats: Stats
+    outcome: Outcome
     coverage: Mapping[str, float] = {}
     """For each field, the part of the items that have it. Empty if that is not known."""
 
@@ -298,17 +300,23 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 
 
 def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
-    run, stats = ending.result.run, ending.result.stats
-    if not stats.done:
-        failed = "its only request failed" if stats.dead == 1 else f"all {stats.dead} requests failed"
-        what = failed if stats.dead else "it had no request"
-        yield _failed(run.run_id, run.spider, ended_at, f"It ended without a page: {what}.")
-        return
+    run, stats, outcome = ending.result.run, ending.result.stats, ending.result.outcome
     took = _duration(ended_at - run.created_at)
-    yield _of_run(
-        run, "finished", "info", "finished",
-        f"{stats.done} pages, {stats.items} items, {stats.dead} failed, in {took}.", ended_at,
-    )  # fmt: skip
+    if outcome.verdict == "failed":
+        yield _failed(
+            run.run_id, run.spider, ended_at, f"{'; '.join(outcome.reasons)}. {outcome.accounted}, in {took}."
+        )
+        if stats.pages <= 0:
+            return
+    elif outcome.verdict == "degraded":
+        yield _of_run(
+            run, "degraded", "warning", "finished, degraded",
+            f"{'; '.join(outcome.reasons)}. {outcome.accounted}, {stats.items} items, in {took}.", ended_at,
+        )  # fmt: skip
+    else:
+        yield _of_run(
+            run, "finished", "info", "finished", f"{stats.pages} pages, {stats.items} items, in {took}.", ended_at
+        )
     good = ending.good
     if good is None:
         return

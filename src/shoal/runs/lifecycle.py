@@ -16,10 +16,12 @@ from functools import partial
 
 import msgspec
 
+from shoal.crawling.callbacks import describe
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import Route, make_onion, open_fetcher
+from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
@@ -29,6 +31,7 @@ from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Store
+from shoal.runs.outcome import read_facts, store_outcome
 from shoal.runs.plan import Output, Plan
 from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
@@ -68,6 +71,7 @@ class RunLifecycle:
         self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
         self.queries = QueryUsage()
+        self._outcome: Outcome | None = None
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -354,12 +358,34 @@ class RunLifecycle:
         requests again, so it is running."""
         if await self._persist(partial(self._store.run_state, self.run_id)) == "queued":
             await self._persist(partial(self._move_to, "running"))
+        await self._persist(self._decide)
         await self._persist(partial(self._move_to, "finished"))
         try:
             await self._check_store()
         except StoreRewoundError:
             await self._persist(partial(self._move_to, "running"))
             raise
+
+    async def _decide(self) -> None:
+        """Decide the outcome of the run, and keep it with the run."""
+        assert self.frontier is not None
+        assert self.engine is not None
+        plan, counters = self._plan, self.engine.counters
+        facts = await read_facts(self.frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
+        facts = msgspec.structs.replace(
+            facts,
+            dropped=counters.dropped,
+            drop_reasons=tuple(name for name, _ in counters.drop_reasons.most_common(3)),
+        )
+        facts = msgspec.structs.replace(facts, rule=self._ask_spider(facts))
+        self._outcome = decide(facts, plan.config.outcome.max_failed)
+        await store_outcome(self._store, self.run_id, self._outcome)
+
+    def _ask_spider(self, facts: RunFacts) -> str:
+        try:
+            return self._plan.spider.judge(facts) or ""
+        except Exception as exc:  # the user's code may raise anything; then nobody knows whether the run is good
+            return f"the rule of the spider raised {describe(exc, 'judge')}"
 
     async def _check_store(self) -> None:
         """StoreRewoundError if the store does not know the last completion of this process."""
@@ -385,7 +411,7 @@ class RunLifecycle:
             outputs=self._plan.output_names,
             failed_url=await failed_url(self.frontier, deadline) if kinds else "",
             unmatched=self.queries.unmatched(),
-            expects_items=bool(self._plan.output_names or self._plan.spider.pipelines),
+            outcome=self._outcome if self.error is None else None,
         )
 
     # -- the state of the run
@@ -431,6 +457,8 @@ class RunLifecycle:
         """Move the run between ``running`` and ``finished``. A process that stays after the end calls this."""
         assert self.frontier is not None
         finished = (await self.frontier.stats()).finished
+        if finished and state != "finished":
+            await self._decide()
         if finished != (state == "finished"):
             await self._move_to("finished" if finished else "running")
 

@@ -371,7 +371,9 @@ class LedgerContract(ContractTests):
         await push(frontier, *range(5))
         leases = (await frontier.lease(4, ttl=60)).leases
         children = [page("child"), FULL_REQUEST]
-        await complete(frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, item_errors=3, note="n")
+        await complete(
+            frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, item_errors=3, note="n"
+        )
         await fail(frontier, leases[1], kind="http 404", reason="gone", status=404)
         await fail(frontier, leases[2], retry_in=100)
         pages = [page(number) for number in range(3)]

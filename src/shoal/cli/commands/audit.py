@@ -13,11 +13,14 @@ import typer
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
+from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.crawling.outcome import EXIT_FAILED
 from shoal.crawling.stats import STATE_NAMES
 from shoal.printable import printable
+from shoal.runs.outcome import read_outcome
 
 if TYPE_CHECKING:
+    from shoal.crawling.outcome import Outcome
     from shoal.monitoring.outputs import OutputReport
     from shoal.monitoring.url_report import UrlReport
     from shoal.ports import Rewind, Run, Stats
@@ -36,11 +39,12 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
 
     It counts all requests again. Each pushed request must be ready, waiting, in flight, done or failed. It also counts
     the items in each output, where they are: see `shoal outputs`. The exit code is 1 if the numbers do not add up, or
-    if an output lacks items.
+    if an output lacks items, and 5 if the outcome of the run is "failed".
     """
 
-    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport]]:
-        async with opened_run(frontier, run_id, readonly=True) as (run, store):
+    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport], Outcome | None]:
+        async with opened_store(frontier, readonly=True) as documents:
+            run, store = await find_run(documents, frontier, run_id)
             counted, kept = await store.audit(), await store.stats()
             _print_ledger(run, counted, await store.dead_kinds())
             if counted != kept:
@@ -49,17 +53,24 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
             if reports:
                 print("\noutputs")
                 print_outputs(run.run_id, reports, frontier)
-            return counted, counted.balanced and counted == kept, await store.rewinds(), reports
+            outcome = await read_outcome(documents, run, store)
+            return counted, counted.balanced and counted == kept, await store.rewinds(), reports, outcome
 
-    counted, balanced, rewinds, reports = asyncio.run(work())
+    counted, balanced, rewinds, reports, outcome = asyncio.run(work())
     complete = not any(is_wrong(report) for report in reports)
     print()
     for line in _verdict(counted, balanced, rewinds, complete):
         print(line)
     if uncounted := sum(report.count is None for report in reports):
         print(f"{uncounted} of {len(reports)} outputs could not be counted: see above")
+    if outcome is not None and outcome.verdict != "good":
+        print(f"outcome {outcome.verdict}: {outcome.accounted}")
+        for reason in outcome.reasons:
+            print(f"  {printable(reason)}")
     if not balanced or not complete:
         sys.exit(1)
+    if outcome is not None and outcome.verdict == "failed":
+        sys.exit(EXIT_FAILED)
 
 
 def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind], complete: bool) -> list[str]:

@@ -53,18 +53,21 @@ def runs(
     async def work() -> None:
         from shoal.config import Config
         from shoal.crawling.scheduler import frontier_options
+        from shoal.runs.outcome import read_outcome
         from shoal.runs.queries import matching_runs
 
         async with opened_store(frontier, readonly=True) as store:
             project = None if all_projects else current_project()
             found = matching_runs(await store.list_runs(spider, project, states=states), search)
-            heading = f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}"
+            heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
             print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
-                ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
+                view = await store.frontier(run.run_id, frontier_options(Config()))
+                ledger, outcome = await view.stats(), await read_outcome(store, run, view)
+                verdict = "" if outcome is None else outcome.verdict
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
                 numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)
-                line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {started}"
+                line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {verdict:<9} {started}"
                 print(line, *map(_column, numbers), *[run.project] * all_projects)
             if len(found) > limit:
                 print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")

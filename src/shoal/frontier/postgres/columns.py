@@ -115,8 +115,8 @@ class EndingColumns:
 
     @staticmethod
     def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
-        """Token, fingerprint, status, contacted, redirected, duplicates, item errors, kind, reason, retry in, its text in the
-        event, number of items, and numbers of staged chunks and links."""
+        """Token, fingerprint, status, contacted, redirected, duplicates, item errors, kind, reason, retry in, its text
+        in the event, number of items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
         status = ended.status if 0 <= ended.status <= _MAX_STATUS else _MAX_STATUS * (ended.status > 0)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
@@ -124,8 +124,8 @@ class EndingColumns:
         if isinstance(ended, Completion):
             known, note = known + ended.duplicates, storable_text(ended.note)
             return (
-                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, ended.item_errors, None,
-                note, None, "", items, *staged,
+                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, ended.item_errors,
+                None, note, None, "", items, *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (

@@ -121,8 +121,8 @@ WORKER = Layout(epoch=U64, session=F64, beat_at=F64, pid=U32, machine=TEXT)
 """A worker that sends heartbeats."""
 
 COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "incoming", "redirects", "item_errors")
-"""The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: stored
-counters of an earlier version end before them."""
+"""The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: the
+counters that an earlier version stored end before them."""
 
 MAX_ATTEMPTS = 65_535
 """The largest number of attempts that a record can hold."""

@@ -31,8 +31,8 @@ _UPGRADES = {
     11: "ALTER TABLE run ADD COLUMN redirects INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE run ADD COLUMN item_errors INTEGER NOT NULL DEFAULT 0",
 }
-"""For each older format that can still be used: the statements that make it the next one. A file that is only read stays
-as it is."""
+"""For each older format that can still be used: the statements that make it the next one. A file that is only read
+stays as it is."""
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset(
     {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}

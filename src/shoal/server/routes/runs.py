@@ -15,6 +15,7 @@ from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.batch.urls import UrlList
+from shoal.crawling.outcome import Outcome
 from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, SinkError, SpiderError
 from shoal.http import Request as Page
@@ -24,6 +25,7 @@ from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.dead_requests import DeadFilter, closing, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
+from shoal.runs.outcome import read_outcome
 from shoal.runs.queries import matching_runs, run_options
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
@@ -332,12 +334,20 @@ def _redact_history(history: History) -> dict[str, object]:
 
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:
-    stats = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+    stats = await frontier.stats()
+    outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     return {
         "run_id": run.run_id,
         "spider": run.spider,
         "state": run.state,
         "created_at": run.created_at,
         "stats": ledger(stats),
+        "outcome": None if outcome is None else _outcome(outcome),
         "error": server.jobs.failure(run.run_id),
     }
+
+
+def _outcome(outcome: Outcome) -> dict[str, object]:
+    reasons = [redacted(reason) for reason in outcome.reasons]
+    return {**msgspec.structs.asdict(outcome), "reasons": reasons, "headline": outcome.headline()}

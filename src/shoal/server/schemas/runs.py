@@ -101,23 +101,33 @@ class RunStats(RequestCounts):
     seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
+class RunOutcome(BaseModel):
+    """How a run ended."""
+
+    verdict: Annotated[Literal["good", "degraded", "failed"], Field(description="See the page about outcomes.")]
+    accounted: Annotated[str, Field(description="What became of its pages.")]
+    reasons: Annotated[list[str], Field(description="Why the verdict is not better.")]
+    headline: str
+
+
 class RunPage(BaseModel):
     """A run and its current counts."""
 
-    model_config = with_examples({**_PAGE, "error": ""})
+    model_config = with_examples({**_PAGE, "outcome": None, "error": ""})
 
     run_id: str
     spider: str
     state: RunStateName
     created_at: Annotated[float, Field(description="Unix time, in seconds.")]
     stats: RunStats
+    outcome: Annotated[RunOutcome | None, Field(description="`null` until the run is finished.")] = None
     error: Annotated[str, Field(description="Why the run failed in this server, or an empty string.")] = ""
 
 
 class RunList(BaseModel):
     """Runs, newest first."""
 
-    model_config = with_examples({"runs": [{**_PAGE, "error": ""}], "total": 1})
+    model_config = with_examples({"runs": [{**_PAGE, "outcome": None, "error": ""}], "total": 1})
 
     runs: list[RunPage]
     total: Annotated[int, Field(description="Number of all runs, also those beyond `limit`.")]

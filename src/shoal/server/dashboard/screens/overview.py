@@ -11,6 +11,7 @@ from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import HostState
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
+from shoal.server.dashboard.screens.runs import read_outcomes
 from shoal.server.state import Server
 
 router = APIRouter()
@@ -29,6 +30,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
         "snapshot": snapshot,
         "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
         "total": _total(snapshot),
+        "recent": await read_outcomes(server, snapshot.recent),
         "waiting_hosts": _waiting_hosts(snapshot),
         "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
         "more_problems": max(0, len(problems) - _PROBLEMS),

@@ -19,6 +19,7 @@ from shoal.monitoring.run_events import run_events
 from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Frontier, Run, Stats
 from shoal.runs.dead_requests import dead_examples
+from shoal.runs.outcome import read_outcome
 from shoal.runs.queries import run_options
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
@@ -60,8 +61,10 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     rewinds = await frontier.rewinds() if stats.rewinds else []
     events = run_events(run, processes, reported, rewinds, await _actions(server, run.run_id), _EVENTS)
     hours = request.query_params.get("hours", "")
+    outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     return {
-        "run": run, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
+        "run": run, "outcome": outcome, "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
+        "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
         "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
         "rewinds": rewinds, "error": server.jobs.failure(run.run_id), "items": items, "coverage": coverage,
