@@ -117,7 +117,7 @@ SMTP = '[notifications.channels.ops]\ntype = "smtp"\nhost = "h"\nfrom = "a@b"\nt
         (SMTP.replace("c@d", "c@d\\nBcc: e@f"), r"\$\.to"),
         (SMTP.replace("c@d", "c@d\\n"), r"\$\.to"),
         (SMTP.replace('"a@b"', '"nobody"'), r"\$\.from"),
-        ('[notifications.rules.x]\nevents = ["stalld"]', "events are: finished, failed, stalled"),
+        ('[notifications.rules.x]\nevents = ["stalld"]', "events are: finished, degraded, failed, stalled"),
         ('[notifications.rules.x]\nchannels = ["op"]\n' + WEBHOOK, "no channel 'op'; did you mean ops?"),
         ("[notifications.rules.x]\nstaled_after = 3", "did you mean stalled_after?"),
         ("[notifications.rules.x]\nfailure_rate = 3", r"failure_rate"),

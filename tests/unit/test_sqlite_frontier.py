@@ -344,22 +344,33 @@ async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message
         await SQLiteStore.open(path, readonly=readonly)
 
 
-async def test_a_file_from_before_claims_had_epochs(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
-    """A reader leaves it as it is. A writer adds the epochs, and all else stays."""
+_NO_COUNTERS = "ALTER TABLE run DROP COLUMN redirects; ALTER TABLE run DROP COLUMN item_errors;"
+_OLDER = {
+    10: f"{_NO_COUNTERS} ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10",
+    11: f"{_NO_COUNTERS} PRAGMA user_version = 11",
+}
+"""Makes a file of an older format."""
+
+
+@pytest.mark.parametrize("number", _OLDER)
+async def test_a_file_of_an_older_format(store: SQLiteStore, frontier: Frontier, path: Path, number: int) -> None:
+    """A reader leaves it as it is. A writer adds what is missing, and all else stays."""
     claim = await (await store.frontier("r", OPTIONS, Holder("w", 1))).claim("drain", 60)
     assert claim is not None
     assert await frontier.advance(claim, b"far", 60)
     await frontier.push([page(1)])
     await store.close()
     other = sqlite3.connect(path)
-    other.executescript("ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10")
+    other.executescript(_OLDER[number])
     other.close()
 
     reader = await SQLiteStore.open(path, readonly=True)
-    (seen,) = await (await reader.frontier("r", OPTIONS)).roles()
+    view = await reader.frontier("r", OPTIONS)
+    (seen,) = await view.roles()
     assert (seen.role, seen.cursor, seen.holder) == ("drain", b"far", "w")
+    assert (await view.stats()).pushed == 1
     await reader.close()
-    assert _format_of(path) == 10
+    assert _format_of(path) == number
 
     for claims in range(2):  # the second time, nothing is left to change
         writer = await SQLiteStore.open(path)
