@@ -245,7 +245,7 @@ def test_a_finished_run() -> None:
 def test_a_run_that_is_not_good() -> None:
     problem = one(find_problems(EMPTY, facts=ending(stats(done=10, items=7, dead=1))))
     assert (problem.kind, problem.severity, problem.since) == ("degraded", "warning", NOW - 5)
-    assert "1 of 11 pages failed (timeout: 1). 11 pages accounted for: 10 done" in problem.text
+    assert "1 of 11 pages failed (timeout: 1). 10 pages, 7 items" in problem.text
     problem = one(find_problems(EMPTY, facts=ending(stats(done=10, items=7, dead=9))))
     assert (problem.kind, problem.severity, problem.since) == ("failed", "critical", NOW - 5)
     assert "9 of 19 pages failed (timeout: 9); the limit is 10 %" in problem.text

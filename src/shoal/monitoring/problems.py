@@ -301,22 +301,17 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 
 def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
     run, stats, outcome = ending.result.run, ending.result.stats, ending.result.outcome
-    took = _duration(ended_at - run.created_at)
+    text = f"{stats.pages} pages, {stats.items} items, in {_duration(ended_at - run.created_at)}."
+    if outcome.reasons:
+        text = f"{'; '.join(outcome.reasons)}. {text}"
     if outcome.verdict == "failed":
-        yield _failed(
-            run.run_id, run.spider, ended_at, f"{'; '.join(outcome.reasons)}. {outcome.accounted}, in {took}."
-        )
+        yield _failed(run.run_id, run.spider, ended_at, text)
         if stats.pages <= 0:
             return
     elif outcome.verdict == "degraded":
-        yield _of_run(
-            run, "degraded", "warning", "finished, degraded",
-            f"{'; '.join(outcome.reasons)}. {outcome.accounted}, {stats.items} items, in {took}.", ended_at,
-        )  # fmt: skip
+        yield _of_run(run, "degraded", "warning", "finished, degraded", text, ended_at)
     else:
-        yield _of_run(
-            run, "finished", "info", "finished", f"{stats.pages} pages, {stats.items} items, in {took}.", ended_at
-        )
+        yield _of_run(run, "finished", "info", "finished", text, ended_at)
     good = ending.good
     if good is None:
         return
