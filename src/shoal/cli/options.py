@@ -224,3 +224,10 @@ def share_of(text: str, option: str) -> float:
     if not 0 <= share <= 1:
         raise ConfigError(f"{option} must be a share such as 10% or 0.1, not {text!r:.80}")
     return share
+
+
+def shown_output(spec: str) -> str:
+    """An output as the user named it, without passwords and without what ``-O`` adds."""
+    from shoal.config import mask
+
+    return mask(spec).removesuffix("?replace=yes").removesuffix("&replace=yes")

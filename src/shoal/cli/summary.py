@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cli.next_steps import next_steps
+from shoal.cli.options import shown_output
 from shoal.cli.plain import PlainConsole, print_rows
 from shoal.cli.progress import duration
-from shoal.config import Config, mask
+from shoal.config import Config
 from shoal.crawling.outcome import BROKEN_LINK
 from shoal.crawling.stats import Counters, Summary
 from shoal.printable import printable
@@ -91,7 +92,7 @@ def _run_rows(summary: Summary) -> list[tuple[str, str]]:
         ("left", _shown(stats.remaining)),
         ("lost", _shown(summary.lost)),
         ("rewinds", f"{stats.rewinds}: the store went back in time, see `shoal audit`" if stats.rewinds else ""),
-        *(("written to", _output(mask(output), summary)) for output in summary.outputs if output != "-"),
+        *(("written to", _output(shown_output(output), summary)) for output in summary.outputs if output != "-"),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -132,7 +133,6 @@ def _print(console: AnyConsole, text: str, style: str, *, before: str = "", soft
 
 
 def _output(output: str, summary: Summary) -> str:
-    output = output.removesuffix("?replace=yes").removesuffix("&replace=yes")
     if output.endswith(".parquet") and summary.state in ("stopped", "failed"):
         return f"{output} (in parts until the run is finished)"
     return output
