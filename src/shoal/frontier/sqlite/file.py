@@ -17,8 +17,10 @@ from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreBusyError, StoreError
 from shoal.frontier.sqlite.step_thread import StepThread
+from shoal.stores import sqlite_errors
+from shoal.stores.severity import Severity
 
 T = TypeVar("T")
 StoredRow: TypeAlias = tuple[Any, ...]
@@ -90,7 +92,8 @@ class SQLiteFile:
             if isinstance(exc, OSError):
                 raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
             if isinstance(exc, sqlite3.Error):
-                raise self._explain(exc) from exc
+                error = self._explain(exc)
+                raise (error if isinstance(error, StoreAwayError) else StoreError(str(error))) from exc
             raise
         self._closed = False
 
@@ -241,22 +244,13 @@ class SQLiteFile:
 
     def _explain(self, exc: sqlite3.Error) -> FrontierError:
         """The ShoalError for an error of SQLite. Its text says what failed, and what to do."""
-        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            return FrontierError(
-                f"no room on the disk for {self.path}; nothing was changed. Free some space and try again"
-            )
-        if code == sqlite3.SQLITE_IOERR:
-            return FrontierError(f"cannot read or write {self.path} ({exc}); nothing was changed. Check the disk")
-        if code == sqlite3.SQLITE_BUSY:
-            return FrontierError(
-                f"another program holds a lock on {self.path}; nothing was changed. Close that program"
-            )
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        meaning = sqlite_errors.meaning(exc)
+        if getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreError(f"cannot open {self.path} ({exc}); check the permissions of the file and its folder")
-        return FrontierError(f"{self.path}: {exc}; nothing was changed")
+        kind = {Severity.AWAY: StoreAwayError, Severity.FINAL: StoreError}.get(meaning.severity, FrontierError)
+        return kind(
+            f"{self.path}: {meaning.advice} ({exc})" if meaning.advice else f"{self.path}: {exc}; nothing was changed"
+        )
 
     def damaged(self, what: str) -> StoreError:
         """The error for a file that has unexpected content."""
