@@ -392,6 +392,21 @@ def set_default(server: PostgresServer, setting: str) -> None:
     asyncio.run(change())
 
 
+def test_a_host_that_asks_for_a_day_is_tried_again_by_one_request(frontier: str, tmp_path: Path) -> None:
+    """Again and again, for as long as it answers so."""
+    with target() as site, QuickFleet(tmp_path, frontier, SPIDER) as fleet:
+        urls = [f"{site.url}/{number}?status=503&after=86400" for number in range(6)]
+        fleet.start(*urls, settings={"concurrency_per_host": 6, "retry.max_attempts": 20})
+        for _ in range(2):
+            start_worker(fleet, concurrency=6, throttle__enabled=True, throttle__max_retry_after=1)
+        seen = site.wait_until(lambda seen: len(seen) >= 10)[6:]  # at first all of them are in flight
+        assert most_at_once(seen) == 1
+        assert closest(seen) > 0.9
+        site.mend()
+        fleet.wait(40)
+        assert_whole(fleet, urls)
+
+
 def test_a_silent_connection_is_given_up_for_a_new_one(frontier: str, tmp_path: Path) -> None:
     """The server is there all the time, and so are the connections; but nothing comes through them any more."""
     port = urlsplit(frontier).port
