@@ -7,9 +7,9 @@ old. The pages after it are fetched again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +17,16 @@ from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreBusyError, StoreError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError
+from shoal.frontier.sqlite.file_lock import (
+    NAME_KEY,
+    FileLock,
+    check_log,
+    is_open_here,
+    name_in_use,
+    name_record,
+    recorded_name,
+)
 from shoal.frontier.sqlite.step_thread import StepThread
 from shoal.stores import sqlite_errors
 from shoal.stores.severity import Severity
@@ -42,6 +51,8 @@ PRAGMA journal_size_limit = 67108864;
 PRAGMA secure_delete = OFF;
 """
 _BUSY_SECONDS = 10.0
+_SECONDS_BETWEEN_CHECKS = 1.0
+"""How often it is checked that the file still has its name."""
 
 
 class SQLiteFile:
@@ -52,11 +63,12 @@ class SQLiteFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool) -> None:
-        self.path = os.path.realpath(path)
+        self.path = name_in_use(path)
         self.readonly = readonly
         self.restore: Callable[[], None] = lambda: None
         self.db: sqlite3.Connection
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
+        self._check_at = 0.0
         self._stale = False
         self._closed = True
         self._on_commit: list[Callable[[], None]] = []
@@ -79,18 +91,15 @@ class SQLiteFile:
             )
         try:
             self._check_header()
-            self._lock = None if self.readonly else self._take_lock()
+            recorded = recorded_name(self.path)
+            self._lock = None if self.readonly else FileLock(self.path)
         except OSError as exc:
             raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
         try:
-            if not self.readonly:
-                # Requests may hold cookies and passwords. SQLite gives its log and index the mode of the file.
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            check_log(self.path, recorded)
             self._connect()
         except BaseException as exc:
             self._drop_lock()
-            if isinstance(exc, OSError):
-                raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
             if isinstance(exc, sqlite3.Error):
                 error = self._explain(exc)
                 raise (error if isinstance(error, StoreAwayError) else StoreError(str(error))) from exc
@@ -99,6 +108,8 @@ class SQLiteFile:
 
     def _check_header(self) -> None:
         """Check the first bytes, so that SQLite does not even open a file of another program."""
+        if is_open_here(self.path):
+            return
         try:
             with open(self.path, "rb") as file:
                 header = file.read(100)
@@ -144,9 +155,15 @@ class SQLiteFile:
             if not self.readonly:
                 self.db.executescript(_PRAGMAS)
                 self._upgrade(version)
+                self._record_name()
         except BaseException:
             self.db.close()
             raise
+
+    def _record_name(self) -> None:
+        """Write the name of the file into the file itself, not only into its log."""
+        self.db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, 1e18)", (NAME_KEY, name_record(self.path)))
+        self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _upgrade(self, version: int) -> None:
         """Change a file of an older format, in one transaction."""
@@ -156,34 +173,9 @@ class SQLiteFile:
                 ";\n".join(("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version = {VERSION}", "COMMIT"))
             )
 
-    # -- the lock
-
-    def _take_lock(self) -> int:
-        """Lock the file for this process. The system releases the lock when the process ends, however that happens."""
-        name = self.path + ".lock"
-        while True:
-            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = os.pread(lock, 20, 0).decode(errors="replace").partition("\n")[0]
-                os.close(lock)
-                raise StoreBusyError(
-                    f"another process{f' (pid {pid})' if pid else ''} works on {self.path}; "
-                    "stop it first, or name another file"
-                ) from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), os.stat(name)):
-                    os.ftruncate(lock, 0)
-                    os.pwrite(lock, b"%d" % os.getpid(), 0)
-                    return lock
-            os.close(lock)  # its last holder has just removed it
-
     def _drop_lock(self) -> None:
         if self._lock is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path + ".lock")
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     # -- transactions
@@ -232,6 +224,9 @@ class SQLiteFile:
         self._on_commit.append(callback)
 
     def _begin(self, begin: str) -> None:
+        if self._lock is not None and time.monotonic() > self._check_at:
+            self._lock.check()
+            self._check_at = time.monotonic() + _SECONDS_BETWEEN_CHECKS
         self._roll_back()
         if self._stale:
             self.restore()
@@ -271,23 +266,8 @@ class SQLiteFile:
         try:
             if not self.readonly:
                 with suppress(sqlite3.Error):  # nothing is lost: the next process reads the log
+                    self.db.execute("DELETE FROM note WHERE key = ?", (NAME_KEY,))
                     self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self.db.close()
         finally:
             self._drop_lock()
-
-
-def announce_socket(path: str, socket: str) -> None:
-    """Write the path of this process's socket into the lock file. Call it while this process has the file open."""
-    with open(os.path.realpath(path) + ".lock", "r+b") as lock:
-        lock.write(b"%d\n%b" % (os.getpid(), os.fsencode(socket)))
-
-
-def announced_socket(path: str) -> str | None:
-    """The path of the socket in the lock file of a file. The process that announced it may have been killed since."""
-    try:
-        with open(os.path.realpath(path) + ".lock", "rb") as lock:
-            socket = lock.read(4096).partition(b"\n")[2]
-    except OSError:
-        return None
-    return os.fsdecode(socket) or None
