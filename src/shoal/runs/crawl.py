@@ -354,5 +354,13 @@ class Crawl:
             if identities.count(identity) > 1:
                 raise SinkError(f"the output {mask(spec)} is given twice; remove one of them")
             scheme, _, path = self.config.frontier.partition(":///")
-            if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
+            if scheme == "sqlite" and _is_same_file(identity.partition("?")[0], path):
                 raise SinkError(f"{spec} is the file of the frontier; choose another file for the items")
+
+
+def _is_same_file(first: str, second: str) -> bool:
+    """Whether two paths lead to one file, which may not exist yet."""
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
+        return os.path.realpath(first) == os.path.realpath(second)

@@ -70,7 +70,7 @@ async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str
         await server.start(path)
         try:
             if file is not None:
-                from shoal.frontier.sqlite.file import announce_socket  # a crawl in memory needs no SQLite
+                from shoal.frontier.sqlite.file_lock import announce_socket  # a crawl in memory needs no SQLite
 
                 announce_socket(file, str(path))
             yield server
