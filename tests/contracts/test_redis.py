@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.frontier import open_store
-from shoal.frontier.redis import RedisStore, inspection
+from shoal.frontier.redis import RedisStore, audit, inspection
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.errors import explain
@@ -600,8 +600,10 @@ async def test_many_things_become_due_at_once(prefix: str) -> None:
 async def test_a_long_run_is_counted_and_searched_in_portions(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("AUDIT_LIMIT", "_AUDIT_STEP", "_SEARCH_STEP", "_RETRY_STEP", "_PAGE"):
+    for name in ("_SEARCH_STEP", "_RETRY_STEP", "_PAGE"):
         monkeypatch.setattr(inspection, name, 50)
+    for name in ("AUDIT_LIMIT", "_STEP", "_LANES"):
+        monkeypatch.setattr(audit, name, 50)
     frontier = await new_run(store)
     await frontier.push([page(number, host=f"{number}.example", dont_filter=True) for number in range(3000)])
     leases = (await frontier.lease(1000, TTL)).leases

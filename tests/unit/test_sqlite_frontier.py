@@ -344,7 +344,7 @@ async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message
         await SQLiteStore.open(path, readonly=readonly)
 
 
-_NO_COUNTERS = "ALTER TABLE run DROP COLUMN redirects; ALTER TABLE run DROP COLUMN item_errors;"
+_NO_COUNTERS = "".join(f"ALTER TABLE run DROP COLUMN {name};" for name in ("redirects", "item_errors", "trimmed"))
 _OLDER = {
     10: f"{_NO_COUNTERS} ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10",
     11: f"{_NO_COUNTERS} PRAGMA user_version = 11",

@@ -52,6 +52,7 @@ class ComposedFrontier:
         self.update_host, self.host_states, self.host_state = hosts.update_host, hosts.host_states, hosts.host_state
         self.remember, self.recall = hosts.remember, hosts.recall
         self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
+        self.repair = inspection.repair
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.lease_outcomes = inspection.retry_dead, inspection.lease_outcomes
 

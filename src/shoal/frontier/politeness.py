@@ -221,6 +221,15 @@ class LaneTable(Generic[Queue]):
                 self.place(lane, now)  # another run has taken the last place of the host
         return None
 
+    def unplaced(self) -> list[Lane[Queue]]:
+        """Lanes with ready requests that are in no heap, and whose host is not full: nobody can lease from them."""
+        entries = {id(entry) for entry in chain(self._due, self._later)}
+        return [
+            lane
+            for lane in self.by_name.values()
+            if lane.best is not None and id(lane.entry) not in entries and lane not in self._full
+        ]
+
     def next_due(self) -> float | None:
         """When the next waiting host becomes due."""
         while self._later and self._later[0][3].entry is not self._later[0]:

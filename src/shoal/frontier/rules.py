@@ -103,6 +103,7 @@ FULL_KIND, FULL_REASON = "queue full", "refused: the queue had its maximum of %s
 ADMITTED_DETAIL = "queued: it was refused when the queue was full"
 """The detail of the event `RETRIED_EVENT` for such a link."""
 UNREADABLE = "unreadable"
+LOST_DEATH = "the reason of its failure was lost in the store"
 """The kind of a dead request whose record another program wrote."""
 KINDS_NOT_RETRIED = frozenset({"robots", "scope"})
 """Kinds of death that ``retry_dead`` skips unless the caller names them."""

@@ -11,8 +11,10 @@ from shoal.ports.fetching import Fetch, Fetcher, Middleware
 from shoal.ports.hosts import Hosts, HostState, HostUpdate
 from shoal.ports.inspection import (
     MAX_RETRIED,
+    REPAIRED_LEASE,
     Event,
     EventKind,
+    Fault,
     History,
     Inspection,
     LeaseKey,
@@ -40,6 +42,7 @@ from shoal.ports.workers import Heartbeat, Workers, WorkerState
 
 __all__ = [
     "MAX_RETRIED",
+    "REPAIRED_LEASE",
     "Claim",
     "ClusterEvent",
     "ClusterStep",
@@ -52,6 +55,7 @@ __all__ = [
     "Event",
     "EventKind",
     "Failure",
+    "Fault",
     "Fetch",
     "Fetcher",
     "Frontier",

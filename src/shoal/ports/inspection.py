@@ -12,6 +12,22 @@ from shoal.ports.queue import RequestState
 
 MAX_RETRIED = 1000
 """Requests that one call of ``retry_dead`` names."""
+REPAIRED_LEASE = 300.0
+"""Seconds that a lease lasts whose end was lost: long enough for its holder to renew it."""
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """Something that is missing or contradictory in the store, in what belongs to a run."""
+
+    kind: str
+    """One of the kinds in `shoal.frontier.faults`, for programs."""
+    count: int
+    what: str
+    """What is wrong, for people: a sentence without a full stop."""
+    example: str = ""
+    """One of the URLs, hosts or roles that it is about."""
+    repairable: bool = False
+    """Whether `Inspection.repair` restores it from what is left."""
 
 
 class Stats(Struct, frozen=True, kw_only=True):
@@ -35,11 +51,14 @@ class Stats(Struct, frozen=True, kw_only=True):
     """Items that callbacks yielded and that could not be stored."""
     rewinds: int = 0
     """How often clients noticed that the store had gone back in time: see ``Inspection.rewinds``."""
+    faults: tuple[Fault, ...] = ()
+    """What an audit found wrong. Always empty in the answer of ``Inspection.stats``, which does not look."""
 
     @property
     def balanced(self) -> bool:
-        """Whether every pushed request is in exactly one state."""
-        return self.pushed == self.ready + self.waiting + self.leased + self.done + self.dead
+        """Whether every pushed request is in exactly one state, and an audit found no fault."""
+        in_states = self.ready + self.waiting + self.leased + self.done + self.dead
+        return self.pushed == in_states and not self.faults
 
     @property
     def remaining(self) -> int:
@@ -125,14 +144,22 @@ LeaseOutcome: TypeAlias = Literal["done", "leased", "lost"]
 
 
 class Inspection(Protocol):
-    """Shows the state of a run. No method changes a lease."""
+    """Shows the state of a run. Only ``repair`` changes leases."""
 
     async def stats(self) -> Stats:
         """The counters. Cheap enough to call every second."""
         ...
 
     async def audit(self) -> Stats:
-        """The same counters, recounted from the requests themselves."""
+        """The same counters, recounted from the requests themselves, and all faults: requests that no worker can get,
+        records that are missing, counters that differ. Workers may change the run meanwhile: that is no fault."""
+        ...
+
+    async def repair(self) -> None:
+        """Restore what is missing from what is left, as far as that is possible. Audit again to see the result.
+
+        A lease whose end was lost ends after `REPAIRED_LEASE` seconds, unless its holder renews it. A request whose
+        state was lost is ready again. Workers may go on meanwhile, except on a store that only one process can use."""
         ...
 
     async def rewinds(self) -> list[Rewind]:

@@ -14,7 +14,7 @@ from shoal import __version__, clock
 from shoal.errors import FrontierError, StoreAwayError, StoreError
 from shoal.frontier.local import wire
 
-_SLOW = frozenset({"audit", "find", "retry_dead", "dead_kinds", "delete_run", wire.DEAD})
+_SLOW = frozenset({"audit", "repair", "find", "retry_dead", "dead_kinds", "delete_run", wire.DEAD})
 """Calls that may read a whole run."""
 _SLOW_FACTOR = 60.0
 _CLOSE_TIMEOUT = 1.0

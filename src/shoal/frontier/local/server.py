@@ -33,7 +33,7 @@ _ITEM_BYTES = 16 * 2**20
 _BACKLOG = 128
 _CLOSE_TIMEOUT = 1.0
 """Seconds that the last answers may take when the server is closed."""
-_CHANGES = frozenset({"push", "retry_dead", "transition", "update_host", "complete", "fail", "release"})
+_CHANGES = frozenset({"push", "retry_dead", "repair", "transition", "update_host", "complete", "fail", "release"})
 """Calls after which there may be something to lease."""
 _decode_hello = msgspec.msgpack.Decoder(tuple[wire.Hello]).decode
 _decode_cursor = msgspec.msgpack.Decoder(tuple[int]).decode

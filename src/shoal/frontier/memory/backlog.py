@@ -36,6 +36,9 @@ class Bucket:
         self._returned: list[int] = []
         self.spilled = 0
 
+    def count(self) -> int:
+        return len(self._fresh) - self._taken + len(self._returned) + self.spilled
+
     def push(self, number: int) -> None:
         """Add a request after all others."""
         self._fresh.append(number)
@@ -123,6 +126,10 @@ class Backlog:
 
     def count_spilled(self, rank: float, count: int) -> None:
         self._bucket(rank).spilled += count
+
+    def count(self) -> int:
+        """How many requests it has. For an audit."""
+        return (self._only is not None) + sum(bucket.count() for bucket in (self._buckets or {}).values())
 
     def best(self) -> tuple[float, int] | None:
         """Rank and number of the best request. The number is `ON_DISK` if requests of that rank must be read first."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from heapq import nsmallest
 
+import msgspec
+
+from shoal.frontier.faults import compare_counters, make_faults
 from shoal.frontier.memory.items import MemoryItemLog
 from shoal.frontier.memory.queue import MemoryQueue
 from shoal.frontier.memory.records import NO_PARENT
@@ -52,7 +55,17 @@ class MemoryInspection:
         counts = [0] * len(STATE_NAMES)
         for state in self._requests.records.states():
             counts[state] += 1
-        return self._stats(counts, self._stages.count())
+        counted = self._stats(counts, self._stages.count())
+        found = (
+            *compare_counters(await self.stats(), counted, sum(counts)),
+            *self._requests.find_faults(),
+            *self._queue.find_faults(),
+            ("items", self._items.missing(), ""),
+        )
+        return msgspec.structs.replace(counted, faults=make_faults(found))
+
+    async def repair(self) -> None:
+        """Does nothing: only a bug of this process can cause a fault, and nothing outlives the process."""
 
     def _stats(self, counts: Sequence[int], incoming: int) -> Stats:
         return Stats(

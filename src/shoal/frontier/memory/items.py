@@ -34,6 +34,10 @@ class MemoryItemLog:
         while self._items and self._items[0].seq <= through:
             self._items.popleft()
 
+    def missing(self) -> int:
+        """How many items the log lacks."""
+        return self.count + 1 - self._items[0].seq - len(self._items) if self._items else 0
+
     def append(self, fingerprint: bytes, payloads: Sequence[bytes], before: int) -> int:
         """Add items of a request that has ``before`` items already. Returns how many it has then."""
         for index, payload in enumerate(payloads, before):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -350,6 +351,20 @@ class MemoryQueue:
             return "lost"
         head = self._requests.records.head(number)
         return "done" if head.state == DONE and head.token == lease.token else "lost"
+
+    def find_faults(self) -> Iterator[tuple[str, int, str]]:
+        """The faults of waiting requests and of leases, as (kind, count, example)."""
+        states = list(enumerate(self._requests.records.states()))
+        waiting = {number for _, number in self._waiting}
+        yield "waiting", len(waiting ^ {number for number, state in states if state == WAITING}), ""
+        ends = {(until, token, fingerprint) for until, token, fingerprint in self._expiries}
+        held = {each.number for name, each in self._held.items() if (each.until, each.token, name) in ends}
+        leased = {number for number, state in states if state == LEASED}
+        yield "leases", len(leased - held), ""
+        yield "stray leases", len(held - leased), ""
+        hosts = Counter(each.lane.host for each in self._held.values())
+        busy = [host.name for host, count in hosts.items() if host.in_flight < count]
+        yield "in flight", len(busy), next(iter(busy), "")
 
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -238,6 +238,18 @@ class Requests:
         records."""
         found = self.records.search(url.encode())
         return next((number for number in found if self.records.request(number).url == url), None)
+
+    def find_faults(self) -> Iterator[tuple[str, int, str]]:
+        """The faults of requests in their queues, as (kind, count, example)."""
+        lanes = self.lanes.by_name.values()
+        queued = {lane.host.name: lane.queue.count() for lane in lanes}
+        miscounted = [lane.host.name for lane in lanes if lane.ready != queued[lane.host.name]]
+        ready = sum(state == READY for state in self.records.states())
+        yield "ready", abs(ready - sum(queued.values())) or len(miscounted), next(iter(miscounted), "")
+        unplaced = [lane.host.name for lane in self.lanes.unplaced()]
+        yield "lanes", len(unplaced), next(iter(unplaced), "")
+        dead = {number for number, state in enumerate(self.records.states()) if state == DEAD}
+        yield "failures", len(dead ^ self.deaths.keys()), ""
 
     # -- the disk
 

@@ -20,6 +20,7 @@ from msgspec import UNSET
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
+from shoal.frontier.faults import compare_counters, make_faults
 from shoal.frontier.host_policy import host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
@@ -73,6 +74,8 @@ _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
 _NONE_MOVED = Moved(0, 0)
+_COMPARED = ("pushed", *STATE_NAMES, "incoming")
+"""The stored counters that an audit returns, in order."""
 
 
 class PostgresFrontier:
@@ -363,21 +366,20 @@ class PostgresFrontier:
     # -- inspection
 
     async def stats(self) -> Stats:
-        found = self._stats(await self._database.call("stats", self._run))
+        found = Stats(**_counters(await self._database.call("stats", self._run)))
         if found.rewinds or not self._receipts.has_recorded:
             return found
         # The record was lost in another rewind.
         await self._database.call("record_rewind", self._run, self._offset(), None, [], [], [])
-        return self._stats(await self._database.call("stats", self._run))
+        return Stats(**_counters(await self._database.call("stats", self._run)))
 
     async def audit(self) -> Stats:
-        return self._stats(await self._database.call("audit", self._run, patient=True))
-
-    @staticmethod
-    def _stats(rows: Sequence[asyncpg.Record]) -> Stats:
-        if not rows:
-            raise RunError("the run was deleted")
-        return Stats(**dict(rows[0]))
+        columns = _counters(await self._database.call("audit", self._run, patient=True))
+        kept, *faults = (columns.pop(name) for name in ("stored", "kinds", "counts", "examples"))
+        counted = Stats(**columns)
+        stored = msgspec.structs.replace(counted, **dict(zip(_COMPARED, kept, strict=True)))
+        found = (*compare_counters(stored, counted, counted.pushed), *zip(*faults, strict=True))
+        return msgspec.structs.replace(counted, faults=make_faults(found))
 
     async def recover(self) -> Rewind | None:
         async with self._recovering:
@@ -433,6 +435,13 @@ class PostgresFrontier:
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the store."""
+
+
+def _counters(rows: Sequence[asyncpg.Record]) -> dict[str, Any]:
+    """The columns of the only row. RunError if there is none: the run has no counters."""
+    if not rows:
+        raise RunError("the run was deleted, or its counters are missing: `shoal audit --repair` counts them again")
+    return dict(rows[0])
 
 
 def _pushed(page: Completion, state: int, links: Moved) -> Pushed:

@@ -88,6 +88,7 @@ class RedisFrontier:
         inspection = RunInspection(self._run, self._run_continued)
         self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
         self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
+        self.repair = inspection.repair
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.lease_outcomes = inspection.lease_outcomes
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states

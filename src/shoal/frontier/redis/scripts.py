@@ -11,7 +11,7 @@ SCRIPTS = ScriptFolder(
     "shoal.frontier.redis",
     ("base", "hosts", "lanes", "requests", "slots", "stages"),
     tuple(lua_constants().items()),
-    (("lease", "choosing"),),
+    (("lease", "choosing"), *((name, "faults") for name in ("audit", "audit_lanes", "audit_items", "repair"))),
     tuple(lua_literals().items()),
 )
 

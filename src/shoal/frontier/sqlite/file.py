@@ -40,7 +40,8 @@ VERSION = 12
 _UPGRADES = {
     10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0",
     11: "ALTER TABLE run ADD COLUMN redirects INTEGER NOT NULL DEFAULT 0;"
-    "ALTER TABLE run ADD COLUMN item_errors INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE run ADD COLUMN item_errors INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE run ADD COLUMN trimmed INTEGER",
 }
 """For each older format that can still be used: the statements that make it the next one. A file that is only read
 stays as it is."""

@@ -7,7 +7,9 @@ from functools import partial
 
 import msgspec
 
+from shoal.frontier.faults import compare_counters, make_faults
 from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES
+from shoal.frontier.sqlite.audit import find_faults, repair
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -52,8 +54,18 @@ class SQLiteInspection:
         # With "+" SQLite uses no index: it counts the requests themselves, in the order of the file.
         sql = "SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state"
         counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
-        counted = {name: counts.get(name, 0) for name in STATE_NAMES} | {"incoming": self._stages.count()}
-        return msgspec.structs.replace(self._stats(), **counted)
+        states = {name: counts.get(name, 0) for name in STATE_NAMES}
+        stored = self._stats()
+        counted = msgspec.structs.replace(stored, **states, incoming=self._stages.count())
+        found = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
+        return msgspec.structs.replace(counted, faults=make_faults(found))
+
+    async def repair(self) -> None:
+        def step() -> None:
+            repair(self._file)
+            self._file.file.restore()
+
+        await self._file.file.write(step)
 
     async def rewinds(self) -> list[Rewind]:
         return []

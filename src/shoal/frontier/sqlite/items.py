@@ -59,7 +59,10 @@ class SQLiteItemLog:
             if not self._roles.have_cursors(cursors or {}):
                 return
             last = min(self._first + through, self._last)
-            self._db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", (self._first, last))
+            deleted = self._db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", (self._first, last)).rowcount
+            if deleted:
+                sql = "UPDATE run SET trimmed = trimmed + ? WHERE number = ?"
+                self._db.execute(sql, (deleted, self._file.number))
             self._file.file.on_commit(partial(self._forget, through))
 
         await self._file.file.write(step)

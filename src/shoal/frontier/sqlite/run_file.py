@@ -64,6 +64,15 @@ class RunFile:
         counters = _COUNTERS if self.file.version > 11 else _OLDER_COUNTERS
         return Ledger(*self.db.execute(f"SELECT {counters} FROM run WHERE number = ?", (self.number,)).fetchone())
 
+    def trimmed(self) -> int | None:
+        """How many items were deleted from the log. None if that is not known: in a file of an older format."""
+        columns = [row[1] for row in self.db.execute("PRAGMA table_info(run)")]
+        if "trimmed" not in columns:
+            return None
+        found: int | None
+        (found,) = self.db.execute("SELECT trimmed FROM run WHERE number = ?", (self.number,)).fetchone()
+        return found
+
     def save(self, ledger: Ledger) -> None:
         self.db.execute(
             f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",

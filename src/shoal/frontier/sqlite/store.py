@@ -19,6 +19,7 @@ from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
+from shoal.frontier.sqlite.audit import restore_lanes
 from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
@@ -82,6 +83,7 @@ class SQLiteStore(SQLiteDocuments):
         store = cls(file, clock or steady_time(), keeps)
         if not readonly:
             await file.write(store._correct_times)
+            await file.write(partial(restore_lanes, file))
         return store
 
     def _correct_times(self) -> None:
@@ -117,8 +119,8 @@ class SQLiteStore(SQLiteDocuments):
 
     def _add(self, run: Run) -> bool:
         added = self._file.db.execute(
-            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at, trimmed)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
             (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings), run.project, run.ended_at),
         )
         return added.rowcount > 0

@@ -110,8 +110,13 @@ $$;
 -- Delete items, only if the roles have these cursors: else the client's view is outdated.
 CREATE FUNCTION trim_items(_run integer, _through bigint, _roles text[], _cursors bytea[])
 RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
-    DELETE FROM item i WHERE i.run = _run AND i.seq <= _through AND NOT EXISTS (
-        SELECT FROM unnest(_roles, _cursors) u(role, cursor)
-        LEFT JOIN role r ON r.run = _run AND r.role = u.role
-        WHERE r.cursor IS DISTINCT FROM u.cursor)
+    WITH gone AS (
+        DELETE FROM item i WHERE i.run = _run AND i.seq <= _through AND NOT EXISTS (
+            SELECT FROM unnest(_roles, _cursors) u(role, cursor)
+            LEFT JOIN role r ON r.run = _run AND r.role = u.role
+            WHERE r.cursor IS DISTINCT FROM u.cursor)
+            RETURNING 1
+    )
+    UPDATE ledger g SET trimmed = g.trimmed + (SELECT count(*) FROM gone)
+        WHERE g.run = _run AND (SELECT count(*) FROM gone) > 0
 $$;

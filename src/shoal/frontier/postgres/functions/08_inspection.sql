@@ -15,23 +15,71 @@ BEGIN
 END
 $$;
 
--- The same, counted from the requests, in one statement: a snapshot.
+-- Faults of a run: see shoal/frontier/faults.py. It is stable, so all of it sees one snapshot.
+CREATE FUNCTION faults(_run integer)
+RETURNS TABLE (kind text, count bigint, example text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    WITH own AS (SELECT lane_key(_run, 0) AS first, lane_key(_run, 0) + 4294967295 AS last),
+    queued AS MATERIALIZED (
+        SELECT r.id, r.lane, r.rank FROM own, ready r WHERE r.lane BETWEEN own.first AND own.last
+    ), lanes AS MATERIALIZED (
+        SELECT l.* FROM own, lane l WHERE l.id BETWEEN own.first AND own.last
+    ), best AS (
+        SELECT DISTINCT ON (r.lane) r.lane, r.rank, r.id, count(*) OVER (PARTITION BY r.lane) AS n
+        FROM queued r ORDER BY r.lane, r.rank, r.id
+    ), busy AS (
+        SELECT h.host, count(*) AS n FROM held h WHERE h.state = {LEASED} GROUP BY h.host
+    ), hosts AS MATERIALIZED (
+        SELECT u.host FROM lanes u UNION SELECT h.host FROM held h WHERE h.run = _run
+    )
+    SELECT 'states', count(*), min(q.url) FROM request q
+        LEFT JOIN queued r ON r.id = q.id LEFT JOIN held h ON h.id = q.id LEFT JOIN outcome o ON o.id = q.id
+        WHERE q.run = _run AND r.id IS NULL AND h.id IS NULL AND o.id IS NULL
+    UNION ALL
+    SELECT 'ready', count(*), min(q.url) FROM queued r LEFT JOIN lanes l ON l.id = r.lane LEFT JOIN request q ON q.id = r.id
+        WHERE l.id IS NULL OR (r.lane, r.rank) <> (lane_key(q.run, q.host), coalesce(q.rank, 0))
+    UNION ALL
+    SELECT 'lanes', count(*), min(h.name) FROM lanes l LEFT JOIN best b ON b.lane = l.id LEFT JOIN host h ON h.id = l.host
+        WHERE (l.ready, l.best_rank, l.best_id, l.place = {EMPTY}) IS DISTINCT FROM (coalesce(b.n, 0), b.rank, b.id, b.id IS NULL)
+            OR (l.place > {OPEN} AND l.due IS NULL)
+    UNION ALL
+    SELECT 'hosts', count(*), '' FROM hosts u WHERE NOT EXISTS (SELECT FROM host h WHERE h.id = u.host)
+    UNION ALL
+    SELECT 'in flight', count(*), min(h.name) FROM hosts u JOIN host h ON h.id = u.host LEFT JOIN busy b ON b.host = u.host
+        WHERE h.in_flight <> coalesce(b.n, 0)
+    UNION ALL
+    SELECT 'holders', count(*), min(q.url) FROM held h JOIN request q ON q.id = h.id
+        WHERE h.run = _run AND h.state = {LEASED} AND h.worker > 0
+            AND NOT EXISTS (SELECT FROM holder w WHERE w.run = _run AND w.number = h.worker)
+    UNION ALL
+    SELECT 'items', g.items - coalesce(g.trimmed, i.first - 1, g.items) - i.n, ''
+        FROM ledger g, (SELECT count(*) AS n, min(i.seq) AS first FROM item i WHERE i.run = _run) i WHERE g.run = _run
+    UNION ALL
+    SELECT 'store', 2 - (SELECT count(*) FROM host h WHERE h.id = 0) - (SELECT count(*) FROM clock_state c WHERE c.id = 1), ''
+$$;
+
+-- The counters and rewinds of a run, counted from its requests; then the stored ones, and the faults. All in one snapshot.
 CREATE FUNCTION audit(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint
-) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint,
+    stored bigint[], kinds text[], counts bigint[], examples text[]
+) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT
         (SELECT count(*) FROM request q WHERE q.run = _run),
-        (SELECT count(*) FROM lane l JOIN ready r ON r.lane = l.id WHERE l.run = _run),
-        h.waiting, h.leased, o.done, o.dead, s.duplicates, s.items, s.seeding,
+        (SELECT count(*) FROM ready r WHERE r.lane BETWEEN lane_key(_run, 0) AND lane_key(_run, 0) + 4294967295),
+        h.waiting, h.leased, o.done, o.dead, g.duplicates, g.items,
+        NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
         (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run),
-        s.redirects, s.item_errors, s.rewinds
-    FROM stats(_run) s,
+        g.redirects, g.item_errors, (SELECT count(*) FROM rewind w WHERE w.run = _run),
+        ARRAY[g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.incoming], f.kinds, f.counts, f.examples
+    FROM ledger g,
         (SELECT count(*) FILTER (WHERE state = {WAITING}) AS waiting, count(*) FILTER (WHERE state = {LEASED}) AS leased
          FROM held WHERE run = _run) h,
         (SELECT count(*) FILTER (WHERE state = {DONE}) AS done, count(*) FILTER (WHERE state = {DEAD}) AS dead
-         FROM outcome WHERE run = _run) o
+         FROM outcome WHERE run = _run) o,
+        (SELECT array_agg(f.kind) AS kinds, array_agg(f.count) AS counts, array_agg(coalesce(f.example, '')) AS examples
+         FROM faults(_run) f) f
+    WHERE g.run = _run
 $$;
 
 -- The name of a worker or slot of a cluster; empty for number 0.

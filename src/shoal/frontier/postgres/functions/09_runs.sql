@@ -13,7 +13,7 @@ BEGIN
     INSERT INTO run (run_id, spider, state, created_at, settings, project, ended_at)
         VALUES (_run_id, _spider, _state, _created_at, _settings, _project, _ended_at)
         ON CONFLICT (run_id) DO NOTHING RETURNING id INTO _id;
-    INSERT INTO ledger (run) SELECT _id WHERE _id IS NOT NULL;
+    INSERT INTO ledger (run, trimmed) SELECT _id, 0 WHERE _id IS NOT NULL;
     RETURN _id IS NOT NULL;
 END
 $$;

@@ -20,10 +20,11 @@ local function read_chunk(chunk)
   return count, names, at
 end
 
--- Remove a stage that has no more chunks, also if another program deleted it.
+-- Remove a stage whose chunks another program deleted. An audit reports the links that are lost with it.
 local function close_stage(key, left)
   own.incoming, own.is_changed = math.max(0, own.incoming - left), true
   finish()
+  call('HINCRBY', own.key, 'lost_links', left)
   call('LPOP', STAGES)
   call('PEXPIRE', key, OUTCOME_MS)
 end

@@ -1,0 +1,111 @@
+"""Faults of a run in a SQLite file, and their repair. Call everything within a transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from shoal.frontier.rules import DEAD, DONE, LEASED, LOST_DEATH, READY, STATE_NAMES, UNREADABLE, WAITING
+from shoal.frontier.sqlite.file import SQLiteFile
+from shoal.frontier.sqlite.items import item_ids
+from shoal.frontier.sqlite.run_file import RunFile
+from shoal.http import Request
+from shoal.ports import REPAIRED_LEASE
+from shoal.urls.normalize import host_of
+
+log = logging.getLogger("shoal.frontier")
+
+_decode = msgspec.msgpack.Decoder(Request).decode
+_SLICE = "(instr('0123456789ABCDEF', substr(hex(r.fingerprint), 1, 1)) * 16 + " \
+    "instr('0123456789ABCDEF', substr(hex(r.fingerprint), 2, 1)) - 17 >> 2)"  # fmt: skip
+"""The slice of a fingerprint: see `shoal.frontier.sqlite.seen`."""
+_FAULTS = {
+    "lanes": "LEFT JOIN lane l ON l.number = r.lane AND l.run = r.run"
+    f" WHERE r.run = :run AND r.state <> {DONE} AND l.number IS NULL",
+    "waiting": f"WHERE r.run = :run AND r.state = {WAITING} AND r.due IS NULL",
+    "leases": f"WHERE r.run = :run AND r.state = {LEASED} AND (r.due IS NULL OR r.token IS NULL)",
+    "failures": f"WHERE r.run = :run AND r.state = {DEAD} AND (r.kind IS NULL OR r.reason IS NULL)",
+    "known": f"""
+        LEFT JOIN seen s ON s.fingerprint = r.fingerprint AND s.run = r.run
+        LEFT JOIN seen_slice p ON p.run = r.run AND p.slice = {_SLICE}
+        WHERE r.run = :run AND (s.request IS NOT NULL) <> (r.id <= coalesce(p.through, 0))""",
+}
+"""Which requests have a fault, by its kind."""
+
+
+def find_faults(run: RunFile) -> Iterator[tuple[str, int, str]]:
+    """Each fault as (kind, count, example), besides those of the counters."""
+    own = {"run": run.number}
+    for kind, which in _FAULTS.items():
+        count, number = run.db.execute(f"SELECT count(*), min(r.id) FROM request r {which}", own).fetchone()
+        yield kind, count, _url(run.file, number) if count else ""
+    yield "items", _missing_items(run), ""
+
+
+def _url(file: SQLiteFile, number: int) -> str:
+    (payload,) = file.db.execute("SELECT payload FROM request WHERE id = ?", (number,)).fetchone()
+    try:
+        return _decode(payload).url
+    except (UnicodeDecodeError, msgspec.MsgspecError):
+        return ""
+
+
+def _missing_items(run: RunFile) -> int:
+    first_id, last_id = item_ids(run.number)
+    sql = "SELECT count(*), coalesce(min(id) - ?1, 0) FROM item WHERE id BETWEEN ?1 AND ?2"
+    count, first = run.db.execute(sql, (first_id, last_id)).fetchone()
+    logged, trimmed = run.ledger().items, run.trimmed()
+    if trimmed is None:
+        trimmed = first - 1 if count else logged
+    missing: int = logged - trimmed - count
+    return missing
+
+
+def repair(run: RunFile) -> None:
+    """Restore what is missing, as far as possible. The caller reloads what it keeps in memory."""
+    db, now, own = run.db, run.clock(), (run.number,)
+    restore_lanes(run.file)
+    db.execute(f"UPDATE request SET due = ? WHERE run = ? AND state = {WAITING} AND due IS NULL", (now, run.number))
+    db.execute(
+        f"UPDATE request SET due = ?, token = coalesce(token, 0) WHERE run = ? AND state = {LEASED}"
+        " AND (due IS NULL OR token IS NULL)",
+        (now + REPAIRED_LEASE, run.number),
+    )
+    db.execute(
+        f"UPDATE request SET kind = coalesce(kind, ?), reason = coalesce(reason, ?)"
+        f" WHERE run = ? AND state = {DEAD} AND (kind IS NULL OR reason IS NULL)",
+        (UNREADABLE, LOST_DEATH, run.number),
+    )
+    if next(count for kind, count, _ in find_faults(run) if kind == "known"):
+        db.execute("DELETE FROM seen WHERE run = ?", own)  # the fingerprints of the requests are enough
+        db.execute("DELETE FROM seen_slice WHERE run = ?", own)
+    ledger = run.ledger()
+    counts = dict(db.execute("SELECT state, count(*) FROM request WHERE +run = ? GROUP BY +state", own).fetchall())
+    for state, name in enumerate(STATE_NAMES):
+        setattr(ledger, name, counts.get(state, 0))
+    ledger.pushed = max(ledger.pushed, sum(counts.values()))
+    (ledger.incoming,) = db.execute("SELECT coalesce(sum(size), 0) FROM stage WHERE run = ?", own).fetchone()
+    run.save(ledger)
+
+
+def restore_lanes(file: SQLiteFile) -> None:
+    """Add the lanes that requests of any run belong to and that are missing. A new lane could get the number of a
+    missing one, so this is done before a run is used."""
+    db = file.db
+    missing = db.execute(
+        "SELECT DISTINCT lane FROM ("
+        f" SELECT lane FROM request WHERE state = {READY}"
+        f" UNION ALL SELECT lane FROM request WHERE state = {DEAD}"
+        " UNION ALL SELECT lane FROM request WHERE run IN (SELECT number FROM run) AND due IS NOT NULL)"
+        " WHERE lane NOT IN (SELECT number FROM lane)"
+    ).fetchall()
+    for (lane,) in missing:
+        sql = f"SELECT id, run FROM request WHERE lane = ? AND state <> {DONE} LIMIT 1"
+        request, run = db.execute(sql, (lane,)).fetchone()
+        host = host_of(_url(file, request))
+        log.warning("the queue of host %s was missing in %s; its requests are in a new one", host, file.path)
+        db.execute("INSERT OR IGNORE INTO lane (run, host) VALUES (?, ?)", (run, host))
+        (number,) = db.execute("SELECT number FROM lane WHERE run = ? AND host = ?", (run, host)).fetchone()
+        db.execute("UPDATE request SET lane = ? WHERE lane = ? AND run = ?", (number, lane, run))
