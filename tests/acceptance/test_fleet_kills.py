@@ -373,7 +373,7 @@ def test_a_page_that_kills_its_worker_is_dead_after_its_attempts(kind: str, tmp_
         assert re.search(r"reason +its worker was lost in attempt 3", why), why
         assert re.search(r"attempts +3", why), why
         assert why.count("lease lost: its worker was lost") == 3, why
-        assert fleet.shoal("audit", fleet.run_id).stdout.count("worker lost") == 1
+        assert fleet.shoal("audit", fleet.run_id).stdout.count("      worker lost ") == 1
 
 
 def test_attempts_are_the_runs_and_not_each_workers(kind: str, tmp_path: Path) -> None:

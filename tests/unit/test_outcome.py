@@ -38,6 +38,10 @@ ALL_DONE = {"stats": Stats(pushed=9, done=9, items=9)}
         ({"stats": Stats(pushed=9, done=9)}, "good", "^$"),
         ({**ALL_DONE, "rule": "only 9 items"}, "failed", "^only 9 items$"),
         ({"stats": Stats(pushed=9, done=9, items=8, item_errors=1)}, "degraded", "1 item could not be stored"),
+        (
+            {"stats": Stats(pushed=9, done=4, dead=5, items=4), "dead_kinds": {"queue full": 5}},
+            "degraded", "the queue was full .* for 5 links: `shoal retry-failed` queues them",
+        ),
         ({**ALL_DONE, "rejected": 2}, "degraded", "an output could not take 2 items"),
         ({"stats": Stats(pushed=9, done=9, items=9, rewinds=1)}, "degraded", "went back in time once"),
         (
@@ -58,11 +62,11 @@ def test_the_verdict_is_never_better_than_the_facts(facts: dict[str, Any], verdi
     assert re.search(reason, "; ".join(outcome.reasons)), outcome.reasons
 
 
-@pytest.mark.parametrize("kind", ["robots", "scope", BROKEN_LINK])
+@pytest.mark.parametrize("kind", ["robots", "scope", BROKEN_LINK, "ignored"])
 def test_pages_that_nobody_could_fetch_do_not_count(kind: str) -> None:
     outcome = outcome_of(stats=Stats(pushed=10, done=4, dead=6), dead_kinds={kind: 6})
     assert outcome.verdict == "good"
-    assert re.fullmatch(r"10 pages accounted for: 4 done, 6 (blocked by robots.txt|out of scope|broken links)",
+    assert re.fullmatch(r"10 pages accounted for: 4 done, 6 (blocked by robots.txt|out of scope|broken links|ignored by a middleware)",
                         outcome.accounted)  # fmt: skip
 
 

@@ -6,7 +6,8 @@
 - *failed*: more pages failed, no page was fetched, no item was stored although the run has outputs, or the spider's
   own rule (`Spider.judge`) says so.
 
-Pages that robots.txt or the scope forbids, and broken links (404 and 410 of links that were followed), do not count.
+These do not count as failed: pages that robots.txt or the scope forbids, broken links (404 and 410 of links that were
+followed), links that a full queue refused, and requests that a middleware of a Scrapy project ignores.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from shoal.frontier.rules import FULL_KIND
 from shoal.ports import Stats
 
 Verdict: TypeAlias = Literal["good", "degraded", "failed"]
@@ -25,7 +27,13 @@ EXIT_FAILED = 5
 BROKEN_LINK = "broken link"
 """The kind of a failure: a link that was followed led to 404 or 410."""
 GONE = frozenset({404, 410})
-NOT_COUNTED = {"robots": "blocked by robots.txt", "scope": "out of scope", BROKEN_LINK: "broken links"}
+NOT_COUNTED = {
+    "robots": "blocked by robots.txt",
+    "scope": "out of scope",
+    BROKEN_LINK: "broken links",
+    "ignored": "ignored by a middleware",
+    FULL_KIND: "refused by a full queue",
+}
 """Kinds of failures that say nothing about the crawl, and their names for people."""
 _CALLBACK = "callback"
 _MAX_KINDS = 5
@@ -111,6 +119,8 @@ def _flaws(facts: RunFacts, *, is_failed: bool) -> Iterable[str]:
     stats = facts.stats
     if facts.failed and stats.pages > 0 and not is_failed:
         yield f"{facts.failed:,} of {facts.ended:,} pages failed ({_causes(facts)})"
+    if refused := facts.dead_kinds.get(FULL_KIND, 0):
+        yield f"the queue was full (queue.max_size) for {_count(refused, 'link')}: `shoal retry-failed` queues them"
     if stats.item_errors:
         yield f"{_count(stats.item_errors, 'item')} could not be stored: the log names the pages"
     if facts.rejected:
