@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from shoal.frontier import open_store
-from shoal.ports import Frontier, FrontierOptions
+from shoal.ports import Frontier
 from tests.acceptance.fleets import KINDS, Fleet, frontier_url, site, visits
 
 SESSION = 4.0
@@ -46,7 +46,7 @@ def held(fleet: Fleet) -> dict[int, int]:
     async def work() -> dict[int, int]:
         store = await open_store(fleet.frontier)
         try:
-            frontier: Frontier = await store.frontier(fleet.run_id, FrontierOptions())
+            frontier: Frontier = await store.frontier(fleet.run_id)
             return {each.pid: each.leases for each in await frontier.workers()}
         finally:
             await store.close()

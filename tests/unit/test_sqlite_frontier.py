@@ -344,22 +344,27 @@ async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message
         await SQLiteStore.open(path, readonly=readonly)
 
 
-async def test_a_file_from_before_claims_had_epochs(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
-    """A reader leaves it as it is. A writer adds the epochs, and all else stays."""
+@pytest.mark.parametrize("version", [10, 11])
+async def test_a_file_of_an_older_format(store: SQLiteStore, frontier: Frontier, path: Path, version: int) -> None:
+    """A reader leaves it as it is. A writer adds what is missing, and all else stays."""
+    before = {10: "ALTER TABLE role DROP COLUMN claim_epoch", 11: "ALTER TABLE run DROP COLUMN options"}
     claim = await (await store.frontier("r", OPTIONS, Holder("w", 1))).claim("drain", 60)
     assert claim is not None
     assert await frontier.advance(claim, b"far", 60)
     await frontier.push([page(1)])
     await store.close()
     other = sqlite3.connect(path)
-    other.executescript("ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10")
+    undone = [statement for number, statement in before.items() if number >= version]
+    other.executescript(";".join((*undone, f"PRAGMA user_version = {version}")))
     other.close()
 
     reader = await SQLiteStore.open(path, readonly=True)
-    (seen,) = await (await reader.frontier("r", OPTIONS)).roles()
+    looking = await reader.frontier("r")
+    assert [state.ready for state in await looking.host_states()] == [1]
+    (seen,) = await looking.roles()
     assert (seen.role, seen.cursor, seen.holder) == ("drain", b"far", "w")
     await reader.close()
-    assert _format_of(path) == 10
+    assert _format_of(path) == version
 
     for claims in range(2):  # the second time, nothing is left to change
         writer = await SQLiteStore.open(path)

@@ -11,7 +11,6 @@ from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, Mar
 from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_processes
 from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
-from shoal.runs.queries import run_options
 
 RECENT = 86400.0
 """How long a run that has ended is included, in seconds."""
@@ -90,7 +89,7 @@ class FactReader:
 
     async def _count_forbidden(self, run: Run) -> int:
         try:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             kinds = await frontier.dead_kinds()
         except RunError:  # deleted in the meantime
             return 0
@@ -115,7 +114,7 @@ class FactReader:
 
     async def _result(self, run: Run, reports: Sequence[ProcessReport]) -> RunResult | None:
         try:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             stats = await frontier.stats()
         except RunError:  # deleted in the meantime
             return None

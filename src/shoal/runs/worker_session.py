@@ -19,7 +19,7 @@ from shoal.config import Config
 from shoal.config.checks import frontier_kind
 from shoal.errors import FencedError, ShoalError
 from shoal.frontier import open_store
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+from shoal.ports import Frontier, Heartbeat, Holder
 
 log = logging.getLogger("shoal.worker")
 
@@ -45,11 +45,11 @@ def has_heartbeats(frontier: str) -> bool:
     return frontier_kind(frontier) in ("redis", "postgresql")
 
 
-def make_session(config: Config, run_id: str, worker: str, options: FrontierOptions) -> WorkerSession | None:
+def make_session(config: Config, run_id: str, worker: str) -> WorkerSession | None:
     """The session of a worker; None if its store needs none."""
     if not has_heartbeats(config.frontier):
         return None
-    return WorkerSession(config.frontier, run_id, worker, config.worker.session, options)
+    return WorkerSession(config.frontier, run_id, worker, config.worker.session)
 
 
 class WorkerSession:
@@ -60,15 +60,14 @@ class WorkerSession:
     was fenced calls ``rejoin``: it gets new leases under the next epoch.
     """
 
-    def __init__(self, url: str, run_id: str, worker: str, seconds: float, options: FrontierOptions) -> None:
-        """``url``: of the store. ``options``: of the run."""
+    def __init__(self, url: str, run_id: str, worker: str, seconds: float) -> None:
+        """``url``: of the store."""
         self.worker = worker
         self.on_fenced: Callable[[], None] = lambda: None
         """Called in the event loop of ``join`` when the worker was fenced."""
         self._url = url
         self._run_id = run_id
         self._seconds = seconds
-        self._options = options
         self._epoch = 1
         self._until = 0.0
         """When work must stop without another heartbeat, on `shoal.clock`."""
@@ -173,6 +172,6 @@ class WorkerSession:
         async with asyncio.timeout(self._seconds / _BEATS):
             store = await open_store(self._url)
             try:
-                return await self._beat(await store.frontier(self._run_id, self._options))
+                return await self._beat(await store.frontier(self._run_id))
             finally:
                 await store.close()

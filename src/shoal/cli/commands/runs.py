@@ -51,8 +51,6 @@ def runs(
     states = None if state is None else [_checked_state(state)]
 
     async def work() -> None:
-        from shoal.config import Config
-        from shoal.crawling.scheduler import frontier_options
         from shoal.runs.queries import matching_runs
 
         async with opened_store(frontier, readonly=True) as store:
@@ -61,7 +59,7 @@ def runs(
             heading = f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}"
             print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
-                ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
+                ledger = await (await store.frontier(run.run_id)).stats()
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
                 numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)
                 line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {started}"

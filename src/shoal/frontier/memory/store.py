@@ -72,14 +72,18 @@ class MemoryStore(MemoryDocuments):
         if frontier is not None:
             frontier.discard()
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
         if run_id not in self._runs:
             raise no_run(run_id)
         if run_id not in self._frontiers:
-            frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._facts)
+            frontier = MemoryFrontier(self._hosts, self._clock, self._frontiers, self._facts)
             frontier.halt(self._runs[run_id].state in HALTED)
             self._frontiers[run_id] = frontier
         found = self._frontiers[run_id]
+        if options is not None:
+            found.set_options(options)
         return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:

@@ -147,11 +147,15 @@ class RedisStore(RedisDocuments):
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> RedisFrontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> RedisFrontier:
         found = await self._find(run_id)
         if found is None:
             raise no_run(run_id)
-        return RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        frontier = RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        await frontier.join()
+        return frontier
 
     async def close(self) -> None:
         """Close the connections. Leases that were not released expire."""

@@ -25,8 +25,11 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 11
-_UPGRADES = {10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0"}
+VERSION = 12
+_UPGRADES = {
+    10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0",
+    11: "ALTER TABLE run ADD COLUMN options BLOB",
+}
 """For each older format that can still be used: the statement that makes it the next one. Readers need none of them."""
 _MAGIC = b"SQLite format 3\0"
 _TABLES = frozenset(

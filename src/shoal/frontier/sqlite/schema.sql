@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 11;
+PRAGMA user_version = 12;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -23,7 +23,7 @@ CREATE TABLE run (
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
     newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
     incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
-    link_limit INTEGER                     -- the queue size at which links are refused; null: no limit
+    options BLOB                           -- FrontierOptions as msgpack; null: nobody has taken part yet
 );
 
 -- The politeness of hosts. All runs in the file share it.

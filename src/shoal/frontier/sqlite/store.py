@@ -186,16 +186,20 @@ class SQLiteStore(SQLiteDocuments):
 
         return await self._file.read(runs)
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
         """The frontier of a run, the same object each time. The first call ends the leases and roles in the file whose
-        holders are gone."""
+        holders are gone. Options have no effect on a file that is opened readonly."""
 
         def load() -> SQLiteFrontier:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
                 raise no_run(run_id)
-            frontier = SQLiteFrontier(self._file, row[0], options, self._hosts, self._clock, self._frontiers)
+            frontier = SQLiteFrontier(self._file, row[0], self._hosts, self._clock, self._frontiers)
             if not self._file.readonly:
+                if options is not None:
+                    frontier.set_options(options)
                 frontier.load()
                 frontier.end_old_leases(lambda held_by: self._keeps(self, run_id, held_by))
             return frontier
@@ -205,7 +209,9 @@ class SQLiteStore(SQLiteDocuments):
                 self._frontiers[run_id] = await (
                     self._file.read(load) if self._file.readonly else self._file.write(load)
                 )
-        found = self._frontiers[run_id]
+            found = self._frontiers[run_id]
+            if options is not None and options != found.options and not self._file.readonly:
+                await self._file.write(partial(found.set_options, options))
         return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:

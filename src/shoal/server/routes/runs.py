@@ -24,7 +24,7 @@ from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.dead_requests import DeadFilter, closing, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
-from shoal.runs.queries import matching_runs, run_options
+from shoal.runs.queries import matching_runs
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
@@ -332,7 +332,7 @@ def _redact_history(history: History) -> dict[str, object]:
 
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:
-    stats = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    stats = await (await server.store.frontier(run.run_id)).stats()
     return {
         "run_id": run.run_id,
         "spider": run.spider,

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from shoal.batch.spider import BatchSpider
 from shoal.errors import RunError, ShoalError
 from shoal.ports import Run, RunState, Stats
-from shoal.runs.queries import matching_runs, run_options
+from shoal.runs.queries import matching_runs
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.state import Server
@@ -45,7 +45,7 @@ async def read_stats(server: Server, run: Run) -> Stats | None:
 
     async def read() -> Stats | None:
         try:
-            return await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+            return await (await server.store.frontier(run.run_id)).stats()
         except RunError:
             return None
 
