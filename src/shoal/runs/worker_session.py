@@ -112,7 +112,8 @@ class WorkerSession:
                     await self._frontier.leave(self.worker, self._epoch)
 
     async def _beat(self, frontier: Frontier) -> float | None:
-        """Send a heartbeat, and fence dead workers. Returns the seconds until another worker may be dead."""
+        """Send a heartbeat, and fence dead workers of all runs. Returns the seconds until the next one, if another
+        worker is late."""
         if self._stopping.is_set():
             return None
         epoch, sent = self._epoch, clock.now()
@@ -123,11 +124,14 @@ class WorkerSession:
         if epoch == self._epoch:
             self._until = max(self._until, sent + self._seconds * (1 - _MARGIN))
         if due == 0:
-            for worker, leases in (await frontier.fence_silent()).items():
-                if leases:
-                    log.warning("worker %s is silent: its %d pages are released", worker, leases)
+            for silent in await frontier.fence_silent():
+                of_run = "" if silent.run_id == self._run_id else f" of run {silent.run_id}"
+                if silent.leases:
+                    log.warning(
+                        "worker %s%s is silent: its %d pages are released", silent.worker, of_run, silent.leases
+                    )
                 else:
-                    log.info("worker %s is silent; it held no pages", worker)
+                    log.info("worker %s%s is silent; it held no pages", silent.worker, of_run)
         return due or None
 
     # -- for the thread
@@ -139,8 +143,8 @@ class WorkerSession:
             epoch, pause = self._epoch, interval
             try:
                 due = self._beat_anyhow(frontier, loop)
-                if due is not None:  # wake up when a worker may be dead, but not all workers at the same moment
-                    pause = min(interval, due + random.uniform(0.05, 0.3))
+                if due is not None:  # another worker may be dead then; not all workers wake up at the same moment
+                    pause = min(interval, due + min(1.0, due) * random.uniform(0.05, 0.3))
             except FencedError:
                 if epoch == self._epoch:  # otherwise it has joined again already
                     self._until = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.frontier.composed import ComposedFrontier
-from shoal.frontier.local_workers import LocalWorkers
+from shoal.frontier.local_workers import LocalSessions, LocalWorkers
 from shoal.frontier.memory.hosts import Facts, MemoryHosts
 from shoal.frontier.memory.inspection import MemoryInspection
 from shoal.frontier.memory.items import MemoryItemLog
@@ -22,12 +22,14 @@ class MemoryFrontier(ComposedFrontier):
 
     def __init__(
         self,
+        run_id: str,
         hosts: dict[str, Host],
         clock: Callable[[], float],
         runs: OpenRuns[MemoryFrontier],
         facts: Facts,
+        sessions: LocalSessions,
     ) -> None:
-        """``hosts``, ``runs`` and ``facts`` are shared by all runs of the store."""
+        """``hosts``, ``runs``, ``facts`` and ``sessions`` are shared by all runs of the store."""
         self._requests = requests = Requests(FrontierOptions(), hosts)
         roles = MemoryRoles(clock)
         items = MemoryItemLog(roles)
@@ -38,7 +40,7 @@ class MemoryFrontier(ComposedFrontier):
         self.expire_leases = queue.expire_leases
         self._clock = clock
         inspection = MemoryInspection(requests, stages, queue, roles, items, clock)
-        workers = LocalWorkers(clock, queue.fence, queue.holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, queue.holders)
         super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
 
     def set_options(self, options: FrontierOptions) -> None:

@@ -21,7 +21,8 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 - ``run:N:stage:TOKEN``, ``run:N:stages``: links of very large pages on their way into the queue.
 - ``run:N:rewinds``: rewinds of the store that clients noticed.
 - ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: leases and roles held by workers or under slots of clusters, and
-  the epoch before which a slot gets nothing. ``run:N:worker``, ``run:N:beat``: workers that send heartbeats.
+  the epoch before which a slot gets nothing. ``run:N:worker``: workers that send heartbeats; ``beat``, ``heard``: when
+  each of them is late, and when heartbeats of any arrived.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.frontier.composed import ComposedFrontier
-from shoal.frontier.local_workers import LocalWorkers
+from shoal.frontier.local_workers import LocalSessions, LocalWorkers
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED
 from shoal.frontier.sqlite.file import SQLiteFile
@@ -33,12 +33,14 @@ class SQLiteFrontier(ComposedFrontier):
     def __init__(
         self,
         file: SQLiteFile,
+        run_id: str,
         number: int,
         hosts: SharedHosts,
         clock: Callable[[], float],
         runs: OpenRuns[SQLiteFrontier],
+        sessions: LocalSessions,
     ) -> None:
-        """``hosts`` and ``runs`` are shared by all runs of the file."""
+        """``hosts``, ``runs`` and ``sessions`` are shared by all runs of the file."""
         self._run = run = RunFile(file, number, clock)
         self._seen = seen = Seen(file.db, number)
         self._lanes = lanes = StoredLanes(run, hosts)
@@ -49,7 +51,7 @@ class SQLiteFrontier(ComposedFrontier):
         self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases
         inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages)
-        workers = LocalWorkers(clock, queue.fence, self._leases.holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, self._leases.holders)
         sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
         super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
 

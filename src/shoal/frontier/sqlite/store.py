@@ -17,6 +17,7 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
+from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
 from shoal.frontier.sqlite.documents import SQLiteDocuments
@@ -60,6 +61,7 @@ class SQLiteStore(SQLiteDocuments):
         self._keeps = keeps
         self._hosts = SharedHosts(file.db)
         self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
+        self._sessions = LocalSessions(clock)
         self._opening = asyncio.Lock()
         file.restore = self._restore
 
@@ -149,6 +151,7 @@ class SQLiteStore(SQLiteDocuments):
             self._file.db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", item_ids(*row))
             self.discard(run_id)
             self._frontiers.pop(run_id, None)
+            self._sessions.forget_run(run_id)
             self._restore()
 
         await self._file.write(delete)
@@ -196,7 +199,9 @@ class SQLiteStore(SQLiteDocuments):
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
                 raise no_run(run_id)
-            frontier = SQLiteFrontier(self._file, row[0], self._hosts, self._clock, self._frontiers)
+            frontier = SQLiteFrontier(
+                self._file, run_id, row[0], self._hosts, self._clock, self._frontiers, self._sessions
+            )
             if not self._file.readonly:
                 if options is not None:
                     frontier.set_options(options)
