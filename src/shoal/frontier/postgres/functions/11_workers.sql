@@ -1,20 +1,13 @@
 -- Workers that send heartbeats. Those of all runs watch each other.
 
--- The workers whose last heartbeat is half a session old, and the seconds until each is dead if it stays silent. Nothing
--- while no heartbeats arrive. The table is small: a row for each worker of the store.
-CREATE FUNCTION late_workers(_now double precision)
-RETURNS TABLE (run integer, name text, epoch bigint, session double precision, dead_in double precision)
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-        SELECT w.run, w.name, w.epoch, w.session, greatest(greatest(w.beat_at, h.since) + w.session - _now, 0)
-        FROM worker w
-        CROSS JOIN LATERAL (SELECT * FROM heard h WHERE h.session = w.session LIMIT 1) h
-        WHERE _now - w.beat_at >= w.session * {HEARD_GAP} AND _now - h.at <= w.session * {HEARD_GAP}
-            AND EXISTS (SELECT FROM run r WHERE r.id = w.run AND NOT r.deleting);
-END
-$$;
+-- The workers of all runs: late_at is when the last heartbeat is half a session old, dead_at when the worker is dead if it
+-- stays silent. heard_until: without another heartbeat of any worker until then, the store may have been away.
+CREATE VIEW session AS
+SELECT w.run, w.name, w.epoch, w.session, w.beat_at + w.session * {HEARD_GAP} AS late_at,
+       greatest(w.beat_at, h.since) + w.session AS dead_at, h.at + w.session * {HEARD_GAP} AS heard_until
+FROM worker w
+CROSS JOIN LATERAL (SELECT * FROM heard WHERE session = w.session LIMIT 1) h
+WHERE EXISTS (SELECT FROM run r WHERE r.id = w.run AND NOT r.deleting);
 
 -- Record a heartbeat. FENCED if the worker was fenced with a later epoch. Returns the seconds until a late worker of any run
 -- is dead; null if no other worker is late. Not durable at once: after a crash, silence begins anew.
@@ -47,7 +40,9 @@ BEGIN
                 ORDER BY o.session FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
     -- Until a late worker is dead, heartbeats must come often enough for its session.
-    RETURN (SELECT min(least(l.dead_in, l.session * {HEARD_GAP} / 2)) FROM late_workers(_now) l);
+    RETURN (
+        SELECT min(CASE WHEN s.dead_at <= _now THEN 0 ELSE least(s.dead_at - _now, s.session * {HEARD_GAP} / 2) END)
+        FROM session s WHERE s.late_at <= _now);
 END
 $$;
 
@@ -57,10 +52,13 @@ CREATE FUNCTION fence_silent(_offset double precision)
 RETURNS TABLE (run_id text, worker text, leases integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    _now double precision;
     _dead record;
     _epoch bigint;
 BEGIN
-    SELECT l.run, l.name INTO _dead FROM late_workers(clock(_offset)) l WHERE l.dead_in = 0 LIMIT 1;
+    _now := clock(_offset);
+    SELECT s.run, s.name INTO _dead FROM session s
+        WHERE s.late_at <= _now AND s.dead_at <= _now AND s.heard_until >= _now LIMIT 1;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -69,8 +67,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT l.epoch INTO _epoch FROM late_workers(clock(_offset)) l
-        WHERE l.run = _dead.run AND l.name = _dead.name AND l.dead_in = 0;
+    SELECT s.epoch INTO _epoch FROM session s
+        WHERE s.run = _dead.run AND s.name = _dead.name AND s.dead_at <= _now AND s.heard_until >= _now;
     IF FOUND THEN
         RETURN QUERY
             SELECT r.run_id, _dead.name, fence(_dead.run, _offset, _dead.name, _epoch + 1)
