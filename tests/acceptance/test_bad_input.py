@@ -520,7 +520,9 @@ async def test_pipelines_that_raise_drop_and_forget(bad: MisbehavingServer, capl
     assert summary.counters.dropped == 1
     assert summary.counters.item_errors == 1
     assert summary.stats.done == 4
-    assert re.search(rf"/leaf/raise ValueError in handle: the pipeline's own \({re.escape(__file__)}, line \d+\)", caplog.text)
+    assert re.search(
+        rf"/leaf/raise ValueError in handle: the pipeline's own \({re.escape(__file__)}, line \d+\)", caplog.text
+    )
     assert re.search("item not stored.*None", caplog.text)
 
 

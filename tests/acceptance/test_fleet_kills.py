@@ -29,7 +29,7 @@ import pytest
 from shoal.config import load_config
 from shoal.frontier import open_store
 from shoal.http import Request
-from shoal.ports import Frontier, FrontierOptions, History, Stats
+from shoal.ports import Frontier, History, Stats
 from shoal.runs.start import start_run
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import export
@@ -58,7 +58,7 @@ def ask(fleet: Fleet, question: Callable[[Frontier], Awaitable[T]]) -> T:
     async def work() -> T:
         store = await open_store(fleet.frontier)
         try:
-            return await question(await store.frontier(fleet.run_id, FrontierOptions()))
+            return await question(await store.frontier(fleet.run_id))
         finally:
             await store.close()
 

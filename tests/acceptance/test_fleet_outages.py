@@ -25,7 +25,6 @@ import redis
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run
-from shoal.runs.start import RunSettings
 from tests.acceptance.faults import picture, seconds_until_exit, wire, wrong_clock
 from tests.acceptance.fleets import KINDS, Fleet, InProcessFleet, frontier_url
 from tests.acceptance.target import Target, closest, host_of, most_at_once, target
@@ -491,7 +490,7 @@ async def _push(frontier: str, run_id: str, url: str) -> None:
     try:
         run = await store.get_run(run_id)
         assert run is not None
-        await (await store.frontier(run_id, RunSettings.of(run).options)).push([Request(url)])
+        await (await store.frontier(run_id)).push([Request(url)])
     finally:
         await store.close()
 

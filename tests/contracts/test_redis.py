@@ -569,17 +569,6 @@ async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
             assert await client.exists(sent) == 0
 
 
-async def test_a_worker_with_other_options_changes_what_is_in_force(store: RedisStore) -> None:
-    frontier = await new_run(store, options=FrontierOptions(delay=1000))
-    await push(frontier, 1, 2, 3)
-    await complete(frontier, await lease_one(frontier))
-    assert names(await frontier.lease(5, TTL)) == []
-    quick = await store.frontier("run", FrontierOptions(delay=0))
-    await quick.host_states()  # looking changes nothing
-    assert names(await frontier.lease(5, TTL)) == []
-    assert names(await quick.lease(5, TTL)) == ["2", "3"]
-
-
 async def test_many_things_become_due_at_once(prefix: str) -> None:
     ahead = [0.0]
     async with opened(f"{shared(RedisServer).url}?prefix={prefix}", lambda: ahead[0]) as store:

@@ -260,8 +260,8 @@ class Node:
             stack.push_async_callback(_close_in_time, store.close)
             await self._make_run(store)
             project = self.config.project_name
-            run, settings = await find_run(store, self.run_id, spider, project, allow_changed=self._allow_changed)
-            frontier = self._frontier = await store.frontier(run.run_id, settings.options)
+            run, _ = await find_run(store, self.run_id, spider, project, allow_changed=self._allow_changed)
+            frontier = self._frontier = await store.frontier(run.run_id)
             coordinator = await self._open_coordinator()
             stack.push_async_callback(_close_in_time, coordinator.close)
             if run.state == "finished" and not self._keep_alive:

@@ -112,6 +112,10 @@ def _in_force(delays: Delays, limits: Limits) -> tuple[float, int]:
     return delay, effective_concurrency(delay, *limits)
 
 
+def _usual(options: FrontierOptions) -> tuple[float, int]:
+    return _in_force((None, None, options.delay, None, None), (None, None, options.concurrency_per_host))
+
+
 class Lane(Generic[Queue]):
     """One run's requests for one host."""
 
@@ -148,8 +152,15 @@ class LaneTable(Generic[Queue]):
         self._entries = 0
         self._full: dict[Lane[Queue], None] = {}
         """Lanes with ready requests whose host is full. There are at most as many as requests in flight."""
-        self._usual = _in_force((None, None, options.delay, None, None), (None, None, options.concurrency_per_host))
+        self._usual = _usual(options)
         """The delay and the concurrency of a host for which nothing is set."""
+
+    def set_options(self, options: FrontierOptions, now: float) -> None:
+        """Apply other options of the run to all its lanes."""
+        self.options, self._usual = options, _usual(options)
+        for lane in self.by_name.values():
+            self.refresh(lane)
+            self.place(lane, now)
 
     def add(self, name: str, queue: Queue) -> Lane[Queue]:
         """Add a lane for a host that is new to this run."""

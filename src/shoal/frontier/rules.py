@@ -203,7 +203,8 @@ def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
 MAX_WORKERS = 65_535
 """Records in memory and in Redis name at most this many workers of a run. The claims of later ones name none."""
 HEARD_GAP = 0.5
-"""If no heartbeat of a run arrived for this part of a session, the store may have been away: silence begins anew."""
+"""If no heartbeat arrived for this part of a session, the store may have been away: silence begins anew. A worker that
+is silent for so long is late."""
 
 
 def check_fence(slot: str, epoch: int, latest: int | None) -> None:

@@ -8,10 +8,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from shoal.config import Config
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes
 from shoal.ports import Run, RunState, Stats, Store
-from shoal.runs.queries import run_options
 
 Unit: TypeAlias = Literal["count", "seconds", "per second", "share"]
 
@@ -61,9 +59,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: list[Difference]
 
 
-async def read_figures(store: Store, run: Run, config: Config, now: float | None = None) -> RunFigures:
+async def read_figures(store: Store, run: Run, now: float | None = None) -> RunFigures:
     """The figures of a run. RunError if it was deleted meanwhile."""
-    frontier = await store.frontier(run.run_id, run_options(run, config))
+    frontier = await store.frontier(run.run_id)
     until = run.ended_at if run.ended_at is not None else time.time() if now is None else now
     stats = await frontier.stats()
     return RunFigures(
@@ -74,9 +72,9 @@ async def read_figures(store: Store, run: Run, config: Config, now: float | None
     )  # fmt: skip
 
 
-async def compare_runs(store: Store, a: Run, b: Run, config: Config) -> Comparison:
+async def compare_runs(store: Store, a: Run, b: Run) -> Comparison:
     """Compare two runs, usually of one spider; ``a`` is the older one."""
-    return compare(await read_figures(store, a, config), await read_figures(store, b, config))
+    return compare(await read_figures(store, a), await read_figures(store, b))
 
 
 def compare(a: RunFigures, b: RunFigures) -> Comparison:

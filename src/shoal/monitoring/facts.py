@@ -12,7 +12,6 @@ from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_p
 from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
 from shoal.runs.outcome import read_outcome
-from shoal.runs.queries import run_options
 
 RECENT = 86400.0
 """How long a run that has ended is included, in seconds."""
@@ -91,7 +90,7 @@ class FactReader:
 
     async def _count_forbidden(self, run: Run) -> int:
         try:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             kinds = await frontier.dead_kinds()
         except RunError:  # deleted in the meantime
             return 0
@@ -116,7 +115,7 @@ class FactReader:
 
     async def _result(self, run: Run, reports: Sequence[ProcessReport]) -> RunResult | None:
         try:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             stats = await frontier.stats()
             outcome = await read_outcome(self._store, run, frontier, self._config.outcome)
         except RunError:  # deleted in the meantime

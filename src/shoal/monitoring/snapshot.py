@@ -14,7 +14,6 @@ from shoal.monitoring.processes import merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
 from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
-from shoal.runs.queries import run_options
 from shoal.sinks.drainer import output_name, position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
@@ -136,7 +135,7 @@ class SnapshotTaker:
     async def _take_run(self, run: Run, now: float, details_every: float) -> RunSnapshot:
         frontier = self._frontiers.get(run.run_id)
         if frontier is None:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             self._frontiers[run.run_id] = frontier
         stats = await frontier.stats()
         if run.run_id not in self._seen:

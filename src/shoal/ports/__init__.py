@@ -38,7 +38,7 @@ from shoal.ports.queue import (
 from shoal.ports.roles import Claim, Roles, RoleState
 from shoal.ports.runs import Run, RunState
 from shoal.ports.store import Frontier, ItemSource, RunView, Store
-from shoal.ports.workers import Heartbeat, Workers, WorkerState
+from shoal.ports.workers import Heartbeat, SilentWorker, Workers, WorkerState
 
 __all__ = [
     "MAX_RETRIED",
@@ -87,6 +87,7 @@ __all__ = [
     "Run",
     "RunState",
     "RunView",
+    "SilentWorker",
     "Sink",
     "SinkOptions",
     "Slot",

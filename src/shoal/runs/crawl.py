@@ -252,14 +252,13 @@ class Crawl:
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         is_private = self._store is None and self.config.frontier.startswith("memory:")
         shared = store.shared or self._store is not None  # another crawl may use the same hosts
-        options = frontier_options(self.config)
         session = None
         if self.has_heartbeats and self.run is not None:
-            session = make_session(self.config, self.run.run_id, self._worker_id, options)
+            session = make_session(self.config, self.run.run_id, self._worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,
-            options=options,
+            options=frontier_options(self.config),
             open_outputs=partial(self._open_outputs, collector, shared=store.shared),
             make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
@@ -308,7 +307,7 @@ class Crawl:
         """Log that an earlier process has finished the run. Its outputs are still completed."""
         if run.state != "finished":
             return
-        frontier = await store.frontier(run.run_id, frontier_options(self.config))
+        frontier = await store.frontier(run.run_id)
         if (ended := await finished_at(run, frontier)) is not None:
             log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 

@@ -7,6 +7,7 @@ from shoal.testing.fencing import FencingContract
 from shoal.testing.large_pages import LargePagesContract
 from shoal.testing.leasing import LeasingContract
 from shoal.testing.ledger import LedgerContract
+from shoal.testing.options import OptionsContract
 from shoal.testing.overflow import OverflowContract
 from shoal.testing.politeness import PolitenessContract
 from shoal.testing.pushing import PushingContract
@@ -23,6 +24,7 @@ class FrontierContract(
     ReissuingContract,
     SendingContract,
     PolitenessContract,
+    OptionsContract,
     LedgerContract,
     LargePagesContract,
     OverflowContract,

@@ -51,8 +51,6 @@ def runs(
     states = None if state is None else [_checked_state(state)]
 
     async def work() -> None:
-        from shoal.config import Config
-        from shoal.crawling.scheduler import frontier_options
         from shoal.runs.outcome import read_outcome
         from shoal.runs.queries import matching_runs
 
@@ -62,7 +60,7 @@ def runs(
             heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
             print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
-                view = await store.frontier(run.run_id, frontier_options(Config()))
+                view = await store.frontier(run.run_id)
                 ledger, outcome = await view.stats(), await read_outcome(store, run, view)
                 verdict = "" if outcome is None else outcome.verdict
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))

@@ -24,7 +24,7 @@ from shoal.frontier.local import wire
 from shoal.frontier.local.places import name_of_file, reserved
 from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, name_process
 from shoal.frontier.local.server import FrontierServer
-from shoal.ports import FrontierOptions, Holder, Store
+from shoal.ports import Holder, Store
 
 log = logging.getLogger("shoal.frontier")
 
@@ -48,7 +48,7 @@ async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
 
     def keeps(store: SQLiteStore, run_id: str, holder: Holder | None) -> bool:
         async def fence(slot: str, epoch: int) -> int:
-            return await (await store.frontier(run_id, FrontierOptions())).fence(slot, epoch)
+            return await (await store.frontier(run_id)).fence(slot, epoch)
 
         slot = None if holder is None else ProcessSlot.of(holder)
         if slot is None:

@@ -1,10 +1,10 @@
-"""The workers of a run in a PostgreSQL database."""
+"""The workers of runs in a PostgreSQL database."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.ports import Heartbeat, WorkerState
+from shoal.ports import Heartbeat, SilentWorker, WorkerState
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
 
@@ -23,11 +23,11 @@ class PostgresWorkers:
         )  # fmt: skip
         return due
 
-    async def fence_silent(self) -> dict[str, int]:
-        """See `shoal.ports.Workers`. Makes one call for each dead worker."""
-        fenced: dict[str, int] = {}
-        while rows := await self._database.call("fence_silent", self._run, self._offset()):
-            fenced |= {row["worker"]: row["leases"] for row in rows}
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each worker."""
+        fenced: list[SilentWorker] = []
+        while rows := await self._database.call("fence_silent", self._offset()):
+            fenced += [SilentWorker(*row) for row in rows]
         return fenced
 
     async def leave(self, worker: str, epoch: int) -> None:

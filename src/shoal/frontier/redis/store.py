@@ -21,7 +21,8 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 - ``run:N:stage:TOKEN``, ``run:N:stages``: links of very large pages on their way into the queue.
 - ``run:N:rewinds``: rewinds of the store that clients noticed.
 - ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: leases and roles held by workers or under slots of clusters, and
-  the epoch before which a slot gets nothing. ``run:N:worker``, ``run:N:beat``: workers that send heartbeats.
+  the epoch before which a slot gets nothing. ``run:N:worker``: workers that send heartbeats; ``beat``, ``heard``: when
+  each of them is late, and when heartbeats of any arrived.
 """
 
 from __future__ import annotations
@@ -147,11 +148,15 @@ class RedisStore(RedisDocuments):
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> RedisFrontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> RedisFrontier:
         found = await self._find(run_id)
         if found is None:
             raise no_run(run_id)
-        return RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        frontier = RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        await frontier.join()
+        return frontier
 
     async def close(self) -> None:
         """Close the connections. Leases that were not released expire."""

@@ -41,7 +41,8 @@ _UPGRADES = {
     10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0",
     11: "ALTER TABLE run ADD COLUMN redirects INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE run ADD COLUMN item_errors INTEGER NOT NULL DEFAULT 0;"
-    "ALTER TABLE run ADD COLUMN trimmed INTEGER",
+    "ALTER TABLE run ADD COLUMN trimmed INTEGER;"
+    "ALTER TABLE run ADD COLUMN options BLOB",
 }
 """For each older format that can still be used: the statements that make it the next one. A file that is only read
 stays as it is."""

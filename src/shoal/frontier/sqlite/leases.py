@@ -63,16 +63,13 @@ class LeaseCall(msgspec.Struct, frozen=True):
 class Leases:
     """Grants, extends and ends the leases of one run. Call all methods within a transaction."""
 
-    def __init__(
-        self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories, max_attempts: int
-    ) -> None:
+    def __init__(self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories) -> None:
         self._file = run
         self._db = run.db
         self._run = run.number
         self._lanes = lanes
         self._hosts = hosts
         self._histories = histories
-        self._max_attempts = max_attempts
         self._held: dict[bytes, HeldLease] = {}
 
     def load(self) -> None:
@@ -234,7 +231,7 @@ class Leases:
         for held in lost:
             reason = lost_reason(held.attempts)
             self._histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
-            if held.attempts >= self._max_attempts:
+            if held.attempts >= self._file.options.max_attempts:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:
                 ready.append((now, held.number))

@@ -25,8 +25,8 @@ CREATE TABLE run (
     incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
     redirects INTEGER NOT NULL DEFAULT 0,  -- done requests that were redirects
     item_errors INTEGER NOT NULL DEFAULT 0, -- items that could not be stored
-    link_limit INTEGER,                    -- the queue size at which links are refused; null: no limit
-    trimmed INTEGER                        -- how many items were deleted from the log; null: not known
+    trimmed INTEGER,                       -- how many items were deleted from the log; null: not known
+    options BLOB                           -- FrontierOptions as msgpack; null: nobody has taken part yet
 );
 
 -- The politeness of hosts. All runs in the file share it.

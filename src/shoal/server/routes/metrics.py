@@ -23,7 +23,6 @@ from shoal.metrics import (
     render,
 )
 from shoal.ports import Stats
-from shoal.runs.queries import run_options
 from shoal.server.errors import problems
 from shoal.server.state import Server, server_of
 
@@ -81,7 +80,7 @@ async def _of_runs(server: Server) -> list[Family]:
         if run.state in ("queued", "running", "paused") and run.spider != BatchSpider.name
     ]
     for run in live[:_MAX_RUNS]:
-        frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+        frontier = await server.store.frontier(run.run_id)
         labels = {"run": run.run_id, "spider": run.spider}
         families += [
             *of_ledger(await frontier.stats(), labels),

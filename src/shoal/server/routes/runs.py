@@ -26,7 +26,7 @@ from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.dead_requests import DeadFilter, closing, retry_matching
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.outcome import read_outcome
-from shoal.runs.queries import matching_runs, run_options
+from shoal.runs.queries import matching_runs
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
@@ -334,7 +334,7 @@ def _redact_history(history: History) -> dict[str, object]:
 
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:
-    frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+    frontier = await server.store.frontier(run.run_id)
     stats = await frontier.stats()
     outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     return {

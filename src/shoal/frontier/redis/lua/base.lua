@@ -10,8 +10,8 @@
 -- Scripts build the names of keys. All keys of a store have the same hash tag, so Redis Cluster keeps them in one slot,
 -- that of KEYS[1].
 --
--- ARGV: prefix, seconds to add to the clock (for tests), number and name of the run or '', its options and perhaps a
--- receipt; then the arguments of the script.
+-- ARGV: prefix, seconds to add to the clock (for tests), number and name of the run or '', options for a run that has none
+-- (of this client, or the defaults) and perhaps a receipt; then the arguments of the script.
 --
 -- Tokens have 64 bits, more than a number of Lua: they are strings of 8 bytes, lowest byte first.
 
@@ -166,8 +166,7 @@ local function save_ledger(run)
   if not run.is_changed then return end
   local counters = {}
   for i = 1, #COUNTERS do counters[i] = run[COUNTERS[i]] end
-  run.options = run.options or OPTIONS
-  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)), 'options', run.options)
+  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)))
 end
 
 -- The error for a store that went back in time.

@@ -20,7 +20,6 @@ from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Frontier, Run, Stats
 from shoal.runs.dead_requests import dead_examples
 from shoal.runs.outcome import read_outcome
-from shoal.runs.queries import run_options
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.errors import ProblemError
@@ -48,7 +47,7 @@ async def find_run(server: Server, run_id: str) -> Run:
 
 async def load(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
-    frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+    frontier = await server.store.frontier(run.run_id)
     stats = await frontier.stats()
     snapshot = next((each for each in (await server.snapshots.get()).runs if each.run.run_id == run.run_id), None)
     outputs = [

@@ -11,7 +11,7 @@ from shoal.crawling.outcome import Outcome
 from shoal.errors import RunError, ShoalError
 from shoal.ports import Run, RunState, Stats
 from shoal.runs.outcome import read_outcome
-from shoal.runs.queries import matching_runs, run_options
+from shoal.runs.queries import matching_runs
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.state import Server
@@ -50,7 +50,7 @@ async def read_result(server: Server, run: Run) -> tuple[Stats, Outcome | None] 
 
     async def read() -> tuple[Stats, Outcome | None] | None:
         try:
-            frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+            frontier = await server.store.frontier(run.run_id)
             return await frontier.stats(), await read_outcome(server.store, run, frontier, server.config.outcome)
         except RunError:
             return None
