@@ -43,7 +43,9 @@ from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
 FORMAT = 6
-"""Version of the stored data. Data of another version is not touched."""
+"""Version of the stored data. Data of another version is not touched, unless it is readable."""
+_READABLE = frozenset({5})
+"""Older formats whose records this version reads. 5: all records of hosts are long."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
@@ -77,13 +79,24 @@ class RedisStore(RedisDocuments):
 
     async def _check_format(self) -> None:
         found = await self._run("value", "HGET", "store", "format")
-        if found and int(found) != FORMAT:
-            age, advice = (
-                ("a newer", "upgrade") if int(found) > FORMAT else ("an older", "finish its runs with that version")
-            )
+        written, where = int(found or FORMAT), self._scripts.client.address.shown
+        if written in _READABLE:
+            if leased := await self._run("upgrade", written, FORMAT):
+                raise StoreError(
+                    f"an older Shoal (format {written}, this one uses {FORMAT}) works on the data at {where}; requests "
+                    f"that it has leased: {leased}. Stop its workers, or wait until their leases end, and try again; "
+                    "or use another prefix with ?prefix=name"
+                )
+        elif written > FORMAT:
             raise StoreError(
-                f"the data at {self._scripts.client.address.shown} was written by {age} Shoal (format {int(found)}, "
-                f"this one knows {FORMAT}); {advice}, or use another prefix with ?prefix=name"
+                f"the data at {where} was written by a newer Shoal (format {written}, this one knows {FORMAT}); "
+                "upgrade, or use another prefix with ?prefix=name"
+            )
+        elif written < FORMAT:
+            raise StoreError(
+                f"the data at {where} was written by an older Shoal (format {written}, this one knows {FORMAT}). "
+                "Finish its runs with that version, and export their items; meanwhile use another prefix for new runs, "
+                "with ?prefix=name"
             )
 
     async def _run(self, step: str, *arguments: Word, run: int | None = None) -> Answer:

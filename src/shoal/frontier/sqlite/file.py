@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
@@ -28,6 +28,7 @@ from shoal.frontier.sqlite.file_lock import (
     recorded_name,
 )
 from shoal.frontier.sqlite.step_thread import StepThread
+from shoal.frontier.sqlite.upgrade import OLDEST, missing_table, upgrade
 from shoal.stores import sqlite_errors
 from shoal.stores.severity import Severity
 
@@ -37,19 +38,7 @@ StoredRow: TypeAlias = tuple[Any, ...]
 
 APPLICATION_ID = 0x53686F6C
 VERSION = 12
-_UPGRADES = {
-    10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0",
-    11: "ALTER TABLE run ADD COLUMN redirects INTEGER NOT NULL DEFAULT 0;"
-    "ALTER TABLE run ADD COLUMN item_errors INTEGER NOT NULL DEFAULT 0;"
-    "ALTER TABLE run ADD COLUMN trimmed INTEGER;"
-    "ALTER TABLE run ADD COLUMN options BLOB",
-}
-"""For each older format that can still be used: the statements that make it the next one. A file that is only read
-stays as it is."""
 _MAGIC = b"SQLite format 3\0"
-_TABLES = frozenset(
-    {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
-)
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -134,8 +123,12 @@ class SQLiteFile:
     def _check_format(self, application: int, version: int) -> None:
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is a database of another program; name another file")
-        if version < min(_UPGRADES):
-            raise StoreError(f"{self.path} was written by an older Shoal (format {version}); name another file")
+        if version < OLDEST:
+            raise StoreError(
+                f"{self.path} was written by an older Shoal (format {version}), and this one reads formats from "
+                f"{OLDEST} on. Finish its runs with that version, and export their items; meanwhile name another file "
+                "for new runs"
+            )
         if version > VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer Shoal (format {version}, this one knows {VERSION}); upgrade"
@@ -147,40 +140,37 @@ class SQLiteFile:
         self.db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, cached_statements=256)
         try:
             self.db.executescript("PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;")
-            tables = {name for (name,) in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not tables and not self.readonly:
+            schema = files("shoal.frontier.sqlite").joinpath("schema.sql").read_text("utf-8")
+            if not self.readonly and self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
                 # Before the write-ahead log is on, so that the first page of the file itself has its format.
-                schema = files("shoal.frontier.sqlite").joinpath("schema.sql").read_text("utf-8")
                 self.db.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
-                tables = set(_TABLES)
             (application,), (version,) = (
                 self.db.execute(f"PRAGMA {mark}").fetchone() for mark in ("application_id", "user_version")
             )
             self._check_format(application, version)
-            self.version: int = version
-            if missing := _TABLES - tables:
-                raise StoreError(f"{self.path} is damaged: it has no table {min(missing)}; name another file")
+            if missing := missing_table(self.db, schema):
+                raise StoreError(f"{self.path} is damaged: it has no table {missing}; name another file")
+            if self.readonly and version < VERSION:
+                self._copy()
+            if version < VERSION:
+                upgrade(self.db, schema)
             if not self.readonly:
                 self.db.executescript(_PRAGMAS)
-                self._upgrade(version)
                 self._record_name()
         except BaseException:
             self.db.close()
             raise
 
+    def _copy(self) -> None:
+        """Read a temporary copy: a reader does not change the format of a file that an older version may still use."""
+        with closing(self.db) as file:
+            self.db = sqlite3.connect("", isolation_level=None)
+            file.backup(self.db)
+
     def _record_name(self) -> None:
         """Write the name of the file into the file itself, not only into its log."""
         self.db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, 1e18)", (NAME_KEY, name_record(self.path)))
         self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
-    def _upgrade(self, version: int) -> None:
-        """Change a file of an older format, in one transaction."""
-        statements = [_UPGRADES[number] for number in range(version, VERSION)]
-        if statements:
-            self.db.executescript(
-                ";\n".join(("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version = {VERSION}", "COMMIT"))
-            )
-        self.version = VERSION
 
     def _drop_lock(self) -> None:
         if self._lock is not None:

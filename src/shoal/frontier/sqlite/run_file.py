@@ -14,8 +14,6 @@ T = TypeVar("T")
 
 _decode_options = msgspec.msgpack.Decoder(FrontierOptions).decode
 _COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest, incoming, redirects, item_errors"
-_OLDER_COUNTERS = _COUNTERS.replace("redirects, item_errors", "0, 0")
-"""The same in a file of format 11 or older that is only read."""
 
 
 class Ledger(msgspec.Struct):
@@ -77,8 +75,7 @@ class RunFile:
         return await self.file.read(step)
 
     def ledger(self) -> Ledger:
-        counters = _COUNTERS if self.file.version > 11 else _OLDER_COUNTERS
-        return Ledger(*self.db.execute(f"SELECT {counters} FROM run WHERE number = ?", (self.number,)).fetchone())
+        return Ledger(*self.db.execute(f"SELECT {_COUNTERS} FROM run WHERE number = ?", (self.number,)).fetchone())
 
     def trimmed(self) -> int | None:
         """How many items were deleted from the log. None if that is not known: in a file of an older format."""
