@@ -55,6 +55,8 @@ class NodeOptions(TypedDict, total=False):
     """Work even if the spider's file changed since the run started."""
     grace: float
     """Seconds that pages in flight have when the node stops."""
+    command: str
+    """The command that starts such a node, for its reports."""
 
 
 class Node:
@@ -307,7 +309,7 @@ class Node:
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         options = WorkerOptions(
             keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._options.get("grace", GRACE),
-            holder=holder, may_work=may_work,
+            holder=holder, may_work=may_work, command=self._options.get("command", ""),
         )  # fmt: skip
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 

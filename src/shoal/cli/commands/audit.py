@@ -15,6 +15,7 @@ from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
 from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
 from shoal.crawling.stats import STATE_NAMES
+from shoal.errors import RunError
 from shoal.printable import printable
 
 if TYPE_CHECKING:
@@ -194,23 +195,27 @@ def retry_failed(
 ) -> None:
     """Queue the failed requests of a run again.
 
-    They get all their attempts again. Requests that robots.txt disallowed stay failed. Links that were refused because
-    the queue was full return only while it has room: run this command again later. `shoal audit` lists the kinds of
-    failures.
+    They get all their attempts again. A finished run is reopened, and the command says what continues it. Requests that
+    robots.txt disallowed stay failed. Links that were refused because the queue was full return only while it has room:
+    run this command again later. `shoal audit` lists the kinds of failures.
     """
 
     async def work() -> None:
+        from shoal.batch.spider import BatchSpider
         from shoal.frontier.rules import FULL_KIND, is_retried
-        from shoal.runs.dead_requests import DeadFilter, retry_matching
+        from shoal.runs.dead_requests import DeadFilter, retry_failed
 
         which = DeadFilter.of(kind, host, url)
         async with opened_store(frontier) as store:
             run, found = await find_run(store, frontier, run_id)
-            count = await retry_matching(found, which)
+            if run.spider == BatchSpider.name:
+                raise RunError(f"run {run.run_id} is a batch of the HTTP API: send its failed URLs as a new batch")
+            result = await retry_failed(store, run, found, which)
             every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
             refused = (await found.dead_kinds()).get(FULL_KIND, 0) if every else 0
-            await record_action(store, "retry", run.run_id, f"{count} requests, {which}", run.project)
-        print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
+            detail = f"{result.count} requests, {which}{'; the run is reopened' * result.reopened}"
+            await record_action(store, "retry", run.run_id, detail, run.project)
+        print(result)
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")
 

@@ -149,12 +149,21 @@ class RetryUrl(StrictModel):
 
 
 class Retried(BaseModel):
-    """How many failed requests are ready again."""
+    """How many failed requests are ready again, and what their run needs."""
 
-    model_config = with_examples({"run_id": RUN_ID, "retried": 3})
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "retried": 3, "reopened": True, "state": "running", "workers": 2,
+            "message": f"3 requests are queued again. Run {RUN_ID} is running again: 2 processes work on it",
+        }
+    )  # fmt: skip
 
     run_id: str
     retried: int
+    reopened: Annotated[bool, Field(description="The run was finished, and is running again.")]
+    state: RunStateName
+    workers: Annotated[int, Field(description="Processes that work on the run now.")]
+    message: Annotated[str, Field(description="What happened, and what continues the run.")]
 
 
 class Removed(BaseModel):

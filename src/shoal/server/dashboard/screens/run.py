@@ -18,7 +18,7 @@ from shoal.monitoring.reports import FieldCoverage, field_coverage, read_process
 from shoal.monitoring.run_events import run_events
 from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Frontier, Run, Stats
-from shoal.runs.dead_requests import dead_examples
+from shoal.runs.dead_requests import dead_examples, start_hint
 from shoal.runs.queries import run_options
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
@@ -60,7 +60,9 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     rewinds = await frontier.rewinds() if stats.rewinds else []
     events = run_events(run, processes, reported, rewinds, await _actions(server, run.run_id), _EVENTS)
     hours = request.query_params.get("hours", "")
+    waits = run.state in ("queued", "running") and not any(each.state in ("working", "silent") for each in processes)
     return {
+        "start_hint": await start_hint(server.store, run) if waits else "",
         "run": run, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
         "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
