@@ -22,6 +22,7 @@ from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.frontier import share_store
+from shoal.monitoring.limits import limit_of
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE
@@ -269,7 +270,7 @@ class Node:
                 log.warning("run %s is finished; start another run with a new --run-id", run.run_id)
             else:
                 await self._take_part(coordinator, store, frontier)
-            self.summary = await self._summarize(run, frontier, time.monotonic() - started)
+            self.summary = await self._summarize(store, run, frontier, time.monotonic() - started)
         return self.summary
 
     async def _open_coordinator(self) -> Coordinator:
@@ -313,12 +314,12 @@ class Node:
         )  # fmt: skip
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
-    async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
+    async def _summarize(self, store: Store, run: Run, frontier: Frontier, elapsed: float) -> Summary:
         has_worked = self.event_counts.keys() & {"elected", "took over"}
         if self._outputs and not has_worked:
             log.warning("this node was never a Runner, so it wrote nothing to %s", ", ".join(map(mask, self._outputs)))
         stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _CLOSE_TIMEOUT)
-        state = "finished" if stats.finished else "stopped"
+        state = "finished" if stats.finished else "limit" if await _is_at_limit(store, run.run_id) else "stopped"
         return Summary(
             run_id=run.run_id,
             spider=run.spider,
@@ -330,6 +331,14 @@ class Node:
             elapsed=elapsed,
             outputs=self._outputs if has_worked else (),
         )
+
+
+async def _is_at_limit(store: Store, run_id: str) -> bool:
+    with suppress(ShoalError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
+            run = await store.get_run(run_id)
+            return run is not None and await limit_of(store, run) is not None
+    return False
 
 
 async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from shoal.config import Config
+from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes
 from shoal.ports import Run, RunState, Stats, Store
 from shoal.runs.queries import run_options
@@ -28,13 +29,12 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     stats: Stats
     failed_kinds: dict[str, int] = {}
     coverage: list[FieldCoverage] = []
+    limit: LimitReached | None = None
 
     @property
     def outcome(self) -> str:
         """How it ended, for people."""
-        if self.state == "finished" and self.stats.remaining:
-            return f"finished at its page limit, {self.stats.remaining} left"
-        return self.state
+        return self.state if self.limit is None else str(self.limit)
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ async def read_figures(store: Store, run: Run, config: Config, now: float | None
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,
         seconds=max(0.0, until - run.created_at), stats=stats,
         failed_kinds=await frontier.dead_kinds() if stats.dead else {},
-        coverage=field_coverage(await read_processes(store, run.run_id)),
+        coverage=field_coverage(await read_processes(store, run.run_id)), limit=await limit_of(store, run),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from shoal.monitoring.limits import LimitReached
 from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Run, Stats
 from shoal.printable import printable
@@ -70,6 +71,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     stats: Stats
     coverage: Mapping[str, float] = {}
     """For each field, the part of the items that have it. Empty if that is not known."""
+    limit: LimitReached | None = None
+    """At which limit it stopped."""
 
 
 class RunFailure(Struct, frozen=True):
@@ -305,9 +308,11 @@ def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> 
         yield _failed(run.run_id, run.spider, ended_at, f"It ended without a page: {what}.")
         return
     took = _duration(ended_at - run.created_at)
+    limit = ending.result.limit
     yield _of_run(
-        run, "finished", "info", "finished",
-        f"{stats.done} pages, {stats.items} items, {stats.dead} failed, in {took}.", ended_at,
+        run, "finished", "info", "finished" if limit is None else "stopped at a limit",
+        f"{stats.done} pages, {stats.items} items, {stats.dead} failed, in {took}."
+        + ("" if limit is None else f" It {limit}."), ended_at,
     )  # fmt: skip
     good = ending.good
     if good is None:

@@ -13,12 +13,13 @@ import typer
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
+from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import RunError
 from shoal.printable import printable
 
 if TYPE_CHECKING:
+    from shoal.monitoring.limits import LimitReached
     from shoal.monitoring.outputs import OutputReport
     from shoal.monitoring.url_report import UrlReport
     from shoal.ports import Rewind, Run, Stats
@@ -40,8 +41,11 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
     if an output lacks items.
     """
 
-    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport]]:
-        async with opened_run(frontier, run_id, readonly=True) as (run, store):
+    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport], LimitReached | None]:
+        from shoal.monitoring.limits import limit_of
+
+        async with opened_store(frontier, readonly=True) as documents:
+            run, store = await find_run(documents, frontier, run_id)
             counted, kept = await store.audit(), await store.stats()
             _print_ledger(run, counted, await store.dead_kinds())
             if counted != kept:
@@ -50,13 +54,16 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
             if reports:
                 print("\noutputs")
                 print_outputs(run.run_id, reports, frontier)
-            return counted, counted.balanced and counted == kept, await store.rewinds(), reports
+            balanced = counted.balanced and counted == kept
+            return counted, balanced, await store.rewinds(), reports, await limit_of(documents, run)
 
-    counted, balanced, rewinds, reports = asyncio.run(work())
+    counted, balanced, rewinds, reports, limit = asyncio.run(work())
     complete = not any(is_wrong(report) for report in reports)
     print()
     for line in _verdict(counted, balanced, rewinds, complete):
         print(line)
+    if limit is not None:
+        print(f"the run {limit}: it has not fetched everything that it found")
     if uncounted := sum(report.count is None for report in reports):
         print(f"{uncounted} of {len(reports)} outputs could not be counted: see above")
     if not balanced or not complete:

@@ -19,6 +19,7 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, ShoalError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
+from shoal.monitoring.limits import limit_of
 from shoal.monitoring.url_items import read_url_items
 from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
@@ -355,6 +356,7 @@ def _redact_history(history: History) -> dict[str, object]:
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:
     stats = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    limit = await limit_of(server.store, run)
     return {
         "run_id": run.run_id,
         "spider": run.spider,
@@ -362,4 +364,5 @@ async def _describe(server: Server, run: Run) -> dict[str, object]:
         "created_at": run.created_at,
         "stats": ledger(stats),
         "error": server.jobs.failure(run.run_id),
+        "limit": None if limit is None else {**msgspec.structs.asdict(limit), "message": str(limit)},
     }

@@ -101,10 +101,20 @@ class RunStats(RequestCounts):
     seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
+class LimitModel(BaseModel):
+    """The limit at which a run stopped before it had fetched everything."""
+
+    setting: Annotated[str, Field(description="Such as `scope.max_pages`.")]
+    value: int
+    left: Annotated[int, Field(description="Requests in the queue when it stopped.")]
+    at: Annotated[float, Field(description="Unix time, in seconds.")]
+    message: str
+
+
 class RunPage(BaseModel):
     """A run and its current counts."""
 
-    model_config = with_examples({**_PAGE, "error": ""})
+    model_config = with_examples({**_PAGE, "error": "", "limit": None})
 
     run_id: str
     spider: str
@@ -112,6 +122,9 @@ class RunPage(BaseModel):
     created_at: Annotated[float, Field(description="Unix time, in seconds.")]
     stats: RunStats
     error: Annotated[str, Field(description="Why the run failed in this server, or an empty string.")] = ""
+    limit: Annotated[
+        LimitModel | None, Field(description="At which limit it stopped. `null` if it is not finished, or complete.")
+    ] = None
 
 
 class RunList(BaseModel):

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from shoal.batch.spider import BatchSpider
 from shoal.errors import RunError, ShoalError
+from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.ports import Run, RunState, Stats
 from shoal.runs.queries import matching_runs, run_options
 from shoal.server.dashboard.ledger import ledger_bar
@@ -32,7 +33,11 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     shown = wanted[start : start + _PAGE]
     known = {each.run.run_id: each.stats for each in (await server.snapshots.get()).runs}
     counted = [(run, known.get(run.run_id) or await read_stats(server, run)) for run in shown]
-    rows = [(run, stats, ledger_bar(stats)) for run, stats in counted if stats is not None]
+    rows = [
+        (run, await read_limit(server, run, stats), stats, ledger_bar(stats))
+        for run, stats in counted
+        if stats is not None
+    ]
     return {
         "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
         "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
@@ -52,6 +57,14 @@ async def read_stats(server: Server, run: Run) -> Stats | None:
     if run.ended_at is None:
         return await read()
     return await server.cache.get(("stats", run.run_id, run.ended_at), _KEPT_SECONDS, read)
+
+
+async def read_limit(server: Server, run: Run, stats: Stats) -> LimitReached | None:
+    """At which limit a run stopped."""
+    if run.state != "finished" or not stats.remaining:
+        return None
+    key = "limit", run.run_id, run.ended_at
+    return await server.cache.get(key, _KEPT_SECONDS, lambda: limit_of(server.store, run))
 
 
 def spider_names(server: Server) -> list[str]:
