@@ -34,7 +34,10 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     @property
     def outcome(self) -> str:
         """How it ended, for people."""
-        return self.state if self.limit is None else str(self.limit)
+        if self.limit is not None:
+            return str(self.limit)
+        left = self.stats.remaining if self.state == "finished" else 0
+        return f"finished with {left} left" if left else self.state
 
 
 class Difference(Struct, frozen=True, kw_only=True):
