@@ -130,8 +130,8 @@ def why(
 ) -> None:
     """Show what happened to a URL.
 
-    This shows the page that links to it, its attempts and waits, what robots.txt said, and its first items. The exit
-    code is 1 if the run has not seen the URL.
+    This shows the page that links to it, its attempts and waits, its chain of redirects and how that ended, what
+    robots.txt said, and its first items. The exit code is 1 if the run has not seen the URL.
     """
 
     async def work() -> bool:
@@ -157,6 +157,11 @@ def _print_report(report: UrlReport, items: Sequence[str]) -> None:
     history = report.history
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
+    if report.outcome:
+        print(f"  outcome   {printable(report.outcome)}")
+        for number, hop in enumerate(report.redirects):
+            arrow = "→ " if number else ""
+            print(f"  {'' if number else 'redirects':<9} {arrow}{printable(f'{hop.url}: {hop.text}')}")
     if history.worker:
         print(f"  worker    {printable(history.worker)}")
     if history.reason:

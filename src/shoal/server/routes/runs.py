@@ -301,7 +301,17 @@ async def read_url(
     if report is None:
         raise _no_such_url(run_id, url)
     items = await read_url_items(server.store, frontier, run_id, report.history)
-    found = {"parents": report.parents, "robots": report.robots, "first_items": items}
+    hops = [
+        {
+            **msgspec.structs.asdict(hop), "state": hop.state and STATE_NAMES.get(hop.state, hop.state),
+            "reason": redacted(hop.reason),
+        }
+        for hop in report.redirects
+    ]  # fmt: skip
+    found = {
+        "parents": report.parents, "robots": report.robots, "first_items": items, "redirects": hops,
+        "outcome": redacted(report.outcome),
+    }  # fmt: skip
     return json_response({**_redact_history(report.history), **found})
 
 

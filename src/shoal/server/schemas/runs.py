@@ -269,12 +269,29 @@ class HistoryModel(BaseModel):
     worker: Annotated[str, Field(description="The worker that holds its lease, or held the last one.")]
 
 
+class HopModel(BaseModel):
+    """One page of a chain of redirects."""
+
+    url: str
+    state: Annotated[str | None, Field(description="Of its request. `null` if the run does not have it.")]
+    status: int
+    kind: Annotated[str, Field(description="Kind of failure, if it failed.")]
+    reason: str
+    found_on: Annotated[
+        str | None,
+        Field(description="If the run had this page already: the page it was found on; empty for a start request."),
+    ]
+
+
 class UrlModel(HistoryModel):
     """The history of a URL, and what led to it."""
 
     model_config = with_examples(
-        {**_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}']}
-    )
+        {
+            **_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}'], "redirects": [],
+            "outcome": "",
+        }
+    )  # fmt: skip
 
     parents: Annotated[
         list[str], Field(description="`parent`, the page that links to that one, and so on; at most 20.")
@@ -287,6 +304,11 @@ class UrlModel(HistoryModel):
             "them, or a short search does not find them."
         ),
     ]
+    redirects: Annotated[
+        list[HopModel],
+        Field(description="The chain of redirects that it belongs to, from the first URL to the last. At most 25."),
+    ]
+    outcome: Annotated[str, Field(description="How that chain ended. Empty if there is none.")]
 
 
 class FailedPage(BaseModel):
