@@ -88,7 +88,7 @@ def test_two_runs_side_by_side() -> None:
     ("state", "stats", "outcome"),
     [
         ("finished", Stats(pushed=1, done=1), "finished"),
-        ("finished", Stats(pushed=3, done=1, ready=2), "finished at its page limit, 2 left"),
+        ("finished", Stats(pushed=3, done=1, ready=2), "finished with 2 left"),
         ("cancelled", Stats(pushed=3, done=1, ready=2), "cancelled"),
     ],
 )

@@ -37,6 +37,11 @@ def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) ->
     return [heading, *(f"  shoal {shlex.join(step)}" for step in steps)]
 
 
+def resume_command(words: Sequence[str]) -> str:
+    """The command that continues a run, from the words after ``shoal``. Empty if it has a password."""
+    return "" if _has_secrets(words) else shlex.join(["shoal", *(word for word in words if word != "--new-run")])
+
+
 def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:
     if not command or _has_secrets(command):
         return []

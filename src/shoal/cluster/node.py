@@ -22,6 +22,7 @@ from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.frontier import share_store
+from shoal.monitoring.limits import limit_of
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE
@@ -56,6 +57,8 @@ class NodeOptions(TypedDict, total=False):
     """Work even if the spider's file changed since the run started."""
     grace: float
     """Seconds that pages in flight have when the node stops."""
+    command: str
+    """The command that starts such a node, for its reports."""
 
 
 class Node:
@@ -308,7 +311,7 @@ class Node:
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         options = WorkerOptions(
             keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._options.get("grace", GRACE),
-            holder=holder, may_work=may_work,
+            holder=holder, may_work=may_work, command=self._options.get("command", ""),
         )  # fmt: skip
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
@@ -317,7 +320,7 @@ class Node:
         if self._outputs and not has_worked:
             log.warning("this node was never a Runner, so it wrote nothing to %s", ", ".join(map(mask, self._outputs)))
         stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _CLOSE_TIMEOUT)
-        state = "finished" if stats.finished else "stopped"
+        state = "finished" if stats.finished else "limit" if await _is_at_limit(store, run.run_id) else "stopped"
         outcome = None
         with suppress(ShoalError, TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT):
@@ -335,6 +338,14 @@ class Node:
             outputs=self._outputs if has_worked else (),
             outcome=outcome if self.error is None else None,
         )
+
+
+async def _is_at_limit(store: Store, run_id: str) -> bool:
+    with suppress(ShoalError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
+            run = await store.get_run(run_id)
+            return run is not None and await limit_of(store, run) is not None
+    return False
 
 
 async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:

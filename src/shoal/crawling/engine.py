@@ -183,6 +183,12 @@ class Engine:
             for drain in self._drains:
                 await drain.start_over()
 
+    async def reopen(self) -> None:
+        """Prepare another ``run``: the run has requests again after its outputs were finished."""
+        self._scheduler.forget()
+        for drain in self._drains:
+            await drain.start_over()
+
     async def _pump(self) -> None:
         while True:
             self.looped_at = time.monotonic()

@@ -154,6 +154,12 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
 
 
+def sought_fingerprint(request: Request, parent: bytes) -> bytes:
+    """The fingerprint that ``find`` looks for: that of the request. With a ``parent``, that of its first child, if the
+    child is this request and was not filtered."""
+    return derived_fingerprint(request.fingerprint(), parent, b"0") if parent else request.fingerprint()
+
+
 # -- encoding
 
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)

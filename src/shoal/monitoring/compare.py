@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes
 from shoal.ports import Run, RunState, Stats, Store
 
@@ -26,13 +27,15 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     stats: Stats
     failed_kinds: dict[str, int] = {}
     coverage: list[FieldCoverage] = []
+    limit: LimitReached | None = None
 
     @property
     def outcome(self) -> str:
         """How it ended, for people."""
-        if self.state == "finished" and self.stats.remaining:
-            return f"finished at its page limit, {self.stats.remaining} left"
-        return self.state
+        if self.limit is not None:
+            return str(self.limit)
+        left = self.stats.remaining if self.state == "finished" else 0
+        return f"finished with {left} left" if left else self.state
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -68,7 +71,7 @@ async def read_figures(store: Store, run: Run, now: float | None = None) -> RunF
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,
         seconds=max(0.0, until - run.created_at), stats=stats,
         failed_kinds=await frontier.dead_kinds() if stats.dead else {},
-        coverage=field_coverage(await read_processes(store, run.run_id)),
+        coverage=field_coverage(await read_processes(store, run.run_id)), limit=await limit_of(store, run),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from shoal.config import Config
 from shoal.errors import RunError
 from shoal.frontier.rules import is_retried
+from shoal.monitoring.limits import limit_of
 from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, Mark, RunFailure, RunResult
 from shoal.monitoring.reports import LATE, ProcessReport, field_coverage, read_processes
 from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
@@ -125,7 +126,8 @@ class FactReader:
         fields = field_coverage(reports)
         several = len({each.type for each in fields}) > 1
         coverage = {f"{each.type}.{each.field}" if several else each.field: each.share for each in fields}
-        return RunResult(run=run, stats=stats, outcome=outcome, coverage=coverage)
+        limit = await limit_of(self._store, run)
+        return RunResult(run=run, stats=stats, outcome=outcome, coverage=coverage, limit=limit)
 
 
 def _failures(run: Run, reports: Sequence[ProcessReport]) -> list[RunFailure]:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from shoal.crawling.outcome import Outcome
+from shoal.monitoring.limits import LimitReached
 from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Run, Stats
 from shoal.printable import printable
@@ -72,6 +73,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     outcome: Outcome
     coverage: Mapping[str, float] = {}
     """For each field, the part of the items that have it. Empty if that is not known."""
+    limit: LimitReached | None = None
+    """At which limit it stopped."""
 
 
 class RunFailure(Struct, frozen=True):
@@ -301,7 +304,10 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 
 def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
     run, stats, outcome = ending.result.run, ending.result.stats, ending.result.outcome
+    title = "finished" if ending.result.limit is None else "stopped at a limit"
     text = f"{stats.pages} pages, {stats.items} items, in {_duration(ended_at - run.created_at)}."
+    if ending.result.limit is not None:
+        text = f"{text} It {ending.result.limit}."
     if outcome.reasons:
         text = f"{'; '.join(outcome.reasons)}. {text}"
     if outcome.verdict == "failed":
@@ -309,9 +315,9 @@ def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> 
         if stats.pages <= 0:
             return
     elif outcome.verdict == "degraded":
-        yield _of_run(run, "degraded", "warning", "finished, degraded", text, ended_at)
+        yield _of_run(run, "degraded", "warning", f"{title}, degraded", text, ended_at)
     else:
-        yield _of_run(run, "finished", "info", "finished", text, ended_at)
+        yield _of_run(run, "finished", "info", title, text, ended_at)
     good = ending.good
     if good is None:
         return

@@ -62,6 +62,7 @@ class RecordedProcess(Struct, frozen=True):
     role: ProcessRole
     user_agent: str = ""
     obeys_robots: bool = True
+    command: str = ""
 
 
 class RunRecorder:
@@ -186,6 +187,7 @@ class RunRecorder:
             fields=self._fields.fields,
             user_agent=self._process.user_agent,
             obeys_robots=self._process.obeys_robots,
+            command=self._process.command,
         )
 
     def _speed(self, now: float, pages: int) -> float:

@@ -72,6 +72,8 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     user_agent: str = ""
     """The user agent with which it fetches; empty if unknown."""
     obeys_robots: bool = True
+    command: str = ""
+    """The command that starts a process like it. Empty if a program started it, or the command has a password."""
     replaced: tuple[str, ...] = ()
     """Of the report ``(earlier)``: the processes that were added last. Their reports may still be there."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shoal.config import Config
 from shoal.errors import RunError
+from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.processes import merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
@@ -80,6 +81,8 @@ class StoreSnapshot(Struct, frozen=True, kw_only=True):
     runs: tuple[RunSnapshot, ...] = ()
     recent: tuple[Run, ...] = ()
     """The runs that ended last."""
+    limits: Mapping[str, LimitReached] = {}
+    """At which limits some of them stopped, by ``run_id``."""
     away: str = ""
     """Why the store could not be read; empty if it could. If not, the runs are those of the snapshot before."""
 
@@ -98,6 +101,8 @@ class SnapshotTaker:
         self._last: dict[str, RunSnapshot] = {}
         self._frontiers: dict[str, Frontier] = {}
         self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
+        self._limits: dict[tuple[str, float | None], LimitReached | None] = {}
+        """Of the runs that ended last."""
 
     async def take(self, now: float | None = None) -> StoreSnapshot:
         """A snapshot. StoreAwayError if the store does not answer."""
@@ -107,6 +112,7 @@ class SnapshotTaker:
         if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:
             ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
             self._ended = now, self._shown(ended)[:_RECENT]
+            await self._read_limits(self._ended[1])
         found = []
         count = min(len(active), MAX_RUNS)
         for run in active[:count]:
@@ -122,7 +128,15 @@ class SnapshotTaker:
             self._last[run.run_id] = taken
             found.append(taken)
         self._forget_all_but({each.run.run_id for each in found})
-        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
+        limits = {run_id: limit for (run_id, _), limit in self._limits.items() if limit is not None}
+        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]), limits=limits)
+
+    async def _read_limits(self, runs: Sequence[Run]) -> None:
+        """Read at which limits these runs stopped, each once per ending."""
+        known, self._limits = self._limits, {}
+        for run in runs:
+            key = run.run_id, run.ended_at
+            self._limits[key] = known[key] if key in known else await limit_of(self._store, run)
 
     def _forget_all_but(self, names: set[str]) -> None:
         for known in (self._seen, self._changed, self._details, self._last, self._frontiers):

@@ -166,9 +166,12 @@ class Inspection(Protocol):
         """The rewinds of the store that clients of this run noticed, oldest first."""
         ...
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         """The history of a request. If the run has its URL only under other fingerprints (not filtered, or not a GET),
-        the history of the first one; that search may read the whole run. ``exact``: without that search."""
+        the history of the first one; that search may read the whole run. ``exact``: without that search.
+
+        ``parent``: of the request that the page with this fingerprint redirects to, if that request was not filtered
+        because its URL is earlier in the chain: see `shoal.frontier.rules.sought_fingerprint`."""
         ...
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:

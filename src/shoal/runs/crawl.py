@@ -156,6 +156,8 @@ class Crawl:
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
         """Set when the outputs are open and the crawl begins."""
+        self.command = ""
+        """The command that continues the run, for its reports. Empty if there is none."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
         self.has_heartbeats = store is None
@@ -209,8 +211,8 @@ class Crawl:
 
     @property
     def stopping(self) -> bool:
-        """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled."""
-        return self._stop_asked or (self._life is not None and self._life.stopping)
+        """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled or has ended."""
+        return self._stop_asked or (self._life is not None and (self._life.stopping or self._life.is_over))
 
     async def poll_state(self) -> None:
         """Do at once what the state of the run asks for: pause, continue, or stop."""
@@ -270,7 +272,9 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
-            process=RecordedProcess(self._worker_id, "crawl" if self._store is None else "server"),
+            process=RecordedProcess(
+                self._worker_id, "crawl" if self._store is None else "server", command=self.command
+            ),
             session=session,
             on_begin=self.started.set,
         )

@@ -29,6 +29,7 @@ from shoal.errors import FencedError, FrontierError, RunError, ShoalError, Store
 from shoal.files.keeper import check_store
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
+from shoal.monitoring.limits import page_limit, store_limit
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Store
 from shoal.runs.outcome import read_facts, store_outcome
@@ -57,6 +58,8 @@ class RunLifecycle:
         self.run_id = run.run_id
         self.error: ShoalError | None = None
         """Why the work ended early."""
+        self.is_over = False
+        """Whether the run has ended, and this process takes no more of it."""
         self.engine: Engine | None = None
         self.frontier: Frontier | None = None
         self._store = store
@@ -68,6 +71,7 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
+        self._scheduler: Scheduler | None = None
         self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
         self.queries = QueryUsage()
@@ -181,7 +185,7 @@ class RunLifecycle:
             stack.push_async_callback(session.close)
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
-        scheduler = plan.make_scheduler(frontier)
+        scheduler = self._scheduler = plan.make_scheduler(frontier)
         fetcher, tor, config = plan.fetcher, None, plan.config
         render = render_choice(plan.spider.render)
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
@@ -269,7 +273,8 @@ class RunLifecycle:
             self._plan.on_state(state)
 
     async def _work(self, scheduler: Scheduler) -> None:
-        """Run the engine and end the outputs. After a rewind of the store, or a fence, do it again."""
+        """Run the engine and end the outputs. After a rewind of the store or a fence, or if the run got requests while
+        its outputs ended, do it again."""
         engine = self.engine
         assert engine is not None
         while True:
@@ -282,8 +287,10 @@ class RunLifecycle:
             if self._plan.output_timeout is not None:
                 self._deadline = asyncio.get_running_loop().time() + self._plan.output_timeout
             try:
-                await self._end(scheduler)
-                return
+                if await self._end(scheduler):
+                    return
+                await engine.reopen()
+                continue
             except (StoreRewoundError, FencedError) as exc:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
@@ -297,8 +304,9 @@ class RunLifecycle:
 
     # -- the end
 
-    async def _end(self, scheduler: Scheduler) -> None:
-        """Finish the outputs and the run. A stopped process does not wait longer than its time for that."""
+    async def _end(self, scheduler: Scheduler) -> bool:
+        """Finish the outputs and the run. A stopped process does not wait longer than its time for that. False: the run
+        continues in this process."""
         finishing = asyncio.create_task(self._finish(scheduler))
         stop_asked = asyncio.create_task(self._stop_asked.wait())
         try:
@@ -310,12 +318,13 @@ class RunLifecycle:
             done, _ = await asyncio.wait({finishing}, timeout=self._plan.output_timeout)
             if not done:
                 log.warning("an output or the server of the frontier does not answer; the next process continues")
-                return
-            finishing.result()
+                return True
+            return finishing.result()
         except ShoalError as exc:
             if self._can_start_over(exc):
                 raise
             self.error = self.error or exc
+            return True
         finally:
             stop_asked.cancel()
             finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
@@ -324,7 +333,7 @@ class RunLifecycle:
         fenced = isinstance(error, FencedError) and self._plan.session is not None
         return fenced or isinstance(error, StoreRewoundError)
 
-    async def _finish(self, scheduler: Scheduler) -> None:
+    async def _finish(self, scheduler: Scheduler) -> bool:
         has_ended = self.error is None and await self._has_ended(scheduler)
         if not has_ended and not self.stopping and self.error is None:
             await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
@@ -338,8 +347,7 @@ class RunLifecycle:
                 failure = failure or exc
         if failure is not None:
             raise failure
-        if has_ended:
-            await self._mark_finished()
+        return await self._mark_finished(scheduler) if has_ended else True
 
     @property
     def _has_failed_at_once(self) -> bool:
@@ -353,9 +361,12 @@ class RunLifecycle:
         stats = await self._persist(self.frontier.stats)
         return stats.finished or (scheduler.limit_reached and not stats.leased)
 
-    async def _mark_finished(self) -> None:
+    async def _mark_finished(self, scheduler: Scheduler) -> bool:
         """Move the run to ``finished``. StoreRewoundError if the store went back in time meanwhile: the run may have
-        requests again, so it is running."""
+        requests again, so it is running. False: somebody queued failed requests again while the outputs ended, and this
+        process fetches them."""
+        assert self.frontier is not None
+        await self._persist(self._store_limit)
         if await self._persist(partial(self._store.run_state, self.run_id)) == "queued":
             await self._persist(partial(self._move_to, "running"))
         await self._persist(self._decide)
@@ -365,6 +376,20 @@ class RunLifecycle:
         except StoreRewoundError:
             await self._persist(partial(self._move_to, "running"))
             raise
+        stats = await self._persist(self.frontier.stats)
+        self.is_over = stats.finished or scheduler.limit_reached
+        if self.is_over:
+            return True
+        log.warning("run %s got %d more requests while it ended, so it continues", self.run_id, stats.remaining)
+        await self._persist(partial(self._move_to, "running"))
+        return self.stopping or self.engine is None or not self.engine.concurrency  # others crawl
+
+    async def _store_limit(self) -> None:
+        """Store with the run whether it stops at a limit. See `shoal.monitoring.limits`."""
+        if self._plan.process is not None:  # not for a batch, which has its own limits
+            assert self.frontier is not None
+            limit = page_limit(self._plan.config.scope.max_pages, await self.frontier.stats())
+            await store_limit(self._store, self.run_id, limit)
 
     async def _decide(self) -> None:
         """Decide the outcome of the run, and keep it with the run."""
@@ -456,10 +481,14 @@ class RunLifecycle:
     async def _update_state(self, state: str) -> None:
         """Move the run between ``running`` and ``finished``. A process that stays after the end calls this."""
         assert self.frontier is not None
+        if self._scheduler is not None and self._scheduler.limit_reached:
+            return  # it ends
         finished = (await self.frontier.stats()).finished
         if finished and state != "finished":
             await self._decide()
         if finished != (state == "finished"):
+            if finished:
+                await self._store_limit()
             await self._move_to("finished" if finished else "running")
 
 

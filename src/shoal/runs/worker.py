@@ -50,6 +50,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """The slot in a cluster under which the worker works."""
     may_work: Callable[[], bool] | None = None
     """Whether it still holds that slot. None: it needs no slot."""
+    command: str = ""
+    """The command that starts such a worker, for its reports. Empty if there is none."""
 
 
 class Worker:
@@ -169,7 +171,9 @@ class Worker:
             output_timeout=_OUTPUT_TIMEOUT,
             holder=options.holder,
             may_work=options.may_work,
-            process=RecordedProcess(self.worker_id, "worker" if options.holder is None else "runner"),
+            process=RecordedProcess(
+                self.worker_id, "worker" if options.holder is None else "runner", command=options.command
+            ),
             session=session,
             on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
             on_unseeded=_warn_unseeded,

@@ -69,7 +69,8 @@ class ScheduledRuns:
         self._checked_at = clock.now()
         # A paused run is taken over only after somebody resumes it.
         for run in await self._store.list_runs(project=self._schedules.project, states=("queued", "running")):
-            self._begin(run)
+            if run.settings.get("schedule") not in self._schedules.foreign:
+                self._begin(run)
 
     def _begin(self, run: Run) -> None:
         """Start to crawl a run, unless it is for workers, or this server already crawls it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -106,7 +107,7 @@ class Server:
             self.remote.start()
             self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
             if (defined := schedules_of_file()) is not None:
-                await self.schedules.load(defined)
+                await self.schedules.load(defined, _file_identity())
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     async def _open_store(self) -> Store:
@@ -194,6 +195,9 @@ class Server:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        with suppress(FrontierError, TimeoutError):  # then the others notice it a minute later
+            async with asyncio.timeout(_STORE_TIMEOUT):
+                await self.schedules.declarations.leave()
         await self.jobs.close()
         await self.scheduled_runs.close()
         await self.local.close()
@@ -208,6 +212,12 @@ def schedules_of_file() -> dict[str, Definition] | None:
     """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
     file = find_config_file(os.environ)
     return None if file is None else read_file(file)
+
+
+def _file_identity() -> str:
+    """The machine and the shoal.toml in use, such as ``web1:/srv/shoal.toml``."""
+    file = find_config_file(os.environ)
+    return "" if file is None else f"{socket.gethostname()}:{os.path.realpath(file)}"
 
 
 def _find_overrides(config: Config) -> tuple[dict[str, object], dict[str, str]]:

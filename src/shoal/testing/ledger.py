@@ -247,6 +247,17 @@ class LedgerContract(ContractTests):
         assert await frontier.find(Request("http://a.example/form"), exact=True) is None
         assert await frontier.find(page("http-like"), exact=True) is not None
 
+    async def test_the_unfiltered_child_of_a_page_is_found_by_its_parent(self, frontier: Frontier) -> None:
+        """So a chain of redirects that passes a URL twice can be followed."""
+        await push(frontier, "loop")
+        again = page("loop", dont_filter=True)
+        await complete(frontier, await lease_one(frontier), children=[again], redirected=True)
+        first = await history(frontier, page("loop"))
+        second = await frontier.find(page("loop"), exact=True, parent=first.fingerprint)
+        assert second is not None
+        assert (first.state, second.state, second.parent) == ("done", "ready", page("loop").url)
+        assert await frontier.find(page("loop"), exact=True, parent=second.fingerprint) is None
+
     async def test_the_history_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "parent")
         child = page("child", priority=1.5, depth=4)

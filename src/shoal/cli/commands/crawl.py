@@ -255,6 +255,7 @@ def execute(
     ui: bool = False,
 ) -> NoReturn:  # fmt: skip
     """Crawl on this machine, then show the summary and exit."""
+    from shoal.cli.next_steps import resume_command
     from shoal.runs.crawl import Crawl
 
     run_if_worker_process(spider, resolved, quiet=quiet)
@@ -263,6 +264,7 @@ def execute(
     else:
         made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     made.serves = True
+    made.command = resume_command(sys.argv[1:])
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)
 
 

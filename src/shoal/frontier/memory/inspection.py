@@ -24,6 +24,7 @@ from shoal.frontier.rules import (
     SEED_ROLE,
     STATE_NAMES,
     is_retried,
+    sought_fingerprint,
 )
 from shoal.http import Request
 from shoal.ports import Event, History, LeaseKey, LeaseOutcome, Rewind, Stats
@@ -84,8 +85,8 @@ class MemoryInspection:
 
     # -- histories
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        fingerprint = request.fingerprint()
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
+        fingerprint = sought_fingerprint(request, parent)
         number = self._requests.fingerprints.find(fingerprint)
         if number is None:
             if (staged := self._stages.find(fingerprint)) is not None:

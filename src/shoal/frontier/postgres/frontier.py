@@ -40,6 +40,7 @@ from shoal.frontier.rules import (
     push_fingerprint,
     queue_full,
     reissued_token,
+    sought_fingerprint,
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
@@ -397,8 +398,8 @@ class PostgresFrontier:
         rows = await self._database.call("rewinds", self._run)
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        fingerprint = request.fingerprint()
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
+        fingerprint = sought_fingerprint(request, parent)
         number = await self._database.value("find", self._run, fingerprint)
         if number is None:
             staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)

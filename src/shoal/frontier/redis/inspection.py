@@ -27,7 +27,16 @@ from shoal.frontier.redis.records import (
     read_rewind,
     state_of,
 )
-from shoal.frontier.rules import DEAD, DONE, FULL_KIND, KINDS_NOT_RETRIED, LEASED, STATE_NAMES, is_retried
+from shoal.frontier.rules import (
+    DEAD,
+    DONE,
+    FULL_KIND,
+    KINDS_NOT_RETRIED,
+    LEASED,
+    STATE_NAMES,
+    is_retried,
+    sought_fingerprint,
+)
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LeaseKey, LeaseOutcome, LoggedItem, Rewind, Stats
 from shoal.stores.redis.client import Answer, Word, storable_bytes
@@ -97,8 +106,8 @@ class RunInspection:
 
     # -- histories
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        fingerprint = request.fingerprint()
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
+        fingerprint = sought_fingerprint(request, parent)
         (found,) = await self._histories([fingerprint])
         if found is None and not exact and (other := await self._search(request.url)) is not None:
             (found,) = await self._histories([other])

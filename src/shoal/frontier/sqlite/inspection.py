@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES
+from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES, sought_fingerprint
 from shoal.frontier.sqlite.audit import find_faults, repair
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
@@ -72,11 +72,11 @@ class SQLiteInspection:
 
     # -- histories
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         def step() -> History | None:
             if self._file.file.readonly:
                 self._seen.load()
-            fingerprint = request.fingerprint()
+            fingerprint = sought_fingerprint(request, parent)
             number = self._seen.find(fingerprint)
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged

@@ -157,7 +157,7 @@ class FiguresModel(BaseModel):
     run_id: str
     spider: str
     state: RunStateName
-    outcome: Annotated[str, Field(description="Its state as text, such as `finished at its page limit, 5 left`.")]
+    outcome: Annotated[str, Field(description="Its state as text, such as `finished`, or at which limit it stopped.")]
     created_at: float
     seconds: Annotated[float, Field(description="From its creation to its end, or to now.")]
     pages: int

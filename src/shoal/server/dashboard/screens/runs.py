@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from shoal.batch.spider import BatchSpider
 from shoal.crawling.outcome import Outcome
 from shoal.errors import RunError, ShoalError
+from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.ports import Run, RunState, Stats
 from shoal.runs.outcome import read_outcome
 from shoal.runs.queries import matching_runs
@@ -36,7 +37,11 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     shown = wanted[start : start + _PAGE]
     active = {each.run.run_id: (each.stats, None) for each in (await server.snapshots.get()).runs}
     results = [(run, active.get(run.run_id) or await read_result(server, run)) for run in shown]
-    rows = [(run, *result, ledger_bar(result[0])) for run, result in results if result is not None]
+    rows = [
+        (run, await read_limit(server, run, result[0]), *result, ledger_bar(result[0]))
+        for run, result in results
+        if result is not None
+    ]
     return {
         "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
         "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
@@ -64,6 +69,14 @@ async def read_outcomes(server: Server, runs: Sequence[Run]) -> list[tuple[Run, 
     """Each run with its outcome."""
     results = [(run, await read_result(server, run)) for run in runs]
     return [(run, result[1]) for run, result in results if result is not None]
+
+
+async def read_limit(server: Server, run: Run, stats: Stats) -> LimitReached | None:
+    """At which limit a run stopped."""
+    if run.state != "finished" or not stats.remaining:
+        return None
+    key = "limit", run.run_id, run.ended_at
+    return await server.cache.get(key, _KEPT_SECONDS, lambda: limit_of(server.store, run))
 
 
 def spider_names(server: Server) -> list[str]:
