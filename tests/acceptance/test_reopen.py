@@ -260,6 +260,38 @@ def test_a_restarted_server_says_how_to_continue(tmp_path: Path, site: Target) -
         assert len(urls_in(tmp_path / "here.jsonl")) == 6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_servers_take_a_reopened_run_of_a_schedule(kind: str, tmp_path: Path, site: Target) -> None:
+    """By themselves, also after a restart. While it is running again, its schedule does not start the next run."""
+    (tmp_path / "pages.py").write_text(SPIDER)
+    (tmp_path / "shoal.toml").write_text(
+        REGISTRY + f'[schedules.yearly]\nspider = "Pages"\nevery = "52w"\narguments = {{ url = "{start_url(site)}" }}\n'
+    )
+    with serving(tmp_path, {"SHOAL_FRONTIER": frontier_url(kind)}) as api:
+        run_id = must(api.ask("POST", "/api/schedules/yearly/run"), 201)["run_id"]
+        ended(api, run_id)
+        api.process.terminate()
+        api.start()
+        site.mend()
+        answer = must(api.ask("POST", f"/api/runs/{run_id}/retry-failed", {}))
+        assert (answer["retried"], answer["reopened"]) == (BAD, True)
+        assert "a server (`shoal serve`) that has its spider takes it within seconds" in answer["message"]
+        until(lambda: bad_visits(site) == 2 * BAD, what="the visits")
+        assert ended(api, run_id)["stats"]["items"] == 6
+        assert len(urls_in(tmp_path / "here.jsonl")) == 6
+
+
+def test_several_processes_continue_a_reopened_run(tmp_path: Path, site: Target) -> None:
+    folder = Folder(tmp_path, "sqlite")
+    folder.shoal("run", "pages.py", "-a", f"url={start_url(site)}", "-o", "out.jsonl", "--processes", "2")
+    site.mend()
+    (words,) = commands(folder.shoal("retry-failed").stdout)
+    assert words[-4:-2] == ["--processes", "2"]
+    folder.shoal(*words, frontier=False)
+    assert len(urls_in(tmp_path / "out.jsonl")) == 6
+    assert bad_visits(site) == 2 * BAD
+
+
 def test_a_server_refuses_a_cancelled_run(tmp_path: Path, site: Target) -> None:
     (tmp_path / "pages.py").write_text(SPIDER)
     (tmp_path / "shoal.toml").write_text('[spiders.Pages]\nfile = "pages.py"\n')
