@@ -21,7 +21,10 @@ from shoal import Spider
 
 class Pages(Spider):
     name = "pages"
-    settings = {"download_delay": 0, "throttle.enabled": False, "retry.max_attempts": 1, "http.max_redirects": 4}
+    settings = {
+        "download_delay": 0, "throttle.enabled": False, "retry.max_attempts": 1, "http.max_redirects": 4,
+        "outcome.max_failed": 1,
+    }
 
     def __init__(self, site="", **more):
         super().__init__(site=site, **more)

@@ -24,7 +24,10 @@ from shoal import Spider
 
 class Pages(Spider):
     name = "pages"
-    settings = {"download_delay": 0, "robots.obey": False, "throttle.enabled": False, "retry.max_attempts": 1}
+    settings = {
+        "download_delay": 0, "robots.obey": False, "throttle.enabled": False, "retry.max_attempts": 1,
+        "outcome.max_failed": 1,
+    }
 
     def __init__(self, url="", **more):
         super().__init__(url=url, **more)

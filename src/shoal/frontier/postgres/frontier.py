@@ -379,6 +379,11 @@ class PostgresFrontier:
         found = (*compare_counters(stored, counted, counted.pushed), *zip(*faults, strict=True))
         return msgspec.structs.replace(counted, faults=make_faults(found))
 
+    async def repair(self) -> None:
+        rows = await self._database.call("missing_hosts", self._run, patient=True)
+        hosts, names = [row[0] for row in rows], [storable_text(host_of(row[1])) for row in rows]
+        await self._database.call("repair", self._run, self._offset(), hosts, names, patient=True)
+
     async def recover(self) -> Rewind | None:
         async with self._recovering:
             notice = self._receipts.notice

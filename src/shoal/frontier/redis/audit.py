@@ -12,9 +12,9 @@ from struct import Struct
 import msgspec
 
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.redis.layouts import COUNTERS
+from shoal.frontier.redis.layouts import COUNTERS, FORMAT
 from shoal.frontier.rules import STATE_NAMES
-from shoal.ports import Stats
+from shoal.ports import REPAIRED_LEASE, Stats
 from shoal.stores.redis.client import Answer
 
 AUDIT_LIMIT = 200_000
@@ -56,7 +56,14 @@ class RedisAudit:
         return msgspec.structs.replace(counted, faults=make_faults((*named, *compared)))
 
     async def repair(self) -> None:
-        raise NotImplementedError
+        """Each step leaves what it found intact, so workers may go on, and a repair that was interrupted may begin
+        again. Counters last: they count what the other steps changed."""
+        for act in ("store", "requests", "lanes", "counters"):
+            cursor = b"0"
+            while True:
+                cursor = await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
+                if cursor == b"0":
+                    break
 
     async def _check_lanes(self) -> tuple[Found, int]:
         """The faults of everything but the requests, and how many ready requests the lanes lack."""

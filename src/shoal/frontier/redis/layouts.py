@@ -124,6 +124,8 @@ COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "inc
 """The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: the
 counters that an earlier version stored end before them."""
 
+FORMAT = 6
+"""Version of the stored data. Data of another version is not touched."""
 MAX_ATTEMPTS = 65_535
 """The largest number of attempts that a record can hold."""
 FOREVER = 1e9
@@ -160,6 +162,7 @@ def lua_literals() -> dict[str, str]:
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,
         "NOTE_EVENT": rules.NOTE_EVENT, "FAILED_EVENT": rules.FAILED_EVENT, "WAITS_DETAIL": rules.WAITS_DETAIL,
         "RETRIED_EVENT": rules.RETRIED_EVENT, "RETRIED_DETAIL": rules.RETRIED_DETAIL, "UNREADABLE": rules.UNREADABLE,
+        "LOST_DEATH": rules.LOST_DEATH,
         "FULL_KIND": rules.FULL_KIND, "FULL_REASON": rules.FULL_REASON, "ADMITTED_DETAIL": rules.ADMITTED_DETAIL,
         "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
         "NO_RUN": errors.NO_RUN, "REWOUND": errors.REWOUND, "FENCED": errors.FENCED,

@@ -35,6 +35,7 @@ import msgspec
 from shoal.errors import StoreError
 from shoal.frontier.redis.documents import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
+from shoal.frontier.redis.layouts import FORMAT as FORMAT
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import check_transition, moved, no_run, run_exists
@@ -42,8 +43,6 @@ from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
-FORMAT = 6
-"""Version of the stored data. Data of another version is not touched, unless it is readable."""
 _READABLE = frozenset({5})
 """Older formats whose records this version reads. 5: all records of hosts are long."""
 

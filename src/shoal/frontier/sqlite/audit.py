@@ -39,7 +39,8 @@ def find_faults(run: RunFile) -> Iterator[tuple[str, int, str]]:
     """Each fault as (kind, count, example), besides those of the counters."""
     own = {"run": run.number}
     for kind, which in _FAULTS.items():
-        count, number = run.db.execute(f"SELECT count(*), min(r.id) FROM request r {which}", own).fetchone()
+        counted = "DISTINCT r.lane" if kind == "lanes" else "*"
+        count, number = run.db.execute(f"SELECT count({counted}), min(r.id) FROM request r {which}", own).fetchone()
         yield kind, count, _url(run.file, number) if count else ""
     yield "items", _missing_items(run), ""
 
@@ -86,7 +87,6 @@ def repair(run: RunFile) -> None:
     for state, name in enumerate(STATE_NAMES):
         setattr(ledger, name, counts.get(state, 0))
     ledger.pushed = max(ledger.pushed, sum(counts.values()))
-    (ledger.incoming,) = db.execute("SELECT coalesce(sum(size), 0) FROM stage WHERE run = ?", own).fetchone()
     run.save(ledger)
 
 

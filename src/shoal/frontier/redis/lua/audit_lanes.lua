@@ -110,7 +110,6 @@ local function check_run()
   for _, name in ipairs({'spider', 'state', 'created_at', 'settings', 'project', 'ended_at'}) do
     if call('HEXISTS', own.key, name) == 0 then blame('run', name) end
   end
-  if own.pushed > 0 and not own.options then blame('run', 'options') end
   if call('HGET', PREFIX .. 'runs', own.name) ~= tostring(own.number) then blame('run', 'its name') end
   local roles = call('HKEYS', own.key .. ':claim')
   for i, role in ipairs(fetch(own.key .. ':role', roles)) do

@@ -20,11 +20,11 @@ local function read_chunk(chunk)
   return count, names, at
 end
 
--- Remove a stage whose chunks another program deleted. An audit reports the links that are lost with it.
+-- Remove a stage that has no more chunks. Links are left only if another program deleted chunks: an audit reports them.
 local function close_stage(key, left)
+  if left > 0 then call('HINCRBY', own.key, 'lost_links', left) end
   own.incoming, own.is_changed = math.max(0, own.incoming - left), true
   finish()
-  call('HINCRBY', own.key, 'lost_links', left)
   call('LPOP', STAGES)
   call('PEXPIRE', key, OUTCOME_MS)
 end
@@ -36,8 +36,11 @@ local function move_staged()
   if not entry then return close_stage(STAGES, own.incoming) end
   local token, chunks, links = read(STAGE, entry)
   local key = stage_key(token)
-  local place = tonumber(call('HGET', key, 'next')) or 0
-  local chunk = call('HGET', key, place)
+  local place, chunk = (tonumber(call('HGET', key, 'next')) or 0) - 1, false
+  while not chunk and place + 1 < chunks do
+    place = place + 1
+    chunk = call('HGET', key, place)
+  end
   if not chunk then return close_stage(key, links) end
 
   local count, names, at = read_chunk(chunk)
@@ -59,7 +62,6 @@ local function move_staged()
   if place + 1 < chunks then
     call('LSET', STAGES, 0, pack(STAGE, token, chunks, links - count))
   else
-    call('LPOP', STAGES)
-    call('PEXPIRE', key, OUTCOME_MS)
+    close_stage(key, links - count)
   end
 end

@@ -1,0 +1,97 @@
+"""Whatever is deleted from a store: an error says so, or an audit does, or nothing is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ShoalError
+from tests.contracts.damage import (
+    DamagedPostgres,
+    DamagedRedis,
+    DamagedSQLite,
+    DamagedStore,
+    Piece,
+    audit_all,
+    finish_all,
+    repair_all,
+)
+
+STORES: dict[str, Callable[[Path], DamagedStore]] = {
+    "sqlite": DamagedSQLite,
+    "redis": DamagedRedis,
+    "postgresql": DamagedPostgres,
+}
+_OF_A_KIND = 2
+
+
+@pytest.fixture(params=STORES)
+async def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> DamagedStore:
+    store = STORES[request.param](tmp_path)
+    await store.fill()
+    return store
+
+
+def sample(pieces: list[Piece], thorough: bool) -> list[Piece]:
+    """Some of each kind: the first, and the last."""
+    kinds: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        kinds.setdefault(piece.kind, []).append(piece)
+    return pieces if thorough else [piece for some in kinds.values() for piece in {some[0], some[-1]}]
+
+
+async def judge(damaged: DamagedStore) -> tuple[str, str]:
+    """What a store with a missing piece does: an error, a fault, or harmless."""
+    try:
+        async with damaged.opened(readonly=True) as store:
+            if faults := await audit_all(store, damaged.expected):
+                return "fault", "; ".join(fault.what for fault in faults)
+        async with damaged.opened() as store:
+            await finish_all(store, damaged.expected, damaged.clock)
+            return "harmless", ""
+    except ShoalError as exc:
+        return "error", str(exc)
+
+
+@pytest.mark.timeout(600)
+async def test_nothing_is_lost_in_silence(damaged: DamagedStore, thorough: bool) -> None:
+    silent, verdicts = [], Counter[str]()
+    for piece in sample(await damaged.pieces(), thorough):
+        await damaged.delete(piece)
+        try:
+            verdict, said = await judge(damaged)
+        except Exception as exc:
+            verdict, said = "SILENT", f"{type(exc).__name__}: {exc}"
+            silent.append(f"{piece.kind} | {piece.name}: {said}")
+        verdicts[verdict] += 1
+        print(f"{verdict:<9} {piece.kind:<28} {piece.name}: {said}")
+    assert not silent, "\n".join(silent)
+    assert verdicts["fault"]
+
+
+@pytest.mark.timeout(600)
+async def test_what_can_be_repaired_is_repaired(damaged: DamagedStore, thorough: bool) -> None:
+    """After a repair only faults are left that cannot be repaired. If none is left, nothing is lost."""
+    wrong, repaired = [], 0
+    for piece in sample(await damaged.pieces(), thorough):
+        await damaged.delete(piece)
+        try:
+            async with damaged.opened() as store:
+                before = await audit_all(store, damaged.expected)
+                await repair_all(store, damaged.expected)
+                if left := await audit_all(store, damaged.expected):
+                    unrepaired = [fault.what for fault in left if fault.repairable]
+                    assert not unrepaired, unrepaired
+                    continue
+                again = 1 if piece.kind.startswith("outcome") else 0  # a request whose state was lost is ready again
+                await finish_all(store, damaged.expected, damaged.clock, again)
+                repaired += bool(before)
+        except ShoalError:  # it says that a record is gone
+            continue
+        except Exception as exc:
+            wrong.append(f"{piece.kind} | {piece.name}: {type(exc).__name__}: {exc}")
+    assert not wrong, "\n".join(wrong)
+    assert repaired
