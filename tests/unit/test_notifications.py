@@ -19,7 +19,7 @@ from shoal.config import Config, load_config
 from shoal.errors import ConfigError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.problems import Problem, ProblemKind, ProblemLimits, Severity
+from shoal.monitoring.problem import Problem, ProblemKind, ProblemLimits, Severity
 from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.channels.mail import Mail

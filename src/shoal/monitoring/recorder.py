@@ -19,12 +19,16 @@ from contextlib import asynccontextmanager
 import msgspec
 from msgspec import Struct
 
-from shoal.crawling.stats import Vitals
+from shoal.crawling.stats import CodeError, Counters, FailingHost, Vitals
 from shoal.errors import ItemError, ShoalError
+from shoal.frontier.rules import KINDS_NOT_RETRIED
 from shoal.item import Record, decode_item
 from shoal.monitoring.reports import (
     IDLE_EVERY,
+    MAX_HOSTS,
+    RECENT,
     REPORTED_EVERY,
+    CodeErrors,
     FieldCounts,
     ProcessReport,
     ProcessRole,
@@ -90,7 +94,8 @@ class RunRecorder:
         self._fields = FieldCounts()
         self._recent: deque[str] = deque(maxlen=_MAX_ITEMS)
         self._has_new_items = False
-        self._pages: deque[tuple[float, int]] = deque()
+        self._pages = _Window(_RATE_SECONDS)
+        self._callback_errors, self._item_errors, self._forbidden = (_Window(RECENT, begins=0) for _ in range(3))
         self._next_sample = self._next_items = self._next_report = 0.0
         self._reported = (-1, -1, -1)
         self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
@@ -178,7 +183,7 @@ class RunRecorder:
             pages=counters.fetched,
             items=counters.items,
             failed=max(0, counters.errors.total() - counters.retried),
-            pages_per_second=0.0 if ended else round(self._speed(now, counters.fetched), 2),
+            pages_per_second=0.0 if ended else round(self._pages.rate(now, counters.fetched), 2),
             memory=_resident_memory(),
             browser=vitals.browser,
             tor=vitals.tor,
@@ -186,17 +191,54 @@ class RunRecorder:
             fields=self._fields.fields,
             user_agent=self._process.user_agent,
             obeys_robots=self._process.obeys_robots,
-        )
+            hosts={} if ended else _failing_hosts(counters),
+            callback_errors=_errors(
+                self._callback_errors, now, counters.errors["callback"] + counters.errors["errback"],
+                counters.last_callback_error,
+            ),
+            item_errors=_errors(self._item_errors, now, counters.item_errors, counters.last_item_error),
+            forbidden=self._forbidden.increase(now, sum(counters.errors[kind] for kind in KINDS_NOT_RETRIED)),
+        )  # fmt: skip
 
-    def _speed(self, now: float, pages: int) -> float:
-        seen = self._pages
+
+class _Window:
+    """How much a count grew in the last seconds."""
+
+    def __init__(self, seconds: float, *, begins: int | None = None) -> None:
+        """``begins``: the count before the first one, if that is known."""
+        self._seconds = seconds
+        self._begins = begins
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def increase(self, now: float, count: int) -> int:
+        seen = self._seen
         if seen and now < seen[-1][0]:  # the clock was set back
             seen.clear()
-        seen.append((now, pages))
-        while len(seen) > 2 and now - seen[1][0] >= _RATE_SECONDS:
+        if not seen and self._begins is not None:
+            seen.append((now, self._begins))
+        if len(seen) > 1 and now - seen[-2][0] < self._seconds / 100:
+            seen.pop()
+        seen.append((now, count))
+        while len(seen) > 2 and now - seen[1][0] >= self._seconds:
             seen.popleft()
-        then, before = seen[0]
-        return (pages - before) / (now - then) if now > then else 0.0
+        return count - seen[0][1]
+
+    def rate(self, now: float, count: int) -> float:
+        """The growth per second."""
+        grown = self.increase(now, count)
+        return grown / (now - self._seen[0][0]) if now > self._seen[0][0] else 0.0
+
+
+def _errors(window: _Window, now: float, total: int, last: CodeError | None) -> CodeErrors:
+    if last is not None:
+        last = CodeError(last.at, last.reason[:_MAX_ITEM], last.url[:_MAX_ITEM])
+    return CodeErrors(total=total, recent=window.increase(now, total), last=last)
+
+
+def _failing_hosts(counters: Counters) -> dict[str, FailingHost]:
+    """Those with the most attempts."""
+    failing = sorted(counters.failing_hosts.items(), key=lambda pair: -pair[1].attempts)
+    return dict(failing[:MAX_HOSTS])
 
 
 def _done(vitals: Vitals) -> tuple[int, int, int]:

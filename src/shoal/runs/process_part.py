@@ -37,8 +37,7 @@ _LAST_REPORT = 2.0
 _ABORT_AFTER = 5.0
 """Seconds after the end of the connection at which the process is ended by force."""
 _OUTPUT_TIMEOUT = 1.2
-_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "picked", "started")
-_NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
+_NUMBERS = tuple(name for name in Counters.__slots__ if name not in Counters.NOT_ADDED | {"latency"})
 
 
 class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from shoal.batch.limits import StrictModel
-from shoal.monitoring.problems import ProblemKind, Severity
+from shoal.monitoring.problem import ProblemKind, Severity
 from shoal.server.schemas.common import RUN_ID, Word, with_examples
 
 

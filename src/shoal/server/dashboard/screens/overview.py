@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from shoal.batch.redaction import redacted
 from shoal.errors import ShoalError
-from shoal.monitoring.problems import Problem
+from shoal.monitoring.problem import Problem
 from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import HostState
 from shoal.server.dashboard.ledger import ledger_bar
