@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,6 +24,7 @@ from shoal.crawling.stats import CodeError, Counters, FailingHost, Vitals
 from shoal.errors import ItemError, ShoalError
 from shoal.frontier.rules import KINDS_NOT_RETRIED
 from shoal.item import Record, decode_item
+from shoal.monitoring.loop_watch import LoopWatch
 from shoal.monitoring.reports import (
     IDLE_EVERY,
     MAX_HOSTS,
@@ -66,6 +68,8 @@ class RecordedProcess(Struct, frozen=True):
     role: ProcessRole
     user_agent: str = ""
     obeys_robots: bool = True
+    address: str = ""
+    """Where a thread of this process can open the store once more. Empty: the store is in this process."""
 
 
 class RunRecorder:
@@ -99,6 +103,8 @@ class RunRecorder:
         self._next_sample = self._next_items = self._next_report = 0.0
         self._reported = (-1, -1, -1)
         self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
+        self._reporting = threading.Lock()
+        self.loop_watch = LoopWatch(process.address, self.record_blocked)
 
     async def run(self) -> None:
         self._count_items()  # from now on
@@ -141,6 +147,14 @@ class RunRecorder:
         if last or now >= self._next_sample:
             await self._sample(now, last=last)
 
+    async def record_blocked(self, store: Store, age: float, by: str) -> None:
+        """Report from another thread that the event loop is blocked. The next report of the loop replaces this."""
+        if await store.run_state(self._run_id) is not None:
+            report = self._make_report(self._clock(), ended=False)
+            report = msgspec.structs.replace(report, loop_age=round(age, 1), blocked_by=by)
+            await _OwnDocument(store, process_key(self._run_id, self._process.name)).write(report)
+            self._reported = (-1, -1, -1)
+
     def _has_news(self) -> bool:
         return _done(self._vitals()) != self._reported
 
@@ -167,7 +181,10 @@ class RunRecorder:
         self._has_new_items = self._has_new_items or bool(records)
 
     def _make_report(self, now: float, *, ended: bool) -> ProcessReport:
-        vitals = self._vitals()
+        with self._reporting:
+            return self._report_of(self._vitals(), now, ended=ended)
+
+    def _report_of(self, vitals: Vitals, now: float, *, ended: bool) -> ProcessReport:
         counters, holder = vitals.counters, vitals.holder
         return ProcessReport(
             name=self._process.name,
@@ -282,11 +299,13 @@ def _resident_memory() -> int:
 
 @asynccontextmanager
 async def recording(recorder: RunRecorder) -> AsyncIterator[None]:
-    """Record while the block runs, and once more at its end."""
+    """Record while the block runs, and once more at its end. A thread watches the event loop meanwhile."""
     task = asyncio.create_task(recorder.run())
+    recorder.loop_watch.start()
     try:
         yield
     finally:
+        recorder.loop_watch.stop()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await recorder.close()

@@ -83,6 +83,8 @@ class StoreSnapshot(Struct, frozen=True, kw_only=True):
     """The runs that ended last."""
     away: str = ""
     """Why the store could not be read; empty if it could. If not, the runs are those of the snapshot before."""
+    age: float = 0.0
+    """If the store could not be read: seconds since it last could; 0 if never."""
 
 
 class SnapshotTaker:

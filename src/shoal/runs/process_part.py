@@ -137,7 +137,7 @@ class CrawlPart(Crawl):
             super()._plan(store, collector),
             source=None, resumes=False, watches=True, is_private=False, keep_items=True,
             output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
-            process=RecordedProcess(self._worker_id, "worker"),
+            process=RecordedProcess(self._worker_id, "worker", address=self._part.frontier),
         )  # fmt: skip
 
     @property

@@ -169,7 +169,9 @@ class Worker:
             output_timeout=_OUTPUT_TIMEOUT,
             holder=options.holder,
             may_work=options.may_work,
-            process=RecordedProcess(self.worker_id, "worker" if options.holder is None else "runner"),
+            process=RecordedProcess(
+                self.worker_id, "worker" if options.holder is None else "runner", address=self.config.frontier
+            ),
             session=session,
             on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
             on_unseeded=_warn_unseeded,
