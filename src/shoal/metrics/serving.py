@@ -105,10 +105,7 @@ class Exporter:
 
     async def metrics(self, request: web.Request) -> web.Response:
         families = await self._ask(self.families())
-        if families is None:
-            vitals = self._observed.vitals()
-            families = [*of_vitals(vitals), *of_frontier({"run": vitals.run_id, "spider": vitals.spider}, up=False)]
-        page = render(families)
+        page = render(of_vitals(self._observed.vitals()) if families is None else families)
         return web.Response(body=page.encode("utf-8", "replace"), headers={"Content-Type": CONTENT_TYPE})
 
     async def health(self, request: web.Request) -> web.Response:

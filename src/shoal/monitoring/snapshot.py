@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shoal.config import Config
 from shoal.errors import RunError
-from shoal.monitoring.processes import merge_processes
+from shoal.monitoring.processes import PRESENT, merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
 from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
@@ -165,7 +165,7 @@ class SnapshotTaker:
         if workers or run.state == "queued":
             return len(workers)
         found = merge_processes((), await read_processes(self._store, run.run_id), now)
-        return sum(each.state in ("working", "silent") for each in found)
+        return sum(each.state in PRESENT for each in found)
 
     async def _seen_before(self, run_id: str, now: float) -> list[tuple[float, int, int]]:
         """A recent sample of the run, so that the first snapshot has a speed. Another clock may have timed it."""
