@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sysconfig
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
 from inspect import isawaitable
@@ -13,7 +14,7 @@ from types import GeneratorType
 from msgspec import Struct
 
 from shoal.crawling.files import FileChains, Step
-from shoal.crawling.stats import Counters
+from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import DropItem, ItemError, ShoalError, SpiderError
 from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
@@ -155,6 +156,7 @@ class Callbacks:
     def _refuse(self, error: ItemError, request: Request, found: Found) -> None:
         found.errors += 1
         self._counters.item_errors += 1
+        self._counters.last_item_error = CodeError(time.time(), str(error), request.url)
         log.error("item not stored url=%s %s", request.url, error)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shoal.config import Config
 from shoal.errors import RunError
 from shoal.monitoring.limits import LimitReached, limit_of
-from shoal.monitoring.processes import merge_processes
+from shoal.monitoring.processes import PRESENT, merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
 from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
@@ -85,6 +85,8 @@ class StoreSnapshot(Struct, frozen=True, kw_only=True):
     """At which limits some of them stopped, by ``run_id``."""
     away: str = ""
     """Why the store could not be read; empty if it could. If not, the runs are those of the snapshot before."""
+    age: float = 0.0
+    """If the store could not be read: seconds since it last could; 0 if never."""
 
 
 class SnapshotTaker:
@@ -176,7 +178,7 @@ class SnapshotTaker:
         if workers or run.state == "queued":
             return len(workers)
         found = merge_processes((), await read_processes(self._store, run.run_id), now)
-        return sum(each.state in ("working", "silent") for each in found)
+        return sum(each.state in PRESENT for each in found)
 
     async def _seen_before(self, run_id: str, now: float) -> list[tuple[float, int, int]]:
         """A recent sample of the run, so that the first snapshot has a speed. Another clock may have timed it."""

@@ -28,7 +28,7 @@ from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
-from shoal.runs.worker_session import make_session, new_worker_id
+from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
@@ -273,7 +273,10 @@ class Crawl:
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
             process=RecordedProcess(
-                self._worker_id, "crawl" if self._store is None else "server", command=self.command
+                self._worker_id,
+                "crawl" if self._store is None else "server",
+                address=self.config.frontier if has_heartbeats(self.config.frontier) else "",
+                command=self.command,
             ),
             session=session,
             on_begin=self.started.set,

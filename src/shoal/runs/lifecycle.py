@@ -74,6 +74,7 @@ class RunLifecycle:
         self._scheduler: Scheduler | None = None
         self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
+        self._recorder: RunRecorder | None = None
         self.queries = QueryUsage()
         self._outcome: Outcome | None = None
         self._deadline: float | None = None
@@ -116,6 +117,7 @@ class RunLifecycle:
     def vitals(self, worker: str, standing: Standing | None = None) -> Vitals:
         """What this process knows of itself, without a call to the store."""
         engine = self.engine
+        watch = None if self._recorder is None else self._recorder.loop_watch
         return Vitals(
             worker=worker, run_id=self.run_id, spider=self._run.spider, frontier=self.frontier, standing=standing,
             counters=Counters() if engine is None else engine.counters,
@@ -126,6 +128,8 @@ class RunLifecycle:
             browser=self._browser_status(),
             tor="" if self._tor is None else "ready" if self._tor.ready else "not ready",
             error="" if self.error is None else str(self.error),
+            loop_age=None if watch is None else watch.age,
+            blocked_by="" if watch is None else watch.blocked_by,
         )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:
@@ -152,7 +156,8 @@ class RunLifecycle:
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
             self._plan.on_begin()
             if self._plan.process is not None:
-                await stack.enter_async_context(recording(self._make_recorder(self._plan.process)))
+                self._recorder = self._make_recorder(self._plan.process)
+                await stack.enter_async_context(recording(self._recorder))
             hooks = SpiderHooks(self._plan.spider, self.engine.handler.callbacks.pipelines)
             stack.push_async_callback(hooks.close, "failed")  # if this work is cancelled
             try:

@@ -172,7 +172,10 @@ class Worker:
             holder=options.holder,
             may_work=options.may_work,
             process=RecordedProcess(
-                self.worker_id, "worker" if options.holder is None else "runner", command=options.command
+                self.worker_id,
+                "worker" if options.holder is None else "runner",
+                command=options.command,
+                address=self.config.frontier,
             ),
             session=session,
             on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),

@@ -22,9 +22,11 @@ from shoal.batch.webhook import send_webhook
 from shoal.config import Config, find_config_file, flatten, load_config, mask
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
-from shoal.errors import FrontierError, StoreAwayError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import join_store, open_store
 from shoal.monitoring.charts import SpeedHistory
+from shoal.monitoring.problem import Problem
+from shoal.monitoring.problems import store_away
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
@@ -47,6 +49,7 @@ from shoal.tasks.remote import RemoteBatches
 log = logging.getLogger("shoal.server")
 
 _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
+_PROBLEMS_FRESH = 5.0  # seconds
 
 
 OVERRIDDEN = "command line or code"
@@ -160,6 +163,14 @@ class Server:
             self.fetcher.check_allowed()
         else:
             await self.fetcher.open_browser()
+
+    async def current_problems(self) -> list[Problem]:
+        """What needs attention now, as of some seconds ago. If that cannot be read, that is the problem."""
+        snapshot = await self.snapshots.get()
+        try:
+            return await self.cache.get("problems", _PROBLEMS_FRESH, lambda: self.attention.find(snapshot))
+        except ShoalError as exc:
+            return [store_away(time.time(), str(exc))]
 
     def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
         """The screens of the dashboard that someone with this role may see, with their names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -18,6 +19,7 @@ from shoal.metrics import (
     of_frontier,
     of_hosts,
     of_ledger,
+    of_problems,
     of_sessions,
     of_vitals,
     render,
@@ -49,6 +51,9 @@ async def metrics(request: Request) -> Response:
             families += [*await _of_batches(server), *await _of_runs(server), *of_frontier(own, up=True)]
     except (ShoalError, TimeoutError):
         families += of_frontier(own, up=False)
+    with suppress(TimeoutError):  # there may be very many runs
+        async with asyncio.timeout(_TIMEOUT):
+            families += of_problems((each.kind, each.severity) for each in await server.current_problems())
     return Response(render(families), media_type=CONTENT_TYPE)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from shoal.monitoring.processes import ProcessState
 from shoal.server.schemas.common import RUN_ID, URL, with_examples
 from shoal.server.schemas.runs import RequestCounts, RunStateName
 
@@ -57,8 +58,11 @@ class ProcessModel(BaseModel):
 
     name: str
     state: Annotated[
-        Literal["working", "silent", "lost", "ended"],
-        Field(description="`silent`: its heartbeat is late. `lost`: killed or cut off. `ended`: stopped normally."),
+        ProcessState,
+        Field(
+            description="`stuck`: a callback blocks it. `silent`: its heartbeat is late. `lost`: killed or cut off. "
+            "`ended`: stopped normally."
+        ),
     ]
     role: Annotated[
         Literal["crawl", "worker", "runner", "server"],
