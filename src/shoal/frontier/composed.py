@@ -54,6 +54,7 @@ class ComposedFrontier:
         self.stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.lease_outcomes = inspection.retry_dead, inspection.lease_outcomes
+        self.waits = inspection.waits
 
     def hold(self, holder: Holder) -> None:
         """ValueError: all callers share this object, so it has no holder."""

@@ -15,10 +15,12 @@ from shoal.ports.inspection import (
     EventKind,
     History,
     Inspection,
+    LeaseHolder,
     LeaseKey,
     LeaseOutcome,
     Rewind,
     Stats,
+    Waits,
 )
 from shoal.ports.items import ItemLog, LoggedItem, OutputCount, Sink, SinkOptions
 from shoal.ports.queue import (
@@ -66,6 +68,7 @@ __all__ = [
     "ItemLog",
     "ItemSource",
     "Lease",
+    "LeaseHolder",
     "LeaseKey",
     "LeaseOutcome",
     "Leased",
@@ -89,6 +92,7 @@ __all__ = [
     "Slot",
     "Stats",
     "Store",
+    "Waits",
     "WorkerState",
     "Workers",
 ]

@@ -11,7 +11,7 @@ SCRIPTS = ScriptFolder(
     "shoal.frontier.redis",
     ("base", "hosts", "lanes", "requests", "slots", "stages"),
     tuple(lua_constants().items()),
-    (("lease", "choosing"), *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete"))),
+    (("lease", "choosing"), *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits"))),
     tuple(lua_literals().items()),
 )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 
 import msgspec
 
-from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES
+from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES, WAITING, retry_reason
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -15,7 +15,7 @@ from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.frontier.sqlite.stages import Stages
 from shoal.http import Request
-from shoal.ports import History, LeaseKey, LeaseOutcome, Rewind, Stats
+from shoal.ports import History, LeaseHolder, LeaseKey, LeaseOutcome, Rewind, Stats, Waits
 
 
 class SQLiteInspection:
@@ -29,13 +29,16 @@ class SQLiteInspection:
         histories: Histories,
         roles: SQLiteRoles,
         stages: Stages,
+        holders: Callable[[Collection[str]], list[LeaseHolder]],
     ) -> None:
+        """``holders``: who has leased requests of hosts."""
         self._file = run
         self._seen = seen
         self._lanes = lanes
         self._histories = histories
         self._roles = roles
         self._stages = stages
+        self._holders = holders
 
     async def stats(self) -> Stats:
         return await self._file.read(self._stats)
@@ -54,6 +57,20 @@ class SQLiteInspection:
         counts = {STATE_NAMES[state]: count for state, count in self._file.db.execute(sql, (self._file.number,))}
         counted = {name: counts.get(name, 0) for name in STATE_NAMES} | {"incoming": self._stages.count()}
         return msgspec.structs.replace(self._stats(), **counted)
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        def read() -> Waits:
+            holders, file = self._holders(frozenset(hosts)), self._file
+            waiting = f"run = ? AND due IS NOT NULL AND state = {WAITING}"
+            sql = f"SELECT id, due FROM request WHERE {waiting} ORDER BY due LIMIT 1"
+            row = file.db.execute(sql, (file.number,)).fetchone()
+            if row is None:
+                return Waits(holders=holders)
+            sql = "SELECT detail FROM event WHERE request = ? ORDER BY id DESC LIMIT 1"
+            (detail,) = file.db.execute(sql, row[:1]).fetchone()
+            return Waits(holders=holders, retry_in=max(0.0, row[1] - file.clock()), retry_reason=retry_reason(detail))
+
+        return await self._file.read(read)
 
     async def rewinds(self) -> list[Rewind]:
         return []
