@@ -88,6 +88,7 @@ class Engine:
             self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
         )
         self._waiting = WaitWatch(self._frontier, options.run_id)
+        self._is_waiting = False
         self._leased: Leased | None = None
         """The answer to the last lease call, if it gave nothing."""
         self._active: dict[int, tuple[asyncio.Task[None], Lease]] = {}
@@ -211,11 +212,18 @@ class Engine:
     async def _explain_wait(self, wait: float | None) -> float | None:
         """Log why there is nothing to do. Returns the seconds until there may be more to say, at most ``wait``."""
         if self._leased is None or self._halted or self._kept_open:
-            self._waiting.work()
+            self._note_work()
             return wait
+        self._is_waiting = True
         await self._waiting.wait(self._leased.wait, self._leased.poll_after)
         pause = self._waiting.pause()
         return pause if wait is None or pause < wait else wait
+
+    def _note_work(self) -> None:
+        """End a wait: there is something to do, or another reason to do nothing."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._waiting.work()
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
@@ -278,7 +286,7 @@ class Engine:
             return None
         if leases:
             self._log.expect_items()
-            self._waiting.work()
+            self._note_work()
         else:
             self._leased = leased
         for lease in leases:
