@@ -74,6 +74,14 @@ def test_the_panel_shows_each_host_with_its_delay_and_why() -> None:
         assert part in text, part
 
 
+def test_the_panel_shows_why_a_crawl_waits() -> None:
+    where = console()
+    where.print(_Panel(where).render(snapshot()))
+    assert "waiting:" not in text_of(where)
+    where.print(_Panel(where).render(msgspec.structs.replace(snapshot(), waiting="shop.example is busy with run A")))
+    assert "waiting: shop.example is busy with run A" in text_of(where)
+
+
 def test_the_plain_line_has_the_same_numbers() -> None:
     line = _Lines(console()).line(snapshot())
     assert "pages=40" in line

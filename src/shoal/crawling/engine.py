@@ -25,8 +25,9 @@ from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
+from shoal.crawling.waiting import WaitWatch
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
-from shoal.ports import Frontier, Lease
+from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import Patience
 from shoal.spider import Spider
 
@@ -86,6 +87,10 @@ class Engine:
         self._log = ItemLogKeeper(
             self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
         )
+        self._waiting = WaitWatch(self._frontier, options.run_id)
+        self._is_waiting = False
+        self._leased: Leased | None = None
+        """The answer to the last lease call, if it gave nothing."""
         self._active: dict[int, tuple[asyncio.Task[None], Lease]] = {}
         """The leases that have begun, by token."""
         self._ahead: deque[Lease] = deque()
@@ -200,13 +205,31 @@ class Engine:
             linger = self._linger()
             wait = await self._settle_and_lease(lingers=linger > 0)
             self._fill()  # leases that waited for the store to come back
-            if not self._active and not self._ahead and not self._settled and await self._is_over():
-                return
+            if not self._active and not self._ahead and not self._settled:
+                if await self._is_over():
+                    return
+                wait = await self._explain_wait(wait)
             wait = _IDLE_POLL if self._kept_open else wait
             if linger:
                 wait = linger if wait is None else min(wait, linger)
             if linger or not self._settled:
                 await self._waker.sleep(_MAX_SLEEP if wait is None else min(_MAX_SLEEP, wait))
+
+    async def _explain_wait(self, wait: float | None) -> float | None:
+        """Log why there is nothing to do. Returns the seconds until there may be more to say, at most ``wait``."""
+        if self._leased is None or self._halted or self._kept_open:
+            self._note_work()
+            return wait
+        self._is_waiting = True
+        await self._waiting.wait(self._leased.wait, self._leased.poll_after)
+        pause = self._waiting.pause()
+        return pause if wait is None or pause < wait else wait
+
+    def _note_work(self) -> None:
+        """End a wait: there is something to do, or another reason to do nothing."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._waiting.work()
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
@@ -253,6 +276,7 @@ class Engine:
         wanted = self._room()
         if wanted <= 0:
             return self.pacing.pause()
+        self._leased = None
         may_work = self._options.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
@@ -268,6 +292,9 @@ class Engine:
             return None
         if leases:
             self._log.expect_items()
+            self._note_work()
+        else:
+            self._leased = leased
         for lease in leases:
             self._onion.on_lease(lease)
             self._leases.add(lease)
@@ -485,4 +512,5 @@ class Engine:
             hosts=await self._frontier.host_states(hosts),
             in_flight=len(self._active),
             counters=self.counters,
+            waiting=self._waiting.reason,
         )

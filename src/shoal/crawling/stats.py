@@ -180,6 +180,8 @@ class CrawlSnapshot(Struct, frozen=True, kw_only=True):
     hosts: list[HostState]
     in_flight: int
     counters: Counters
+    waiting: str = ""
+    """Why it has had nothing to do for some seconds. Empty: it works."""
 
 
 class Standing(Struct, frozen=True, kw_only=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
-from shoal.frontier.rules import HEARD_GAP, check_fence
-from shoal.ports import Heartbeat, Holder, SilentWorker, WorkerState
+from shoal.frontier.politeness import F, OpenRuns
+from shoal.frontier.rules import HEARD_GAP, MAX_HELD, check_fence
+from shoal.ports import Heartbeat, Holder, LeaseHolder, SilentWorker, WorkerState
 
 
 class _KnownWorker(Struct, frozen=True):
@@ -58,6 +60,21 @@ class LocalSessions:
             for known in self.known.values()
             if self._dead_in(known, now) == 0 and now - self._heard <= known.heartbeat.session * HEARD_GAP
         ]
+
+    def holders(self, runs: OpenRuns[F], hosts: Collection[str]) -> list[LeaseHolder]:
+        """Who has leased requests of these hosts. ``runs`` are open in this process."""
+        counts = Counter((run_id, *held) for run_id, run in list(runs.items()) for held in run.held_at(hosts))
+        return [
+            LeaseHolder(
+                host=host, run_id=run_id, worker=worker, leases=leases, silent_for=self._late_for(run_id, worker)
+            )
+            for (run_id, host, worker), leases in islice(counts.items(), MAX_HELD)
+        ]
+
+    def _late_for(self, run_id: str, worker: str) -> float:
+        """Seconds since the last heartbeat of a late worker. 0: it is not late, or sends none."""
+        now, known = self.clock(), self.known.get((run_id, worker))
+        return now - known.beat_at if known is not None and known.is_late(now) else 0.0
 
     def forget_run(self, run_id: str) -> None:
         """Forget the workers of a run that was deleted."""

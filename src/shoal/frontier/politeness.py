@@ -7,7 +7,7 @@ is pure: it gets the time as an argument, and knows only the key of the best req
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
@@ -278,6 +278,10 @@ class OpenRun(Protocol):
 
     def expire_leases(self, now: float) -> object:
         """End the leases that have run out."""
+        ...
+
+    def held_at(self, hosts: Collection[str]) -> Iterable[tuple[str, str]]:
+        """The host and the name of the holder of each lease of these hosts."""
         ...
 
 

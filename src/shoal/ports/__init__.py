@@ -17,10 +17,12 @@ from shoal.ports.inspection import (
     Fault,
     History,
     Inspection,
+    LeaseHolder,
     LeaseKey,
     LeaseOutcome,
     Rewind,
     Stats,
+    Waits,
 )
 from shoal.ports.items import ItemLog, LoggedItem, OutputCount, Sink, SinkOptions
 from shoal.ports.queue import (
@@ -70,6 +72,7 @@ __all__ = [
     "ItemLog",
     "ItemSource",
     "Lease",
+    "LeaseHolder",
     "LeaseKey",
     "LeaseOutcome",
     "Leased",
@@ -93,6 +96,7 @@ __all__ = [
     "Slot",
     "Stats",
     "Store",
+    "Waits",
     "WorkerState",
     "Workers",
 ]

@@ -139,6 +139,28 @@ class LeaseKey(Struct, frozen=True):
     token: int
 
 
+class LeaseHolder(Struct, frozen=True, kw_only=True):
+    """Who has leased requests of a host."""
+
+    host: str
+    run_id: str
+    worker: str
+    """A worker or a slot of a cluster. Empty if the holder has no name."""
+    leases: int
+    silent_for: float = 0.0
+    """Seconds since its last heartbeat, if it is late. 0: it is not, or sends none."""
+
+
+class Waits(Struct, frozen=True, kw_only=True):
+    """What a run waits for, apart from the politeness of its hosts."""
+
+    holders: list[LeaseHolder]
+    retry_in: float | None = None
+    """Seconds until the next request that waits for another attempt is ready. None: no request does."""
+    retry_reason: str = ""
+    """Why its last attempt failed."""
+
+
 LeaseOutcome: TypeAlias = Literal["done", "leased", "lost"]
 """What became of a lease. ``done``: the request is done under it. ``leased``: it is still held. ``lost``: neither."""
 
@@ -176,6 +198,13 @@ class Inspection(Protocol):
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         """What became of each of these leases. So a process can find out what another one achieved before it died."""
+        ...
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        """The next request that waits for another attempt, and who has leased requests of these hosts, of any run.
+
+        For a worker that has nothing to do. Its cost is limited: in a store with thousands of leases, some holders may
+        be left out."""
         ...
 
     async def dead_kinds(self) -> dict[str, int]:

@@ -209,6 +209,7 @@ class RunLifecycle:
             self._outputs,
             source=plan.source,
             options=EngineOptions(
+                run_id=self.run_id if plan.frontier is None else "",
                 shared=plan.shared,
                 near=plan.near,
                 keep_items=plan.keep_items,

@@ -15,6 +15,7 @@ from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.repeating import RepeatingContract
 from shoal.testing.roles import RolesContract
 from shoal.testing.sending import SendingContract
+from shoal.testing.waiting import WaitingContract
 from shoal.testing.workers import WorkersContract
 
 
@@ -32,6 +33,7 @@ class FrontierContract(
     RepeatingContract,
     FencingContract,
     WorkersContract,
+    WaitingContract,
     DocumentsContract,
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.

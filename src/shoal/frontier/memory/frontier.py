@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shoal.frontier.composed import ComposedFrontier
 from shoal.frontier.local_workers import LocalSessions, LocalWorkers
@@ -39,7 +40,9 @@ class MemoryFrontier(ComposedFrontier):
         )
         self.expire_leases = queue.expire_leases
         self._clock = clock
-        inspection = MemoryInspection(requests, stages, queue, roles, items, clock)
+        self.held_at = queue.held_at
+        holders = partial(sessions.holders, runs)
+        inspection = MemoryInspection(requests, stages, queue, roles, items, clock, holders)
         workers = LocalWorkers(run_id, sessions, queue.fence, queue.holders)
         super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
 

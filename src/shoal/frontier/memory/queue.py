@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -366,6 +366,18 @@ class MemoryQueue:
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""
         return [held.holder for held in self._held.values()]
+
+    def held_at(self, hosts: Collection[str]) -> list[tuple[str, str]]:
+        """See `shoal.frontier.politeness.OpenRun`."""
+        return [
+            (held.lane.host.name, "" if held.holder is None else held.holder.slot)
+            for held in self._held.values()
+            if held.lane.host.name in hosts
+        ]
+
+    def next_retry(self) -> tuple[float, int] | None:
+        """When the next waiting request is ready, and its number."""
+        return self._waiting[0] if self._waiting else None
 
     def is_unbegun(self, fingerprint: bytes) -> bool:
         """Whether a request is leased and its attempt does not count yet."""

@@ -46,6 +46,7 @@ CONSTANTS = {
     "MAX_LEASES": str(rules.MAX_LEASES),
     "MAX_FULL_LANES": str(_MAX_FULL_LANES),
     "HEARD_GAP": str(rules.HEARD_GAP),
+    "MAX_HELD": str(rules.MAX_HELD),
     "HALTED": ", ".join(map(_literal, sorted(rules.HALTED))),
     **{name: _literal(text) for name, text in _TEXTS.items()},
     **host_policy.sql(),

@@ -106,7 +106,7 @@ class PostgresFrontier:
         self._stages = Stages(database, run, offset)
         workers = PostgresWorkers(database, run, offset)
         self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
-        self.workers = workers.workers
+        self.workers, self.waits = workers.workers, workers.waits
 
     def hold(self, holder: Holder) -> None:
         self._holder = storable_text(holder.slot), holder.epoch

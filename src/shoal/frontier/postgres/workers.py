@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from shoal.ports import Heartbeat, SilentWorker, WorkerState
+from shoal.frontier.rules import retry_reason
+from shoal.ports import Heartbeat, LeaseHolder, SilentWorker, Waits, WorkerState
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
 
@@ -36,3 +37,13 @@ class PostgresWorkers:
     async def workers(self) -> list[WorkerState]:
         rows = await self._database.call("workers", self._run, self._offset())
         return [WorkerState(**dict(row)) for row in rows]
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        """See `shoal.ports.Inspection`."""
+        retries = await self._database.call("next_retry", self._run, self._offset())
+        names = [storable_text(host) for host in hosts]
+        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
+        holders = [LeaseHolder(**dict(row)) for row in rows]
+        if not retries:
+            return Waits(holders=holders)
+        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))

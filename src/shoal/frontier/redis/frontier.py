@@ -94,7 +94,7 @@ class RedisFrontier:
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.lease_outcomes = inspection.lease_outcomes
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
-        self.host_state = inspection.host_state
+        self.host_state, self.waits = inspection.host_state, inspection.waits
         workers = RedisWorkers(self._run, scripts, self._options)
         self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
         self.workers = workers.workers

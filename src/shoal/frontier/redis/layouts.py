@@ -156,7 +156,7 @@ def lua_literals() -> dict[str, str]:
         "RANK_SIZE": RANK.size,
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
         "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
-        "MAX_WORKERS": rules.MAX_WORKERS,
+        "MAX_WORKERS": rules.MAX_WORKERS, "MAX_HELD": rules.MAX_HELD,
     }  # fmt: skip
     texts = {
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,

@@ -14,7 +14,7 @@ SCRIPTS = ScriptFolder(
     (
         ("lease", "choosing"),
         *((script, "faults") for script in ("audit", "audit_lanes", "audit_items", "repair")),
-        *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete")),
+        *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits")),
     ),
     tuple(lua_literals().items()),
 )

@@ -8,6 +8,7 @@ when the run is opened, and again after a transaction was rolled back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shoal.frontier.composed import ComposedFrontier
 from shoal.frontier.local_workers import LocalSessions, LocalWorkers
@@ -50,7 +51,9 @@ class SQLiteFrontier(ComposedFrontier):
         tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
         self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases
-        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages)
+        self.held_at = self._leases.held_at
+        holders = partial(sessions.holders, runs)
+        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages, holders)
         workers = LocalWorkers(run_id, sessions, queue.fence, self._leases.holders)
         sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
         super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -94,6 +94,14 @@ class Leases:
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""
         return [held.holder for held in list(self._held.values())]
+
+    def held_at(self, hosts: Collection[str]) -> list[tuple[str, str]]:
+        """See `shoal.frontier.politeness.OpenRun`."""
+        return [
+            (held.lane.host.name, "" if held.holder is None else held.holder.slot)
+            for held in self._held.values()
+            if held.lane.host.name in hosts
+        ]
 
     def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
         """The leases that the slot holds under earlier epochs."""
