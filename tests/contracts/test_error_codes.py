@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,42 @@ async def test_a_waiting_call_when_the_server_becomes_a_replica() -> None:
 
 def _text(info: dict[str, Any]) -> bytes:
     return "\n".join(f"{name}:{value}" for name, value in info.items()).encode()
+
+
+BROKER = """
+import sys
+import redis
+from shoal.http import Request
+from shoal.ports import Lease
+from shoal.tasks import broker
+from shoal.tasks.app import app
+port = int(sys.argv[1])
+app.conf.broker_url = f"redis://127.0.0.1:{port}/0"
+leases = [Lease(Request("http://a.example/"), b"x" * 16, 1, 1, "a.example", 0.0)]
+client = redis.Redis(port=port)
+for before, after in (
+    ("PING", "PING"),
+    ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    ("CONFIG SET min-replicas-to-write 3", "CONFIG SET min-replicas-to-write 0"),
+):
+    client.execute_command(*before.split())
+    accepted = broker._publish("session", "store", leases)
+    client.execute_command(*after.split())
+    print(accepted, broker._publish("session", "store", leases))
+"""
+
+
+def test_no_error_of_the_broker_is_final() -> None:
+    """A broker that cannot take a task now takes none, and the next one when it can."""
+    server = RedisServer()
+    try:
+        command = [sys.executable, "-c", BROKER, str(server.port)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        server.close()
+    assert done.stdout.splitlines() == ["1 1", "0 1", "0 1", "0 1"]
+    assert done.stderr.count("the broker does not accept tasks, retrying: ") == 3
 
 
 # -- SQLite

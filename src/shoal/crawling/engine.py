@@ -28,7 +28,7 @@ from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.crawling.waiting import WaitWatch
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
-from shoal.sinks.patience import Patience
+from shoal.sinks.patience import HURRY, Patience
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
@@ -342,6 +342,8 @@ class Engine:
         if (patience := self.pacing.give_up_after) is not None:
             loop.call_later(grace + patience, self._give_up)
             loop.call_later(grace + 2 * patience, self._persist.give_up)
+        else:
+            loop.call_later(grace + HURRY, self._persist.give_up_if_away)  # a file, on a disk that is full
         self.release_ahead()
 
     def abort(self) -> None:

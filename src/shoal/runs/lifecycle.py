@@ -39,6 +39,7 @@ from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 from shoal.sinks import sink_id
 from shoal.sinks.identity import output_role
+from shoal.sinks.patience import HURRY
 
 log = logging.getLogger("shoal.run")
 
@@ -321,6 +322,7 @@ class RunLifecycle:
             if not finishing.done():
                 for output in self._outputs:
                     output.hurry()
+                asyncio.get_running_loop().call_later(HURRY, self._persist.give_up_if_away)
             done, _ = await asyncio.wait({finishing}, timeout=self._plan.output_timeout)
             if not done:
                 log.warning("an output or the server of the frontier does not answer; the next process continues")
