@@ -176,7 +176,7 @@ def find_failing_hosts(seen: RunSnapshot, activity: RunActivity, limits: Problem
             f"{name} {_failure_of(each.kinds)}",
             f"No good answer from {name} for {lasted}: {counted(each.attempts, 'attempt')} by "
             f"{counted(each.processes, 'process')} failed ({listed}){waits}. If it blocks you, slow down or pause the "
-            f"run; `shoal hosts {seen.run.run_id}` shows its delay.",
+            f"run; `shoal hosts show {name}` shows its delay.",
             each.since, figure=seen.at - each.since, about=each.host,
         )  # fmt: skip
 
