@@ -20,7 +20,7 @@ BEGIN
     LOCK TABLE held, request, host, lane, ready, outcome, ledger IN SHARE ROW EXCLUSIVE MODE;
     INSERT INTO clock_state (id, seen, skew) VALUES (1, 0, 0) ON CONFLICT DO NOTHING;
     INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE
-        SELECT * FROM unnest(_hosts || 0, _names || {DEFAULT_HOST}) ON CONFLICT DO NOTHING;
+        SELECT * FROM unnest(array_append(_hosts, 0), array_append(_names, {DEFAULT_HOST})) ON CONFLICT DO NOTHING;
     INSERT INTO holder (run, number, name)
         SELECT DISTINCT h.run, h.worker, format('worker %s', h.worker) FROM held h
         WHERE h.run = _run AND h.worker > 0 AND NOT EXISTS (SELECT FROM holder w WHERE w.run = _run AND w.number = h.worker)
