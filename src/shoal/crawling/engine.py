@@ -25,7 +25,7 @@ from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
-from shoal.crawling.waiting import WaitWatch
+from shoal.crawling.waiting import FIRST_REPORT, WaitWatch
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience
@@ -88,7 +88,8 @@ class Engine:
             self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
         )
         self._waiting = WaitWatch(self._frontier, options.run_id)
-        self._is_waiting = False
+        self._idle_since = 0.0
+        """Since when there is nothing to do, on the monotonic clock. 0: there is."""
         self._leased: Leased | None = None
         """The answer to the last lease call, if it gave nothing."""
         self._active: dict[int, tuple[asyncio.Task[None], Lease]] = {}
@@ -218,18 +219,19 @@ class Engine:
     async def _explain_wait(self, wait: float | None) -> float | None:
         """Log why there is nothing to do. Returns the seconds until there may be more to say, at most ``wait``."""
         if self._leased is None or self._halted or self._kept_open:
-            self._note_work()
+            self._end_wait()
             return wait
-        self._is_waiting = True
-        await self._waiting.wait(self._leased.wait, self._leased.poll_after)
-        pause = self._waiting.pause()
+        self._idle_since = self._idle_since or self.looped_at
+        pause = self._idle_since + FIRST_REPORT - self.looped_at
+        if pause <= 0:
+            pause = await self._waiting.wait(self._leased)
         return pause if wait is None or pause < wait else wait
 
-    def _note_work(self) -> None:
-        """End a wait: there is something to do, or another reason to do nothing."""
-        if self._is_waiting:
-            self._is_waiting = False
+    def _end_wait(self) -> None:
+        """There is something to do, or another reason to do nothing."""
+        if self._idle_since and self._waiting.reason:
             self._waiting.work()
+        self._idle_since = 0.0
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
@@ -292,7 +294,7 @@ class Engine:
             return None
         if leases:
             self._log.expect_items()
-            self._note_work()
+            self._end_wait()
         else:
             self._leased = leased
         for lease in leases:

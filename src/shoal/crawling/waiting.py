@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from shoal.errors import FrontierError
-from shoal.ports import Frontier, HostState, LeaseHolder, Stats, Waits
+from shoal.ports import Frontier, HostState, Leased, LeaseHolder, Stats, Waits
 
 log = logging.getLogger("shoal.engine")
 
-_FIRST = 5.0
+FIRST_REPORT = 5.0
 """Seconds without work before the first report."""
 _EVERY = 30.0
 """Seconds between two reports of the same reason."""
@@ -162,7 +162,7 @@ def _retry(waiting: int, waits: Waits) -> WaitReason:
 
 
 class WaitWatch:
-    """Logs why a worker has nothing to do: after a few seconds, when the reason changes, and then every half minute."""
+    """Logs why a worker has nothing to do: once, when the reason changes, and then every half minute."""
 
     def __init__(self, frontier: Frontier, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         """``run_id``: empty if nothing is to be logged."""
@@ -171,30 +171,25 @@ class WaitWatch:
         """Why the worker waits, for people. Empty while it works."""
         self._frontier = frontier
         self._run_id = run_id
-        self._ask_at: float | None = None
+        self._ask_at = 0.0
         self._logged_at, self._repeat_after = 0.0, _EVERY
         self._logged: list[tuple[WaitKind, tuple[str, ...]]] = []
 
     def work(self) -> None:
         """The worker has something to do."""
-        self.reason, self._ask_at, self._repeat_after = "", None, _AGAIN
+        self.reason, self._ask_at, self._repeat_after = "", 0.0, _AGAIN
 
-    def pause(self) -> float:
-        """Seconds until `wait` has something to do."""
-        return float("inf") if self._ask_at is None else max(0.0, self._ask_at - self._clock())
-
-    async def wait(self, wait: float | None, poll_after: float) -> None:
-        """The worker has nothing to do. ``wait`` and ``poll_after`` are those of its last lease call."""
+    async def wait(self, leased: Leased) -> float:
+        """The worker has had nothing to do for `FIRST_REPORT` seconds. ``leased``: the answer to its last lease call.
+        Returns the seconds after which to call it again."""
         if not self._run_id:
-            return
+            return _EVERY
         now = self._clock()
-        if self._ask_at is None:
-            self._ask_at = now + _FIRST
-        if now < self._ask_at:
-            return
-        self._ask_at = now + max(_CHECK_EVERY, _PER_POLL * poll_after)
-        with suppress(FrontierError):  # a store that is away is reported elsewhere
-            self._report((await self._explain(wait))[:_MOST], now)
+        if now >= self._ask_at:
+            self._ask_at = now + max(_CHECK_EVERY, _PER_POLL * leased.poll_after)
+            with suppress(FrontierError):  # a store that is away is reported elsewhere
+                self._report((await self._explain(leased.wait))[:_MOST], now)
+        return max(0.0, self._ask_at - self._clock())
 
     async def _explain(self, wait: float | None) -> list[WaitReason]:
         stats = await self._frontier.stats()

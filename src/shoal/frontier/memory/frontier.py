@@ -49,7 +49,7 @@ class MemoryFrontier(ComposedFrontier):
     def set_options(self, options: FrontierOptions) -> None:
         """Change the options of the run."""
         if options != self._requests.options:
-            self._requests.lanes.set_options(options, self._clock())
+            self._requests.set_options(options, self._clock())
 
     def halt(self, halted: bool) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""

@@ -72,11 +72,14 @@ class Requests:
         self._spill: Spill | None = None
         self._spilled = 0
         self._room: int | None = None
+        self.set_options(options, 0.0)
 
-    @property
-    def options(self) -> FrontierOptions:
-        """The options of the run."""
-        return self.lanes.options
+    def set_options(self, options: FrontierOptions, now: float) -> None:
+        """Change the options of the run."""
+        self.options = options
+        self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
+        self._link_limit = options.link_limit
+        self.lanes.set_options(options, now)
 
     # -- adding
 
@@ -97,7 +100,7 @@ class Requests:
 
     def measure_room(self) -> int | None:
         """Begin a step that adds links: it may add as many as fit now. Returns how many; None: all."""
-        self._room = room_for_links(self.options.link_limit, self.counts[READY] + self.counts[WAITING])
+        self._room = room_for_links(self._link_limit, self.counts[READY] + self.counts[WAITING])
         return self._room
 
     def add_children(
@@ -131,7 +134,7 @@ class Requests:
     def _refuse(self, new: NewRequests, parent: int, now: float) -> None:
         """Record links that do not fit into the queue as dead."""
         head = pack_head(Head(DEAD, 0, 0, 0, 0, now, parent))
-        refusal = FULL_KIND, FULL_REASON % self.options.link_limit
+        refusal = FULL_KIND, FULL_REASON % self._link_limit
         for fingerprint, (_, payload) in new.items():
             self.deaths[self.fingerprints.add(fingerprint)] = refusal
             self.records.append(make_record(head, payload))
@@ -142,14 +145,12 @@ class Requests:
         """Make selected requests ready. The rest of the ``offered`` ones count as duplicates."""
         spilled: dict[int, SpilledRow] = {}
         counts, head = self.counts, pack_head(Head(READY, 0, 0, 0, 0, now, parent))
-        options = self.options
-        spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
         for fingerprint, (request, payload) in new.items():
             number, rank = self.fingerprints.add(fingerprint), 0.0 - request.priority
             record = make_record(head, payload)
             lane = self.lane(host_of(request.url))
             has_tail = self._spilled and lane.queue.has_tail(rank)
-            if has_tail or counts[READY] - self._spilled >= spill_above:
+            if has_tail or counts[READY] - self._spilled >= self._spill_above:
                 self.records.append(None)
                 spilled[number] = (lane.queue.number, rank, number, record)
                 lane.queue.count_spilled(rank, 1)
