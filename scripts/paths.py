@@ -38,7 +38,8 @@ class Trace:
         (folder / "travels").write_bytes(b"\0")
         (folder / "entered").touch()
         (folder / "sitecustomize.py").write_bytes((Path(__file__).with_name("tracing.py")).read_bytes())
-        self.environ = {"PATHS_FOLDER": str(folder), "PYTHONPATH": str(folder)}
+        paths = (str(folder), os.environ.get("PYTHONPATH", ""))
+        self.environ = {"PATHS_FOLDER": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     @contextmanager
     def travelling(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from typing import Any
 _IS_FUNCTION = 1  # CO_OPTIMIZED: neither a module nor the body of a class
 _CARRY_NO_PAGE = {
     "LeaseKeeper.run", "LeaseKeeper._fence", "ItemLogKeeper.run", "RunLifecycle._watch", "Admission.watch",
-    "Ownership.keep", "CeleryWatch.run",
+    "Ownership.keep", "CeleryWatch.run", "RunRecorder.run", "LoopWatch._note_beat", "LoopWatch._watch",
 }  # fmt: skip
 
 
@@ -50,16 +50,15 @@ def _install(folder: str) -> None:
 
 
 def _counts(frame: FrameType) -> bool:
-    root, back = "", frame
-    while True:
+    back: FrameType | None = frame
+    while back is not None:
         name = back.f_globals.get("__name__") or ""
         if back.f_code.co_name == "<module>" and name != "__main__":
             return False  # an import
-        if name.startswith("shoal."):
-            root = back.f_code.co_qualname
-        if back.f_back is None:
-            return root not in _CARRY_NO_PAGE
+        if name.startswith("shoal.") and back.f_code.co_qualname in _CARRY_NO_PAGE:
+            return False  # not only at the bottom: below a task are the frames that run the event loop
         back = back.f_back
+    return True
 
 
 if "PATHS_FOLDER" in os.environ:

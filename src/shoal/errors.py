@@ -43,7 +43,7 @@
         ├── RoleLostError            another process has taken over this role (shoal.crawling)
         ├── FencedError              the cluster slot has a new holder; nothing was changed
         ├── StoreBusyError           another process uses this store
-        ├── StoreAwayError           the store's server cannot be reached
+        ├── StoreAwayError           the store cannot be reached, or cannot change anything now
         ├── StoreRewoundError        the store lost changes that it had acknowledged
         └── StoreError               the store cannot be opened, is damaged, or is not a Shoal store
 
@@ -231,7 +231,8 @@ class StoreBusyError(FrontierError):
 
 
 class StoreAwayError(FrontierError):
-    """The store's server cannot be reached or does not answer. The call was either applied completely or not at all."""
+    """The store cannot be reached, does not answer, or cannot change anything now (a failover, a full disk). The call
+    was either applied completely or not at all. It may be repeated."""
 
 
 class StoreRewoundError(FrontierError):

@@ -89,6 +89,28 @@ _FOREIGN_NAMES = {
 """Attributes that spiders of other frameworks define, and what to write instead."""
 
 
+class EndedRun(Protocol):
+    """The counts of a whole run, for `Spider.judge`."""
+
+    @property
+    def pages(self) -> int:
+        """Pages that were fetched and handled."""
+        ...
+
+    @property
+    def failed(self) -> int:
+        """Failed pages, without those that robots.txt or the scope forbids, and without broken links."""
+        ...
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def dead_kinds(self) -> Mapping[str, int]:
+        """All failed requests by kind: ``timeout``, ``http 500``, ``callback``, ``broken link``, ``robots`` ..."""
+        ...
+
+
 class _ForeignAttribute:
     """An attribute that spiders of other frameworks have. Reading it raises an AttributeError that says what to use
     instead. A spider may set its own."""
@@ -186,6 +208,11 @@ class Spider:
         """Called when this process finds the run finished. Return True to keep it open: because requests were pushed,
         or will be. It is called again some seconds later."""
         return False
+
+    def judge(self, run: EndedRun) -> str | None:
+        """Your own rule for the outcome of a run, called when it has ended. Return why the run failed; None if it did
+        not."""
+        return None
 
     def closed(self, reason: str) -> object:
         """Called once at the end of the process's work. It may be async.

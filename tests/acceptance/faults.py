@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from shoal.frontier import join_store
 from shoal.ports import History, HostState, LoggedItem, Run, Stats
-from shoal.runs.start import RunSettings
 
 
 class Picture(NamedTuple):
@@ -39,7 +38,7 @@ def picture(frontier: str, run_id: str) -> Picture:
         try:
             run = await store.get_run(run_id)
             assert run is not None
-            found = await store.frontier(run_id, RunSettings.of(run).options)
+            found = await store.frontier(run_id)
             return Picture(
                 run, await found.stats(), await found.audit(), await found.read_items(0, 100_000),
                 await found.host_states(), sorted([each async for each in found.dead()], key=lambda each: each.url),

@@ -18,7 +18,6 @@ import pytest
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import decode_item
-from shoal.ports import FrontierOptions
 from tests import forking
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
@@ -117,7 +116,7 @@ def attempts_of(fleet: Fleet, urls: Iterable[str]) -> set[int]:
     async def ask() -> set[int]:
         store = await open_store(fleet.frontier)
         try:
-            frontier = await store.frontier(fleet.run_id, FrontierOptions())
+            frontier = await store.frontier(fleet.run_id)
             histories = [await frontier.find(Request(url)) for url in urls]
             return {0 if history is None else history.attempts for history in histories}
         finally:

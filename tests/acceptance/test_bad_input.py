@@ -371,7 +371,7 @@ async def test_callbacks_that_raise(bad: MisbehavingServer, caplog: Any) -> None
     assert not any(visit.path == "/leaf/never" for visit in bad.requests)
     messages = [record.getMessage() for record in caplog.records]
     for name in ("at once", "in a coroutine", "in a generator", "in an async generator"):
-        assert any(f"ValueError: {name}" in message for message in messages)
+        assert any(re.search(rf"ValueError in \w+: {name}", message) for message in messages)
     for message in messages:
         assert re.search(rf"callback failed url=\S+/leaf/\w+ .*\({re.escape(__file__)}, line \d+\)", message)
 
@@ -446,7 +446,7 @@ async def test_a_request_that_can_not_be_stored(bad: MisbehavingServer, caplog: 
     items, summary = await crawl_beside(bad, "/leaf/1", spider=Stores)
     assert items == []
     assert summary.dead_kinds == {"callback": 1}
-    assert re.search("RequestError: meta .* cannot be stored", caplog.text)
+    assert re.search("RequestError in handle: meta .* cannot be stored", caplog.text)
 
 
 async def test_an_errback_that_raises(bad: MisbehavingServer, caplog: Any) -> None:
@@ -467,7 +467,7 @@ async def test_an_errback_that_raises(bad: MisbehavingServer, caplog: Any) -> No
     assert items == []
     assert summary.dead_kinds == {"http 404": 1, "callback": 1}
     assert summary.counters.errors == {"http 404": 1, "callback": 1, "errback": 2}
-    assert re.search(r"errback failed url=\S+/status/404 RuntimeError: second \(.*, line \d+\)", caplog.text)
+    assert re.search(r"errback failed url=\S+/status/404 RuntimeError in \w+: second \(.*, line \d+\)", caplog.text)
     assert "has no method 'no_such_method'" in caplog.text
 
 
@@ -520,7 +520,9 @@ async def test_pipelines_that_raise_drop_and_forget(bad: MisbehavingServer, capl
     assert summary.counters.dropped == 1
     assert summary.counters.item_errors == 1
     assert summary.stats.done == 4
-    assert re.search(rf"/leaf/raise ValueError: the pipeline's own \({re.escape(__file__)}, line \d+\)", caplog.text)
+    assert re.search(
+        rf"/leaf/raise ValueError in handle: the pipeline's own \({re.escape(__file__)}, line \d+\)", caplog.text
+    )
     assert re.search("item not stored.*None", caplog.text)
 
 

@@ -119,7 +119,7 @@ def test_the_demo_spider_finds_every_book_and_its_store_answers(shoal, shop: str
     assert "attempts  3" in shoal("why", shop + "flaky", *at).stdout
     assert "has not seen" in shoal("why", shop + "nowhere", *at, code=1).stdout
 
-    assert "1 requests" in shoal("retry-failed", *at).stdout
+    assert "1 request is queued again" in shoal("retry-failed", *at).stdout
     shoal(*command)
     assert len(lines(tmp_path / "books.jsonl")) == 60
     shoal("export", *at, "-o", "again.csv")
@@ -175,7 +175,7 @@ def test_runs_of_another_project_are_not_listed(shoal, shop: str) -> None:
     at = ["--frontier", "sqlite:///x.db"]
     shoal("crawl", shop, "--max-pages", "1", "--delay", "0", "--set", "project_name=other", *at)
     assert len(shoal("runs", *at).stdout.splitlines()) == 1
-    assert shoal("runs", "--all-projects", *at).stdout.splitlines()[1].split()[-1] == "other"
+    assert shoal("runs", "--all-projects", *at).stdout.splitlines()[1].split()[9] == "other"
     assert "the project 'shoal' has no runs" in shoal("stats", *at, code=2).stderr
 
 

@@ -1000,6 +1000,38 @@ async def test_a_server_killed_and_started_again(fragile: DatabaseServer) -> Non
     assert all(row["text"] == f"item {row['n']}" for row in found)
 
 
+async def test_a_server_that_is_read_only_for_a_while(fragile: DatabaseServer) -> None:
+    """As in a failover. The connection stays open, and the drainer waits."""
+    place = await Place(fragile).create()
+    spec = place.spec(timeout=5)
+    if isinstance(fragile, PostgresServer):
+        switches = [f"ALTER SYSTEM SET default_transaction_read_only = {to}" for to in ("on", "off")]
+    else:
+        with closing(pymysql.connect(unix_socket=str(fragile.folder / "maria.sock"), user="root")) as root:
+            root.query("CREATE USER 'plain'@'127.0.0.1' IDENTIFIED BY 's3cret'")  # without READ ONLY ADMIN
+            root.query(f"GRANT ALL ON {place.name}.* TO 'plain'@'127.0.0.1'")
+        spec = spec.replace("shoal:secret@", "plain:s3cret@")
+        switches = ["SET GLOBAL read_only = 1", "SET GLOBAL read_only = 0"]
+    frontier = await in_memory()
+    drainer = Drainer(frontier, open_sink(spec), "out", batch=7, poll=0.02)
+    await drainer.start()
+    running = asyncio.create_task(drainer.run())
+    await log_items(frontier, range(100))
+    await until(partial(is_beyond, drainer, 100))
+    for switch in switches:
+        await place.query(switch)
+        if place.is_postgres:
+            await place.query("SELECT pg_reload_conf()")
+        if switch == switches[0]:
+            await log_items(frontier, range(100, 600))
+            await until(lambda: drainer.failing_since is not None)
+            await asyncio.sleep(1)
+            assert not running.done()
+    await drainer.finish(True)
+    await running
+    assert sorted(row["n"] for row in await place.rows()) == list(range(600))
+
+
 def is_beyond(drainer: Drainer, position: int) -> bool:
     return drainer.position >= position
 

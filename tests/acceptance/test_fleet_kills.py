@@ -29,7 +29,7 @@ import pytest
 from shoal.config import load_config
 from shoal.frontier import open_store
 from shoal.http import Request
-from shoal.ports import Frontier, FrontierOptions, History, Stats
+from shoal.ports import Frontier, History, Stats
 from shoal.runs.start import start_run
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import export
@@ -58,7 +58,7 @@ def ask(fleet: Fleet, question: Callable[[Frontier], Awaitable[T]]) -> T:
     async def work() -> T:
         store = await open_store(fleet.frontier)
         try:
-            return await question(await store.frontier(fleet.run_id, FrontierOptions()))
+            return await question(await store.frontier(fleet.run_id))
         finally:
             await store.close()
 
@@ -373,7 +373,7 @@ def test_a_page_that_kills_its_worker_is_dead_after_its_attempts(kind: str, tmp_
         assert re.search(r"reason +its worker was lost in attempt 3", why), why
         assert re.search(r"attempts +3", why), why
         assert why.count("lease lost: its worker was lost") == 3, why
-        assert fleet.shoal("audit", fleet.run_id).stdout.count("worker lost") == 1
+        assert fleet.shoal("audit", fleet.run_id).stdout.count("      worker lost ") == 1
 
 
 def test_attempts_are_the_runs_and_not_each_workers(kind: str, tmp_path: Path) -> None:

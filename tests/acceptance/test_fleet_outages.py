@@ -13,20 +13,22 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
+import redis
 
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run
-from shoal.runs.start import RunSettings
 from tests.acceptance.faults import picture, seconds_until_exit, wire, wrong_clock
 from tests.acceptance.fleets import KINDS, Fleet, InProcessFleet, frontier_url
 from tests.acceptance.target import Target, closest, host_of, most_at_once, target
-from tests.databases import PostgresServer, RedisServer
+from tests.databases import PostgresServer, RedisServer, free_port
 
 SPIDER = """
 import os
@@ -338,6 +340,73 @@ def test_a_frozen_server_is_waited_for_but_not_with_leases_that_have_ended(
         assert_whole(fleet, urls)
 
 
+def test_a_server_that_is_read_only_for_a_while_is_waited_for(
+    server: RedisServer | PostgresServer, tmp_path: Path
+) -> None:
+    """As in a failover, for longer than leases last and longer than a call is repeated. The connections stay open."""
+    ttl = 2.0
+    with target() as site, QuickFleet(tmp_path, frontier_on(server), SPIDER) as fleet:
+        urls = [f"{site.url}/{number}?wait=0.05" for number in range(120)]
+        fleet.start(*urls, settings={"concurrency_per_host": 6})
+        for number in range(3):
+            start_worker(fleet, "-o", f"out-{number}.jsonl", lease__ttl=ttl, concurrency=4)
+        site.wait_for(20)
+        with read_only(server):
+            began = time.monotonic()
+            for number in range(3):
+                wait_until(lambda number=number: "server is away" in log_of(fleet, number), "the worker notices it")
+            time.sleep(max(0.0, began + 2 * ttl - time.monotonic()))
+            assert [process.poll() for process in fleet.processes] == [None] * 3
+        fleet.wait(60)
+        assert [process.returncode for process in fleet.processes] == [0] * 3
+        for number in range(3):
+            assert "the frontier's server is back" in log_of(fleet, number)
+            assert log_of(fleet, number).count("server is away") <= 2  # although queries are answered all the time
+            assert Counter(item["url"] for item in read_items(tmp_path / f"out-{number}.jsonl")) == Counter(urls)
+        assert_whole(fleet, urls)
+
+
+@contextmanager
+def read_only(server: RedisServer | PostgresServer) -> Iterator[None]:
+    """While the block runs, the server refuses every change."""
+    if isinstance(server, RedisServer):
+        with redis.Redis(port=server.port) as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+            yield
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        return
+    set_default(server, "default_transaction_read_only = on")
+    yield
+    set_default(server, "default_transaction_read_only = off")
+
+
+def set_default(server: PostgresServer, setting: str) -> None:
+    """Change a setting for all sessions, also for those that are open."""
+
+    async def change() -> None:
+        link = await asyncpg.connect(server.url)
+        await link.execute(f"ALTER SYSTEM SET {setting}")
+        await link.execute("SELECT pg_reload_conf()")
+        await link.close()
+
+    asyncio.run(change())
+
+
+def test_a_host_that_asks_for_a_day_is_tried_again_by_one_request(frontier: str, tmp_path: Path) -> None:
+    """Again and again, for as long as it answers so."""
+    with target() as site, QuickFleet(tmp_path, frontier, SPIDER) as fleet:
+        urls = [f"{site.url}/{number}?status=503&after=86400" for number in range(6)]
+        fleet.start(*urls, settings={"concurrency_per_host": 6, "retry.max_attempts": 20})
+        for _ in range(2):
+            start_worker(fleet, concurrency=6, throttle__enabled=True, throttle__max_retry_after=1)
+        seen = site.wait_until(lambda seen: len(seen) >= 10)[6:]  # at first all of them are in flight
+        assert most_at_once(seen) == 1
+        assert closest(seen) > 0.9
+        site.mend()
+        fleet.wait(40)
+        assert_whole(fleet, urls)
+
+
 def test_a_silent_connection_is_given_up_for_a_new_one(frontier: str, tmp_path: Path) -> None:
     """The server is there all the time, and so are the connections; but nothing comes through them any more."""
     port = urlsplit(frontier).port
@@ -422,7 +491,7 @@ async def _push(frontier: str, run_id: str, url: str) -> None:
     try:
         run = await store.get_run(run_id)
         assert run is not None
-        await (await store.frontier(run_id, RunSettings.of(run).options)).push([Request(url)])
+        await (await store.frontier(run_id)).push([Request(url)])
     finally:
         await store.close()
 

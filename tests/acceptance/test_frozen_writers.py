@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from shoal.frontier import open_store
-from shoal.ports import Frontier, FrontierOptions, RoleState
+from shoal.ports import Frontier, RoleState
 from shoal.sinks.drainer import position_of
 from tests import forking
 from tests.acceptance.clusters import SPIDER, Cluster, urls
@@ -80,7 +80,7 @@ def role_of(fleet: ForkedFleet) -> RoleState | None:
     async def look() -> RoleState | None:
         store = await open_store(fleet.frontier)
         try:
-            frontier: Frontier = await store.frontier(fleet.run_id, FrontierOptions())
+            frontier: Frontier = await store.frontier(fleet.run_id)
             return next((role for role in await frontier.roles() if role.role.startswith("sink:")), None)
         finally:
             await store.close()

@@ -94,7 +94,7 @@ def test_commands(tmp_path: Path, url: str) -> None:
 
         compared = fleet.shoal("compare", oldest, newest).stdout
         rows = {" ".join(words[:-3]): words[-3:] for line in compared.splitlines()[2:] if (words := line.split())}
-        assert "finished at its page limit" in compared
+        assert "stopped at the limit scope.max_pages=" in compared
         assert rows["pages"] == ["20", str(PAGES + 1), "+205.0%"]
         assert "failed: connect" in compared
         assert "field heading" in compared
@@ -106,7 +106,10 @@ def test_commands(tmp_path: Path, url: str) -> None:
 
         assert "0 requests" in fleet.shoal("retry-failed", "--host", "other.example").stdout
         assert "0 requests" in fleet.shoal("retry-failed", "--url", "*/other").stdout
-        assert "1 requests" in fleet.shoal("retry-failed", "--host", "127.0.0.1:9", "--url", "*refused").stdout
+        assert (
+            "1 request is queued again"
+            in fleet.shoal("retry-failed", "--host", "127.0.0.1:9", "--url", "*refused").stdout
+        )
         assert "is not a host" in fleet.shoal("retry-failed", "--host", "a/b", check=False).stderr
 
 

@@ -43,16 +43,16 @@ async def shoal(folder: Path, *words: str) -> tuple[int, str]:
         (
             'yield {"u": response.url}',
             "http://127.0.0.1:9/",
-            3,
-            "pages: no page was fetched: the only request failed \\(connect",
+            5,
+            "pages: finished, failed: 1 page accounted for: 0 done, 1 failed .*\n +no page was fetched: the only",
         ),
         (
             'raise ValueError("x")',
             "",
-            3,
-            r"pages: every callback failed, on 1 page; the first error: ValueError: x \(.*line 9",
+            5,
+            r"pages: finished, failed: 1 page accounted for: 0 done, 1 failed \(ValueError in parse: 1\)",
         ),
-        ('response.css("p.prise")', "", 4, "pages: no items: nothing was yielded on 4 pages"),
+        ('response.css("p.prise")', "", 5, "finished, failed: .*\n +no items: nothing was yielded on 4 pages"),
     ],
 )
 async def test_exit_codes(tmp_path: Path, body: str, url: str, code: int, line: str) -> None:

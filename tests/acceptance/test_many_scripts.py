@@ -17,7 +17,7 @@ from shoal import Config, Crawl, Node, Response, Spider
 from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import RunError
 from shoal.frontier import open_store
-from shoal.ports import FrontierOptions, Run
+from shoal.ports import Run
 from shoal.runs.start import find_run, start_run
 from shoal.sinks.drainer import split_role
 from tests import forking
@@ -199,7 +199,7 @@ async def test_projects_share_only_hosts(kind: str, tmp_path: Path) -> None:
     try:
         for project, run_id in runs.items():
             assert [run.run_id for run in await store.list_runs("leaf", project)] == [run_id]
-            frontier = await store.frontier(run_id, FrontierOptions())
+            frontier = await store.frontier(run_id)
             outputs = {split_role(role.role)[0] for role in await frontier.roles()}
             assert outputs == {"seed", f"{tmp_path}/{project}.jsonl"}
         with pytest.raises(RunError, match="belongs to the project 'a', not to 'b'"):

@@ -52,7 +52,7 @@ async def test_the_default_sitemap_with_dates() -> None:
         ]
         assert (await shoal_map(site.url, "--since", "2026-01-01"))[0] == [site.url + "/new"]
         assert (await shoal_map(site.url, "--match", "/o"))[0] == [site.url + "/old"]
-        assert (await shoal_map(site.url, "--match", "/x", code=4))[0] == []
+        assert (await shoal_map(site.url, "--match", "/x", code=5))[0] == []
         assert (await shoal_map(site.url + "/sitemap.xml", "--limit", "1")) == (
             [site.url + "/old"],
             "1 URLs from 1 sitemaps\nthere may be more: --limit is reached\n",
@@ -92,7 +92,7 @@ async def test_a_reader_that_leaves() -> None:
 
 
 async def test_a_site_that_cannot_be_reached(unused_tcp_port: int) -> None:
-    _, said = await shoal_map(f"127.0.0.1:{unused_tcp_port}", "--set", "retry.max_attempts=1", code=3)
+    _, said = await shoal_map(f"127.0.0.1:{unused_tcp_port}", "--set", "retry.max_attempts=1", code=5)
     assert said.endswith("shoal: no page was fetched: the only request failed (connect)\n")
 
 

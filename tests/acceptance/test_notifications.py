@@ -19,7 +19,7 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.config import Config
-from shoal.monitoring.problems import Problem
+from shoal.monitoring.problem import Problem
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.messages import Message
 from shoal.notifications.settings import load_notifications

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from shoal.frontier import open_store
-from shoal.ports import FrontierOptions
 from shoal.sinks.drainer import output_name
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url, site
 
@@ -62,7 +61,7 @@ class Machines(Fleet):
         async def read() -> list[str]:
             store = await open_store(self.frontier)
             try:
-                frontier = await store.frontier(self.run_id, FrontierOptions())
+                frontier = await store.frontier(self.run_id)
                 return sorted(output_name(role.role) for role in await frontier.roles() if role.role != "seed")
             finally:
                 await store.close()

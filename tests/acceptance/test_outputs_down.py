@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,15 +26,16 @@ Start = Callable[..., forking.Popen]
 
 
 @contextmanager
-def crawling(folder: Path, disk: Path) -> Iterator[tuple[str, Start]]:
+def crawling(folder: Path, disk: Path, frontier: Path | None = None) -> Iterator[tuple[str, Start]]:
     """A site, and a function that starts a crawl of it with these settings. Its output is on the disk."""
     (folder / "spider.py").write_text(SPIDER)
     with site(PAGES, latency=0.05) as url:
 
         def start(*settings: str) -> forking.Popen:
+            options = [f"--set={setting}" for setting in settings]
             command = [
-                *SHOAL, "run", "spider.py", "-a", f"start_urls={url}/", "--frontier", f"sqlite:///{folder}/crawl.db",
-                "-o", str(disk / "items.jsonl"), *(f"--set={setting}" for setting in settings),
+                *SHOAL, "run", "spider.py", "-a", f"start_urls={url}/", "-o", str(disk / "items.jsonl"), *options,
+                "--frontier", f"sqlite:///{frontier or folder / 'crawl.db'}",
             ]  # fmt: skip
             with (folder / "log").open("w") as log:
                 return forking.Popen(command, cwd=folder, stdout=log, stderr=log, text=True)
@@ -75,6 +77,30 @@ def test_a_crawl_waits_until_there_is_room(tmp_path: Path, small_disk: Path) -> 
         ballast.unlink()
         assert crawl.wait(60) == 0
         assert_complete(small_disk, url)
+
+
+def test_a_crawl_waits_until_there_is_room_for_its_frontier(tmp_path: Path, small_disk: Path) -> None:
+    """A process that waits can be stopped, and the same command continues."""
+    subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)  # as much as the whole crawl needs
+    with crawling(tmp_path, tmp_path, frontier=small_disk / "crawl.db") as (url, start):
+        crawl = start("shutdown_grace=0.5")
+        until(lambda: len(visits(url)) > 50)
+        for is_stopped in (True, False):
+            ballast = fill(small_disk)
+            until(lambda: "the frontier is away, waiting for it" in (tmp_path / "log").read_text())
+            if is_stopped:
+                crawl.send_signal(signal.SIGINT)
+                crawl.wait(40)
+            else:
+                time.sleep(2)
+                assert crawl.poll() is None
+            ballast.unlink()
+            if is_stopped:
+                crawl = start("shutdown_grace=0.5")
+                until(lambda: len(visits(url)) > 150)
+        assert crawl.wait(60) == 0
+        assert "the frontier is back" in (tmp_path / "log").read_text()
+        assert_complete(tmp_path, url)
 
 
 def test_a_crawl_that_waits_can_be_stopped(tmp_path: Path, small_disk: Path) -> None:

@@ -410,7 +410,7 @@ def shoal(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProce
 
 def test_crawl_with_a_browser(shop: str, tmp_path: Path) -> None:
     words = ("crawl", f"{shop}app", "--each", "li.book", "--item", "title=h3", "--delay", "0")
-    assert shoal(tmp_path, *words, code=4).stdout == ""  # the HTML is an empty shell
+    assert shoal(tmp_path, *words, code=5).stdout == ""  # the HTML is an empty shell
     rows = [json.loads(line) for line in shoal(tmp_path, *words, "--render", "--screenshots", "p").stdout.splitlines()]
     assert len({row["title"] for row in rows}) == 20
     (picture,) = (tmp_path / "p").iterdir()

@@ -71,7 +71,7 @@ def test_a_run_can_be_seen(fleet: Fleet, url: str) -> None:
     hosts = fleet.shoal("hosts").stdout
     assert url.removeprefix("http://") in hosts
     assert "no delay" in hosts
-    assert "1 requests" in fleet.shoal("retry-failed", fleet.run_id).stdout
+    assert "1 request is queued again" in fleet.shoal("retry-failed", fleet.run_id).stdout
     assert fleet.stats()["left"] == 1
     fleet.worker()  # a run that was finished goes on
     fleet.wait()

@@ -183,6 +183,52 @@ def test_schedules_of_the_file_and_commands_on_a_shared_store(folder: Path, site
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_two_servers_with_different_files(kind: str, tmp_path: Path, site: Target) -> None:
+    """Nothing is deleted, each server starts the runs of its own file, and none cancels those of the other."""
+    frontier = frontier_url(kind)
+    folders = {}
+    for name in ("first", "second"):
+        folder = folders[name] = tmp_path / name
+        folder.mkdir()
+        (folder / "pages.py").write_text(SPIDER)
+        (folder / "shoal.toml").write_text(
+            f'[spiders.{name}]\nfile = "pages.py"\n[schedules.{name}]\nspider = "{name}"\nevery = "2s"\n'
+            f'arguments = {{ url = "{site.url}/{name}" }}\n'
+        )
+
+    def schedules(api: Api) -> dict[str, Any]:
+        return {each["name"]: each for each in must(api.get("/api/schedules"))["schedules"]}
+
+    options = ["--frontier", frontier]
+    with serving(folders["first"], None, *options) as first, serving(folders["second"], None, *options) as second:
+        until(lambda: all(each["fired"] >= 3 for each in schedules(first).values()), what="runs of both")
+        found = schedules(second)
+        assert set(found) == {"first", "second"}
+        assert [(each["error"], each["orphaned_at"]) for each in found.values()] == [("", None), ("", None)]
+        assert [found[name]["source"].endswith(f"/{name}/shoal.toml") for name in found] == [True, True]
+        assert runs_of(first, "cancelled") == []
+        assert {visit.path for visit in site.visits()} == {"/first", "/second"}
+
+        second.process.terminate()  # a restart without its schedule
+        (folders["second"] / "shoal.toml").write_text('[spiders.second]\nfile = "pages.py"\n')
+        second.start()
+        orphan = schedules(first)["second"]
+        assert orphan["orphaned_at"] is not None
+        assert orphan["next"] is None
+        actions = must(first.get("/api/actions"))["actions"]
+        assert [(each["what"], each["target"]) for each in actions] == [("orphan schedule", "second")]
+        shown = InProcessFleet(folders["first"], frontier, SPIDER, name="pages.py").shoal("schedule", "list").stdout
+        assert "orphaned" in shown
+        assert "`shoal schedule rm second` removes it" in shown
+        before = schedules(first)
+        until(lambda: schedules(first)["first"]["fired"] >= before["first"]["fired"] + 2, what="runs of the first")
+        assert schedules(first)["second"]["fired"] == before["second"]["fired"]
+        assert must(first.ask("DELETE", "/api/schedules/first"), 409)["error"]["kind"] == "wrong state"
+        assert must(first.ask("DELETE", "/api/schedules/second"))["removed"] is True
+        assert set(schedules(second)) == {"first"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_server_resumes_the_run_of_a_server_that_was_killed(kind: str, folder: Path, site: Target) -> None:
     short = {"SHOAL_LEASE__TTL": "6", "SHOAL_WORKER__SESSION": "3"}
     options = ["--frontier", frontier_url(kind)]

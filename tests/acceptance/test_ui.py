@@ -81,7 +81,7 @@ def test_a_crawl_shows_its_dashboard_which_ends_with_it(here: Machine, url: str,
     until(lambda: any(now["stats"]["done"] > run["stats"]["done"] for now in runs_at(address)), what="progress shown")
     page = get(f"{address}ui/runs/{run['run_id']}")
     assert page is not None
-    assert "balanced: nothing lost" in page
+    assert "✓ balanced" in page
     until(lambda: "<dt>Workers</dt><dd>1</dd>" in (get(address) or ""), what="the process that crawls counted")
     body = urllib.request.Request(f"{address}api/runs/{run['run_id']}/pause", b"", method="POST")
     try:

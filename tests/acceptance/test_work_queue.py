@@ -13,7 +13,7 @@ import pytest_asyncio
 from shoal.errors import ConfigError, LeaseLostError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
-from shoal.ports import FrontierOptions, Run
+from shoal.ports import Run
 from shoal.runs.work_queue import SyncUrlWorkQueue, UrlWorkQueue
 from tests.acceptance.fleets import KINDS, frontier_url
 
@@ -96,7 +96,7 @@ async def test_items_of_urls_are_in_the_log(dsn: str) -> None:
         (claim,) = await queue.claim_batch()
         await queue.complete_url(claim, items=[{"price": 3}, {"price": 4}])
     store = await open_store(dsn)
-    frontier = await store.frontier("products", FrontierOptions())
+    frontier = await store.frontier("products")
     assert [decode_item(item.payload)[1] for item in await frontier.read_items(0, 10)] == [{"price": 3}, {"price": 4}]
     await store.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -15,10 +16,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from shoal.frontier import open_store
-from shoal.ports import Frontier, FrontierOptions
+from shoal.ports import Frontier
 from tests.acceptance.fleets import KINDS, Fleet, frontier_url, site, visits
 
 SESSION = 4.0
+LONG = 14.0
+"""A session in which a worker that waits reports why."""
 PAGES = 300
 
 pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.timeout(120)]
@@ -46,7 +49,7 @@ def held(fleet: Fleet) -> dict[int, int]:
     async def work() -> dict[int, int]:
         store = await open_store(fleet.frontier)
         try:
-            frontier: Frontier = await store.frontier(fleet.run_id, FrontierOptions())
+            frontier: Frontier = await store.frontier(fleet.run_id)
             return {each.pid: each.leases for each in await frontier.workers()}
         finally:
             await store.close()
@@ -154,3 +157,35 @@ def test_stats_show_a_silent_worker(kind: str, tmp_path: Path) -> None:
         (known,) = fleet.stats()["workers"]
         assert known["pid"] == worker.pid
         os.kill(worker.pid, signal.SIGKILL)
+
+
+def test_a_killed_worker_does_not_block_hosts_for_other_runs(kind: str, tmp_path: Path) -> None:
+    """Nobody else works on its run. A host with a delay has one request in flight, for all runs together. Until the
+    session of the dead worker ends, the other worker says whom it waits for."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    frontier, settings = frontier_url(kind), {"download_delay": 0.05}
+    with (
+        site(20, latency=0.3) as url,
+        Fleet(folders[0], frontier, SLEEPY) as a,
+        Fleet(folders[1], frontier, SLEEPY) as b,
+    ):
+        for fleet in (a, b):
+            fleet.start(f"{url}/", settings=settings)
+        victim = a.worker(settings={"worker.session": LONG})
+        while not held(a).get(victim.pid):
+            victim.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+            victim.send_signal(signal.SIGSTOP)
+        victim.kill()
+        before = len(visits(url))
+        b.worker(settings={"worker.session": SESSION})
+        assert wait_until(lambda: len(visits(url)) > before) < LONG + 6  # its lease ends after 300 s
+        b.wait()
+        log = (folders[1] / "worker-0.log").read_text()
+        assert re.search(
+            rf"waiting: 127.0.0.1:\d+ is busy with run {a.run_id}, whose worker .* is silent for \d+ s", log
+        )
+        assert f"of run {a.run_id} is silent: its 1 pages are released" in log
+        assert held(a) == {}

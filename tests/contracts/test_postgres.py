@@ -120,10 +120,14 @@ async def test_a_user_who_may_only_work_on_what_is_there(url: str) -> None:
     async with opened(theirs) as frontier:
         assert await frontier.push(pages(1)) == Pushed(1, 0)
     await ask(url, f"ALTER ROLE {name} SET default_transaction_read_only = on")
-    async with opened(theirs) as frontier:
+    store = await PostgresStore.open(theirs)
+    try:
+        frontier = await store.frontier("run")
         assert (await frontier.stats()).ready == 1
         with pytest.raises(FrontierError, match="nothing was changed"):
             await frontier.push(pages(2))
+    finally:
+        await store.close()
     await ask(url, f"REVOKE ALL ON ALL TABLES IN SCHEMA {name} FROM {name}")
     with pytest.raises(StoreError, match="may not"):
         await PostgresStore.open(theirs)

@@ -23,7 +23,8 @@ from redis.exceptions import ResponseError
 from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, audit, inspection
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Pushed, Run, Stats
+from shoal.frontier.redis.store import FORMAT
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, Run, Stats
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.errors import explain
 from shoal.testing.ledger import audit_live_run
@@ -223,9 +224,31 @@ async def test_a_server_that_is_too_old_or_of_another_kind(info: str, says: str)
 async def test_a_store_of_an_older_version_is_refused(store: RedisStore, prefix: str) -> None:
     await new_run(store)
     async with raw(shared(RedisServer)) as client:
-        await client.hset(f"{{{prefix}}}:store", "format", "1")
-    with pytest.raises(StoreError, match="older Shoal"):
+        await client.hset(f"{{{prefix}}}:store", "format", "4")
+    advice = r"older Shoal .* Finish its runs with that version, and export their items; .* \?prefix=name"
+    with pytest.raises(StoreError, match=advice) as caught:
         await RedisStore.open(f"{shared(RedisServer).url}?prefix={prefix}")
+    assert "delete" not in str(caught.value)
+
+
+async def test_a_store_of_format_5_is_used_when_nobody_works_on_it(store: RedisStore, prefix: str) -> None:
+    """All its hosts have long records, as those with settings still have."""
+    url, key = f"{shared(RedisServer).url}?prefix={prefix}", f"{{{prefix}}}:store"
+    frontier = await new_run(store)
+    await push(frontier, 1, 2, 3)
+    await frontier.update_host("a.example", HostUpdate(delay=0.0))
+    lease = await lease_one(frontier)
+    async with raw(shared(RedisServer)) as client:
+        await client.hset(key, "format", "5")
+        with pytest.raises(StoreError, match=r"older Shoal \(format 5.* that it has leased: 1\. Stop its workers"):
+            await RedisStore.open(url)
+        assert await client.hget(key, "format") == b"5"
+        await frontier.release([lease])
+        async with opened(url) as again:
+            assert await client.hget(key, "format") == b"%d" % FORMAT
+            stored = await again.frontier("run", FrontierOptions(concurrency_per_host=9))
+            assert names(await stored.lease(9, TTL)) == ["1", "2", "3"]
+            await check_balance(stored)
 
 
 async def test_a_store_from_before_claims_had_epochs(store: RedisStore, prefix: str) -> None:
@@ -262,9 +285,9 @@ async def test_a_store_from_before_claims_had_epochs(store: RedisStore, prefix: 
         ("NOREPLICAS Not enough good replicas to write.", StoreAwayError),
         ("ERR max number of clients reached", StoreAwayError),
         ("ERR Error running script (call to f_1): @user_script:12: -READONLY You can't write", StoreAwayError),
-        ("ERR Error running script (call to f_1): @user_script:12: -OOM command not allowed", FrontierError),
-        ("OOM command not allowed when used memory > 'maxmemory'.", FrontierError),
-        ("MISCONF Errors writing to the AOF file: No space left on device", FrontierError),
+        ("ERR Error running script (call to f_1): @user_script:12: -OOM command not allowed", StoreAwayError),
+        ("OOM command not allowed when used memory > 'maxmemory'.", StoreAwayError),
+        ("MISCONF Errors writing to the AOF file: No space left on device", StoreAwayError),
         ("ERR Error running script: WRONGTYPE Operation against a key holding the wrong kind", StoreError),
         ("MOVED 3999 127.0.0.1:6381", StoreError),
         ("NOPERM this user has no permissions to run the 'evalsha' command", StoreError),
@@ -568,17 +591,6 @@ async def test_what_was_sent_is_remembered_until_it_ends(prefix: str) -> None:
             await frontier.lease(1, TTL, counts_attempt=False)
             await store.delete_run("run")
             assert await client.exists(sent) == 0
-
-
-async def test_a_worker_with_other_options_changes_what_is_in_force(store: RedisStore) -> None:
-    frontier = await new_run(store, options=FrontierOptions(delay=1000))
-    await push(frontier, 1, 2, 3)
-    await complete(frontier, await lease_one(frontier))
-    assert names(await frontier.lease(5, TTL)) == []
-    quick = await store.frontier("run", FrontierOptions(delay=0))
-    await quick.host_states()  # looking changes nothing
-    assert names(await frontier.lease(5, TTL)) == []
-    assert names(await quick.lease(5, TTL)) == ["2", "3"]
 
 
 async def test_many_things_become_due_at_once(prefix: str) -> None:

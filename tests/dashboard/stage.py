@@ -9,10 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.config import Config
 from shoal.frontier import open_store
 from shoal.ports import Frontier, Run, Store
-from shoal.runs.queries import run_options
 from tests.acceptance.clusters import SESSION, Cluster
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.forked_workers import ForkedFleet
@@ -104,7 +102,7 @@ class Stage:
         async def answered(store: Store) -> T:
             run = await store.get_run(run_id)
             assert run is not None
-            return await question(await store.frontier(run_id, run_options(run, Config())))
+            return await question(await store.frontier(run_id))
 
         return self.ask(answered)
 

@@ -80,7 +80,7 @@ def test_timeline_of_urls(stage: Stage, open_page: OpenPage) -> None:
     shown.page.locator(".facts dd", has_text="disallowed").wait_for()
     ask("/moved")
     shown.see("redirected to")
-    shown.page.get_by_role("link", name=f"{stage.site.url}/page/3").click()
+    shown.page.locator("#redirects").get_by_role("link", name=f"{stage.site.url}/page/3").click()
     shown.page.wait_for_url(f"**?url={quote(stage.site.url + '/page/3', safe='')}")
     shown.page.get_by_role("link", name=f"{stage.site.url}/", exact=True).click()
     shown.see("start request")

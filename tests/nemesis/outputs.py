@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.frontier import open_store
-from shoal.ports import Frontier, Store
-from shoal.runs.start import RunSettings
 from tests.databases import RedisServer, shared
 from tests.nemesis import judge
 from tests.nemesis.destinations import DESTINATIONS, Destination
@@ -120,18 +118,11 @@ def _look(destination: Destination, fleet: Fleet, verdict: OutputVerdict, was_se
     return problems
 
 
-async def _frontier(store: Store, fleet: Fleet) -> Frontier:
-    """With the options of the run: others would change its delay."""
-    run = await store.get_run(fleet.run_id)
-    assert run is not None
-    return await store.frontier(fleet.run_id, RunSettings.of(run).options)
-
-
 def _logged(fleet: Fleet) -> int:
     async def count() -> int:
         store = await open_store(fleet.frontier)
         try:
-            return (await (await _frontier(store, fleet)).stats()).items
+            return (await (await store.frontier(fleet.run_id)).stats()).items
         finally:
             await store.close()
 
@@ -212,7 +203,7 @@ def writer_pid(fleet: Fleet) -> int:
     async def holder() -> str:
         store = await open_store(fleet.frontier)
         try:
-            frontier = await _frontier(store, fleet)
+            frontier = await store.frontier(fleet.run_id)
             held = [role.holder for role in await frontier.roles() if role.role.startswith("sink:") and role.held]
             return held[0] if held else ""
         finally:

@@ -129,7 +129,7 @@ async def test_a_generator_that_raises_keeps_what_it_has_yielded(is_async: bool)
     summary = done.crawl.summary
     assert summary is not None
     assert (summary.stats.dead, summary.dead_kinds) == (1, {"callback": 1}), "the page counts as failed"
-    assert "KeyError: 'price'" in summary.counters.callback_error
+    assert "KeyError in parse: 'price'" in summary.counters.callback_error
     assert "test_callbacks.py, line" in summary.counters.callback_error
 
 

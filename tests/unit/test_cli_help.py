@@ -221,7 +221,7 @@ def test_a_spider_of_the_registry_can_be_run_by_its_name(
     (tmp_path / "shoal.toml").write_text('[spiders.novels]\nfile = "books.py"\noutputs = ["novels.jsonl"]\n')
     monkeypatch.chdir(tmp_path)
     done = subprocess.run([sys.executable, "-m", "shoal.cli.main", "run", "novels"], capture_output=True, text=True)
-    assert done.returncode == 3
+    assert done.returncode == 5
     assert "nothing was crawled: the spider has no start requests" in done.stderr
     assert "novels.jsonl" in done.stderr
 

@@ -20,8 +20,8 @@ from shoal.cli.next_steps import next_steps
 from shoal.cli.progress import SpeedMeter, _Lines, _Panel, duration, set_up_logging, time_left
 from shoal.cli.terminal import guard_terminal, raw_stderr
 from shoal.config import Config
+from shoal.crawling.outcome import RunFacts, decide
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary
-from shoal.crawling.verdict import Outcome, judge
 from shoal.ports import HostState, Stats
 from shoal.printable import printable
 
@@ -57,6 +57,9 @@ def ended(**changes: object) -> Summary:
         "stats": Stats(pushed=10, done=7, dead=3, items=6, duplicates=4), "dead_kinds": {"robots": 1, "http 404": 2},
         "counters": Counters(), "elapsed": 2.0, "outputs": ("books.jsonl",), **changes,
     }  # fmt: skip
+    if values["state"] in ("finished", "limit"):
+        facts = RunFacts(stats=values["stats"], dead_kinds=values["dead_kinds"])  # type: ignore[arg-type]
+        values.setdefault("outcome", decide(facts, 0.3))
     return Summary(**values)  # type: ignore[arg-type]
 
 
@@ -69,6 +72,14 @@ def test_the_panel_shows_each_host_with_its_delay_and_why() -> None:
         "robots.txt Crawl-delay", "answered 429 with Retry-After: blocked for 30 s", "http 503: 2",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_the_panel_shows_why_a_crawl_waits() -> None:
+    where = console()
+    where.print(_Panel(where).render(snapshot()))
+    assert "waiting:" not in text_of(where)
+    where.print(_Panel(where).render(msgspec.structs.replace(snapshot(), waiting="shop.example is busy with run A")))
+    assert "waiting: shop.example is busy with run A" in text_of(where)
 
 
 def test_the_plain_line_has_the_same_numbers() -> None:
@@ -159,52 +170,6 @@ def test_a_failed_crawl_says_why() -> None:
     where = console()
     summary.show(where, ended(state="failed", error="out.jsonl: no space left"), Config(frontier="sqlite:///b.db"))
     assert "books: failed: out.jsonl: no space left\n" in text_of(where)
-
-
-def counted(**values: int) -> Counters:
-    counters = Counters()
-    for name, value in values.items():
-        setattr(counters, name, value)
-    return counters
-
-
-NONE_DONE = {"stats": Stats(pushed=3, dead=3)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "outcome", "line"),
-    [
-        ({}, Outcome.GOOD, ""),
-        ({"state": "failed", "error": "disk full"}, Outcome.FAILED, "disk full"),
-        ({**NONE_DONE, "dead_kinds": {"connect": 2, "dns": 1}}, Outcome.NO_PAGES, "all 3 requests failed .connect: 2"),
-        ({**NONE_DONE, "dead_kinds": {"robots": 3}}, Outcome.NO_PAGES, "robots.txt forbids all 3"),
-        ({**NONE_DONE, "dead_kinds": {"callback": 3}}, Outcome.NO_PAGES, "every callback failed, on 3 pages"),
-        ({**NONE_DONE, "dead_kinds": {"callback": 3}, "state": "stopped"}, Outcome.GOOD, ""),
-        ({"stats": Stats(), "dead_kinds": {}}, Outcome.NO_PAGES, "no start requests"),
-        (
-            {"stats": Stats(pushed=2, done=1, dead=1), "dead_kinds": {"dns": 1}, "counters": counted(redirected=1)},
-            Outcome.NO_PAGES, r"the only request failed \(dns\)",
-        ),
-        ({"stats": Stats(pushed=9, done=9), "dead_kinds": {}}, Outcome.GOOD, ""),
-        ({"stats": Stats(pushed=9, done=9), "expects_items": True}, Outcome.NO_ITEMS, "nothing was yielded on 9 pages"),
-        (
-            {"stats": Stats(pushed=9, done=1, dead=8), "expects_items": True, "dead_kinds": {"callback": 8}},
-            Outcome.NO_ITEMS, "the callbacks failed on 8 pages, and yielded none on 1 page$",
-        ),
-        (
-            {"stats": Stats(pushed=9, done=9), "expects_items": True, "counters": counted(item_errors=4)},
-            Outcome.NO_ITEMS, "none of the 4 could be stored",
-        ),
-        (
-            {"stats": Stats(pushed=9, done=9), "expects_items": True, "counters": counted(dropped=4)},
-            Outcome.NO_ITEMS, "dropped all 4",
-        ),
-    ],
-)  # fmt: skip
-def test_a_run_that_achieved_nothing_is_no_success(changes: dict[str, Any], outcome: Outcome, line: str) -> None:
-    found, text = judge(ended(**changes))
-    assert found is outcome
-    assert re.search(line, text)
 
 
 def test_a_lost_request_would_show() -> None:

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from shoal.config import Config
+from shoal.crawling.stats import CodeError, FailingHost
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.monitoring.actions import MAX_ACTIONS, ActionLog
 from shoal.monitoring.facts import FactReader
 from shoal.monitoring.problems import default_limits, find_problems
-from shoal.monitoring.reports import ProcessReport, process_key
+from shoal.monitoring.reports import CodeErrors, ProcessReport, process_key
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.ports import Completion, Document, Failure, FrontierOptions, Run
 from shoal.ports.documents import MAX_DOCUMENT
@@ -127,6 +128,32 @@ async def test_runs_of_batches_and_of_other_projects_are_left_out() -> None:
     )
     await runs.store.create_run(other)
     assert await runs.kinds() == []
+
+
+async def test_errors_of_callbacks_are_those_that_were_not_retried() -> None:
+    runs = Runs()
+    await runs.run("r1", done=3, dead=2, kind="callback")
+    assert await runs.kinds() == []
+    error = CodeErrors(total=2, last=CodeError(time.time() - 3600, "KeyError: 'price'", "http://a.example/1"))
+    await runs.report("r1", callback_errors=error)
+    assert await runs.kinds() == ["callback_errors/r1"]
+    frontier = await runs.store.frontier("r1", FrontierOptions())
+    await frontier.retry_dead()
+    runs.taker = SnapshotTaker(runs.store, Config())
+    assert await runs.kinds() == []
+
+
+async def test_the_requests_that_wait_for_a_failing_host() -> None:
+    runs = Runs()
+    await runs.run("r1", done=3)
+    now = time.time()
+    hosts = {"a.example": FailingHost(now - 400, now - 300, {"http 503": 5})}
+    await runs.report("r1", hosts=hosts)
+    assert await runs.kinds() == []  # nothing waits for it
+    frontier = await runs.store.frontier("r1", FrontierOptions())
+    await frontier.push([Request(f"http://a.example/more/{i}") for i in range(7)])
+    runs.taker = SnapshotTaker(runs.store, Config())
+    assert await runs.kinds() == ["host_failing/r1"]
 
 
 # -- actions

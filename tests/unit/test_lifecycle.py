@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Summary
-from shoal.errors import SinkError, StoreAwayError
+from shoal.errors import FetchError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
-from shoal.ports import Frontier, FrontierOptions, Holder
+from shoal.monitoring.limits import LimitReached, limit_of
+from shoal.monitoring.recorder import RecordedProcess
+from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 from shoal.runs import lifecycle
+from shoal.runs.dead_requests import DeadFilter, retry_failed
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Plan
 from shoal.spider import Spider
@@ -126,6 +130,59 @@ async def test_a_run_at_its_page_limit_is_over() -> None:
     assert (summary.state, summary.stats.ready) == ("limit", 1)
     assert life.output.ended == [True]
     assert await life.state() == "finished"
+
+
+class RetriedMeanwhile(Written):
+    """An output that takes its time: meanwhile somebody retries the failed requests."""
+
+    life: Life
+    starts = 0
+
+    async def start_over(self) -> None:
+        self.starts += 1
+
+    async def finish(self, *, finished: bool) -> None:
+        await super().finish(finished=finished)
+        if len(self.ended) == 1:
+            self.life.web.pages.clear()
+            run = await self.life.store.get_run("run")
+            assert run is not None
+            assert run.state == "running"
+            result = await retry_failed(self.life.store, run, await self.life.frontier(), DeadFilter())
+            assert (result.count, result.reopened) == (1, False)
+
+
+async def test_requests_that_are_retried_while_the_run_ends() -> None:
+    """Otherwise the run would be finished with requests in its queue, and nobody would fetch them."""
+    output = RetriedMeanwhile()
+    life = output.life = await Life.make(output=output, settings={"retry.max_attempts": 1})
+    life.web.pages[""] = FetchError("no", kind="timeout", retryable=True)
+    summary = await life.work()
+    assert (summary.state, summary.stats.done, summary.stats.dead) == ("finished", 1, 0)
+    assert (life.output.ended, output.starts) == ([True, True], 1)
+    assert life.states == ["finished", "running", "finished"]
+    assert life.web.fetched == ["", ""]
+    assert life.life.is_over
+
+
+async def test_the_limit_is_stored_before_the_run_is_finished() -> None:
+    process = RecordedProcess("p", "crawl")
+    life = await Life.make(settings={"scope.max_pages": 1}, process=process)
+    life.web.pages[""] = "<a href=/a>a</a>"
+    stored: list[LimitReached | None] = []
+    transition = life.store.transition
+
+    async def watched(run_id: str, state: RunState) -> Run:
+        run = await life.store.get_run(run_id)
+        assert run is not None
+        assert await limit_of(life.store, run) is None  # it has not ended yet
+        stored.append(await limit_of(life.store, replace(run, state="finished")))
+        return await transition(run_id, state)
+
+    life.store.transition = watched  # type: ignore[method-assign]
+    await life.work()
+    (limit,) = stored
+    assert str(limit) == "stopped at the limit scope.max_pages=1 with 1 request left"
 
 
 async def test_another_process_still_has_a_page_at_the_limit() -> None:

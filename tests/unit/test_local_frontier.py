@@ -26,7 +26,7 @@ from shoal.frontier.local.places import LocalAddress, announced, private_folder,
 from shoal.frontier.local.processes import ProcessSlot, started_at
 from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
-from shoal.frontier.sqlite.file import announce_socket
+from shoal.frontier.sqlite.file_lock import announce_socket
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
 from shoal.runs.process_fork import WorkerProcess
 from shoal.runs.process_part import CrawlPart, PartReport, ProcessPart, total_of

@@ -25,7 +25,7 @@ from shoal.crawling.stats import Counters, Latency, Standing, Vitals
 from shoal.errors import ConfigError
 from shoal.frontier.memory import MemoryStore
 from shoal.identities.counts import IdentityCounts
-from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_sessions, of_vitals, render
+from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_problems, of_sessions, of_vitals, render
 from shoal.metrics.serving import Address, health_problem, listen, parse_address
 from shoal.ports import Frontier, FrontierOptions, HostState, Run, Stats
 from tests.scraping import ROOT, Scrape, promtool
@@ -50,7 +50,7 @@ def vitals(**changes: Any) -> Vitals:
     standing = Standing(cluster="c", role="Backup Runner", events=Counter({"took over": 2, "lost": 1}))
     values = {
         "worker": "crawler_1", "run_id": "monday", "spider": "books", "counters": counters(), "in_flight": 3,
-        "looped_at": time.monotonic() - 5, "standing": standing,
+        "looped_at": time.monotonic() - 5, "standing": standing, "loop_age": 0.25,
         "identities": IdentityCounts(known=5, removed=2, resting=4, requests=60, blocks=7, failures=1), **changes,
     }  # fmt: skip
     return Vitals(**values)
@@ -63,6 +63,7 @@ def everything() -> Scrape:
         *of_ledger(STATS, LABELS),
         *of_hosts([HOST], LABELS),
         *of_sessions({"local": 2, "distributed": 1}, 3),
+        *of_problems([("stalled", "critical"), ("worker_lost", "warning"), ("worker_lost", "warning")]),
     ]
     return Scrape(render(families))
 
@@ -78,6 +79,8 @@ def test_a_process_tells_what_it_did() -> None:
     assert shown("shoal_page_bytes_total", **LABELS) == 3456
     assert shown("shoal_items_total", **LABELS) == 30
     assert shown("shoal_leases_lost_total", **LABELS) == 1
+    assert shown("shoal_worker_loop_age_seconds", **LABELS) == 0.25
+    assert shown("shoal_problems", kind="worker_lost", severity="warning") == 2
     assert shown("shoal_pages_in_flight", **LABELS) == 3
     assert shown("shoal_errors_total", kind="http 503", **LABELS) == 4
     assert shown("shoal_errors_total", kind="timeout", **LABELS) == 1
@@ -191,6 +194,8 @@ async def test_a_process_is_well_while_its_loop_goes_round_and_the_frontier_answ
     assert health_problem(vitals(frontier=frontier, looped_at=None), up=True, now=now) is None
     assert "no heartbeat for 95 s" in str(health_problem(vitals(frontier=frontier), up=True, now=now + 90))
     assert "frontier" in str(health_problem(vitals(frontier=frontier), up=False, now=now))
+    hangs = vitals(frontier=frontier, loop_age=61.0, blocked_by="parse of http://a/")
+    assert health_problem(hangs, up=True, now=now) == "its loop hangs: blocked for 61 s by parse of http://a/"
     assert "not started" in str(health_problem(vitals(), up=False, now=now))
 
 
@@ -330,7 +335,7 @@ def test_the_dashboard_is_one_that_grafana_can_import() -> None:
     for panel in PANELS:
         assert panel["datasource"]["uid"] == "${datasource}"
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
-    of_the_api = {"shoal_sessions", "shoal_celery_workers"}  # which belong to no run
+    of_the_api = {"shoal_sessions", "shoal_celery_workers", "shoal_problems"}  # which belong to no run
     for expression in EXPRESSIONS:
         assert used_in(expression) <= of_the_api or 'run=~"$run", spider=~"$spider"' in expression
 

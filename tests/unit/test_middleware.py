@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -227,6 +228,17 @@ async def test_a_robots_txt_that_can_not_be_had_now_makes_its_pages_wait(status:
     assert (caught.value.kind, caught.value.retryable, caught.value.status) == ("robots unavailable", True, status)
     assert caught.value.retry_after == timedelta(seconds=1 if handled else 7)
     assert site.urls == [ROBOTS]
+
+
+async def test_a_robots_txt_with_a_long_retry_after_is_tried_again_after_the_limit() -> None:
+    site = Site({ROBOTS: answer(503, headers={"Retry-After": "86400"})})
+    fetch = wrap(site, [StatusCheck(retried=[503], max_retry_after=0.2)])
+    layer = robots_layer()
+    for tries in range(1, 4):
+        failure = await refusal(layer, Request(URL), fetch)
+        assert failure.retry_after == timedelta(seconds=0.2)
+        assert len(site.urls) == tries
+        await asyncio.sleep(0.21)
 
 
 @pytest.mark.parametrize(("failure", "retryable"), [(error(), True), (error(kind="too large", retryable=False), False)])
@@ -453,8 +465,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         ("120", 120),
         (" 7 ", 7),
         ("0", 0),
-        ("9" * 5000, 86400),
-        ("86401", 86400),
+        ("9" * 5000, 3600),
+        ("3601", 3600),
         ("-5", None),
         ("1.5", None),
         ("soon", None),
@@ -465,7 +477,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         ("Thu, 01 Jan 2026 00:01:00", 60),
         ("Thu, 01 Jan 2026 02:01:00 +0200", 60),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", 86400),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 3600),
         ("Mon, 99 Foo 99999 99:99:99 GMT", None),
         ("1 Jan 2026 00:00:00 +99999999999999", None),
     ],
@@ -477,9 +489,10 @@ def test_retry_after(value: str | None, seconds: float | None) -> None:
 @given(
     st.text(max_size=50) | st.from_regex(r"[A-Z][a-z]{2}, \d+ [A-Z][a-z]{2} \d+ \d+:\d+:\d+ [+-]?\w+", fullmatch=True)
 )
-def test_any_retry_after_is_within_a_day(value: str) -> None:
-    wait = parse_retry_after(value, NOW)
-    assert wait is None or timedelta(0) <= wait <= timedelta(days=1)
+def test_any_retry_after_is_within_the_limit(value: str) -> None:
+    for limit in (0.0, 60.0, 3600.0):
+        wait = parse_retry_after(value, NOW, limit)
+        assert wait is None or timedelta(0) <= wait <= timedelta(seconds=limit)
 
 
 @pytest.mark.parametrize(
@@ -616,6 +629,17 @@ async def test_overload_is_told_to_the_frontier(status: int, handled: bool) -> N
             await fetch(Request(URL))
     reason = f"answered {status} with Retry-After"
     assert told.updates == [("ex.com", HostUpdate(learned_delay=0.25, block_for=30.0, block_reason=reason))]
+
+
+@pytest.mark.parametrize("header", ["86400", "Fri, 31 Dec 9999 23:59:59 GMT"])
+@pytest.mark.parametrize("handled", [(), (503,)])
+async def test_a_long_retry_after_blocks_a_host_up_to_the_limit(header: str, handled: tuple[int, ...]) -> None:
+    told, site = Told(), Site({URL: answer(503, headers={"Retry-After": header})})
+    layer = Throttle(config.ThrottleSettings(max_retry_after=900), told.update_host)
+    fetch = wrap(site, [layer, StatusCheck(retried=[503], handled=handled, max_retry_after=900)])
+    with suppress(FetchError):
+        await fetch(Request(URL))
+    assert [update.block_for for _, update in told.updates] == [900]
 
 
 async def test_a_delay_grows_and_shrinks_and_only_what_matters_is_told() -> None:

@@ -19,13 +19,14 @@ from shoal.config import Config, load_config
 from shoal.errors import ConfigError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.problems import Problem, ProblemKind, ProblemLimits, Severity
+from shoal.monitoring.problem import Problem, ProblemKind, ProblemLimits, Severity
+from shoal.monitoring.reports import ProcessReport, process_key
 from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.channels.mail import Mail
 from shoal.notifications.delivery import Delivery, read_channel_states, read_reports
 from shoal.notifications.messages import Message, make_test_message
-from shoal.notifications.reports import Report, next_event, updated_report
+from shoal.notifications.reports import ProblemEnd, Report, next_event, updated_report
 from shoal.notifications.rules import channels_for, limits_for
 from shoal.notifications.secret import Secret, without_secrets
 from shoal.notifications.service import Notifications
@@ -117,7 +118,7 @@ SMTP = '[notifications.channels.ops]\ntype = "smtp"\nhost = "h"\nfrom = "a@b"\nt
         (SMTP.replace("c@d", "c@d\\nBcc: e@f"), r"\$\.to"),
         (SMTP.replace("c@d", "c@d\\n"), r"\$\.to"),
         (SMTP.replace('"a@b"', '"nobody"'), r"\$\.from"),
-        ('[notifications.rules.x]\nevents = ["stalld"]', "events are: finished, failed, stalled"),
+        ('[notifications.rules.x]\nevents = ["stalld"]', "events are: finished, degraded, failed, stalled"),
         ('[notifications.rules.x]\nchannels = ["op"]\n' + WEBHOOK, "no channel 'op'; did you mean ops?"),
         ("[notifications.rules.x]\nstaled_after = 3", "did you mean stalled_after?"),
         ("[notifications.rules.x]\nfailure_rate = 3", r"failure_rate"),
@@ -256,6 +257,40 @@ def test_a_problem_is_sent_once_again_if_it_changes_and_when_it_is_over(
     report: Report | None, found: Problem | None, later: float, event: str | None
 ) -> None:
     assert next_event(report, found, NOW + later, 100) == event
+
+
+def lost(*, over: bool = False, taken_back: bool = False) -> Report:
+    report = reported(kind="worker_lost", key="worker_lost/r1/w1", about="w1", over=over)
+    return msgspec.structs.replace(report, taken_back=taken_back, channels=("ops",))
+
+
+@pytest.mark.parametrize(
+    ("report", "end", "event"),
+    [
+        (lost(), None, None),
+        (lost(), ProblemEnd.RUN_ENDED, None),
+        (lost(), ProblemEnd.ALIVE, "resolved"),
+        (lost(over=True), ProblemEnd.ALIVE, "resolved"),  # it was fenced, and then joined again
+        (lost(over=True, taken_back=True), ProblemEnd.ALIVE, None),
+        (reported(kind="failure_rate"), ProblemEnd.RUN_ENDED, None),
+        (reported(kind="callback_errors"), ProblemEnd.RUN_ENDED, None),
+        (reported(kind="failure_rate"), None, "resolved"),
+        (reported(kind="stalled"), ProblemEnd.RUN_ENDED, "resolved"),
+    ],
+)
+def test_what_the_end_of_a_problem_means(report: Report, end: ProblemEnd | None, event: str | None) -> None:
+    assert next_event(report, None, NOW + 1, 100, end) == event
+
+
+def test_an_alarm_is_taken_back_where_it_was_sent() -> None:
+    report = updated_report(lost(over=True), None, NOW + 1, 100, ["mail"], "shoal", ProblemEnd.ALIVE)
+    assert report is not None
+    (outgoing,) = report.outbox
+    assert (outgoing.channel, outgoing.message.title) == ("ops", "[shoal] resolved: books: worker w1 is back")
+    assert (report.taken_back, report.is_open) == (True, False)
+    again = updated_report(report, lost().problem, NOW + 200, 100, ["ops"], "shoal")
+    assert again is not None
+    assert (again.taken_back, again.is_open) == (False, True)
 
 
 @given(st.lists(st.tuples(st.floats(1, 50), st.sampled_from([None, 1.0, 4.0, 20.0])), max_size=40))
@@ -551,13 +586,19 @@ class Site:
     def __init__(self, rules: dict[str, Rule] | None = None) -> None:
         self.store = FailingStore()
         self.now = time.time()
-        self.settings = NotificationSettings(check_every=0.1, min_interval=0, retry_after=10, rules=rules or {})
+        rules = rules or {"patient": Rule(no_worker_after=3600)}  # its run has no process
+        self.settings = NotificationSettings(check_every=0.1, min_interval=0, retry_after=10, rules=rules)
 
     async def start(self) -> None:
         run = Run(run_id="r1", spider="books", state="running", created_at=self.now)
         await self.store.create_run(run)
         frontier = await self.store.frontier("r1", FrontierOptions())
         await frontier.push([Request(f"http://a.example/{i}") for i in range(3)])
+
+    async def report(self, name: str) -> None:
+        """A process writes its report."""
+        report = ProcessReport(name=name, role="worker", started_at=0.0, at=self.now)
+        await StoredValue(self.store, process_key("r1", name), ProcessReport).change(lambda _: report)
 
     def watcher(self, name: str, **channels: Channel) -> Watcher:
         return Watcher(self.store, Config(), self.settings, channels, name, clock=lambda: self.now)
@@ -575,11 +616,54 @@ async def test_a_stalled_run_is_reported_and_its_end_resolves_that() -> None:
     for seconds in (1, 1, 500, 99, 1, 1):
         await site.step(watcher, seconds)
     assert ops.events == ["new stalled/r1"]
-    assert ops.messages[0].problem.text.startswith("No page was done or failed for 10 min.")
+    assert ops.messages[0].problem.text.startswith("No page was done or failed for 10 min: no process")
     await site.store.transition("r1", "cancelled")
     await site.step(watcher)
     await site.step(watcher)
     assert ops.events == ["new stalled/r1", "resolved stalled/r1"]
+
+
+async def test_a_worker_that_reports_again_is_back() -> None:
+    site, ops = Site(), Recorded()
+    await site.start()
+    watcher = site.watcher("s1", ops=ops)
+    await site.step(watcher)
+    await site.report("w1")
+    for _ in range(3):
+        await site.step(watcher, 10)
+    assert ops.events == []
+    for _ in range(4):
+        await site.step(watcher, 10)
+    assert ops.events == ["new worker_lost/r1/w1"]
+    await site.report("w1")
+    await site.step(watcher, 5)
+    assert ops.events == ["new worker_lost/r1/w1", "resolved worker_lost/r1/w1"]
+    assert ops.messages[1].problem.title == "books: worker w1 is back"
+    await site.report("w1")
+    await site.step(watcher, 5)
+    assert len(ops.events) == 2
+
+
+async def test_nobody_is_lost_because_the_store_was_away() -> None:
+    site, ops = Site(), Recorded()
+    await site.start()
+    watcher = site.watcher("s1", ops=ops)
+    await site.step(watcher)
+    await site.report("w1")
+    await site.report("w2")
+    await site.step(watcher)
+    site.store.away = True
+    for _ in range(12):
+        await site.step(watcher, 10)
+    site.store.away = False
+    await site.step(watcher, 10)
+    await site.step(watcher, 10)
+    await site.report("w1")
+    for _ in range(5):
+        await site.step(watcher, 10)
+    await site.report("w1")
+    await site.step(watcher, 5)
+    assert ops.events == ["new store_away", "resolved store_away", "new worker_lost/r1/w2"]
 
 
 async def test_one_of_two_servers_reports_and_the_other_takes_over() -> None:

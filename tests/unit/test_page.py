@@ -159,7 +159,7 @@ async def test_partial_output_is_kept_and_the_page_is_dead() -> None:
 
     failure = await failed(Site("", Partial()))
     assert (failure.kind, failure.retry_in) == ("callback", None)
-    assert failure.reason.startswith("KeyError: 'price'")
+    assert failure.reason.startswith("KeyError in parse: 'price'")
     assert [decode_item(item)[1] for item in failure.items] == [{"a": 1}]
     assert urls(failure.children) == ["child"]
 
@@ -342,7 +342,7 @@ async def test_a_callback_that_fails_stores_nothing_and_says_where() -> None:
     site = Site("")
     failure = await failed(site, callback="broken")
     assert (failure.kind, failure.retry_in, failure.status, list(failure.items)) == ("callback", None, 200, [])
-    assert "ValueError: no price" in failure.reason
+    assert "ValueError in broken: no price" in failure.reason
     assert "test_page.py" in failure.reason
     assert site.counters.errors["callback"] == 1
 

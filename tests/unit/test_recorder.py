@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.crawling.stats import Counters, PickedItems, Vitals
+from shoal.crawling.stats import CodeError, Counters, PickedItems, Vitals
 from shoal.errors import StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.item import encode_item
@@ -370,3 +370,60 @@ async def test_adding_up_can_be_interrupted() -> None:
     await fold_reports(store, "run", 1000)
     assert await sums(store) == (400, 800, 1200, 400, 800)
     assert len(await store.list_documents("run/run/process/")) == 151
+
+
+# -- what needs attention
+
+
+async def test_a_report_has_the_errors_of_the_last_minutes_and_the_hosts_that_fail() -> None:
+    store = await memory_store()
+    process = Process(store)
+    counters = process.counters
+    counters.errors.update({"callback": 3, "robots": 4, "http 503": 9})
+    counters.last_callback_error = CodeError(1.0, "KeyError: 'price'", "http://a/1")
+    counters.item_errors = 2
+    for number in range(12):
+        for _ in range(number + 1):
+            counters.host_failed(f"h{number}", "robots unavailable", 503)
+    counters.host_failed("h11", "timeout", 0)
+    counters.host_failed("h11", "too large", 0)  # says nothing of the host
+    counters.host_failed("h11", "too complex", 200)
+    await process.recorder.record()
+    (report,) = await read_processes(store, "run")
+    assert (report.callback_errors.total, report.callback_errors.recent) == (3, 3)
+    assert report.callback_errors.last == counters.last_callback_error
+    assert (report.item_errors.total, report.item_errors.last, report.forbidden) == (2, None, 4)
+    assert len(report.hosts) == 10
+    assert (report.hosts["h11"].kinds, report.hosts["h11"].attempts) == ({"http 503": 12, "timeout": 1}, 13)
+    process.clock.advance(590)
+    counters.errors["callback"] += 1
+    await process.recorder.record()
+    (report,) = await read_processes(store, "run")
+    assert (report.callback_errors.total, report.callback_errors.recent) == (4, 4)
+    process.clock.advance(11)
+    counters.errors["callback"] += 1
+    await process.recorder.record()
+    (report,) = await read_processes(store, "run")
+    assert (report.callback_errors.total, report.callback_errors.recent) == (5, 2)
+
+
+async def test_a_thread_reports_a_blocked_loop_until_the_loop_reports_itself() -> None:
+    store = await memory_store()
+    process = Process(store)
+    await process.recorder.record()
+    await process.recorder.record_blocked(store, 7.04, "parse of http://a/1")
+    (report,) = await read_processes(store, "run")
+    assert (report.loop_age, report.blocked_by) == (7.0, "parse of http://a/1")
+    await process.recorder.record()  # nothing else is new
+    (report,) = await read_processes(store, "run")
+    assert (report.loop_age, report.blocked_by) == (0.0, "")
+
+
+def test_hosts_that_failed_longest_ago_are_forgotten() -> None:
+    counters = Counters()
+    for number in range(1001):
+        counters.host_failed(f"h{number}", "dns", 0)
+        counters.host_failed("h0", "dns", 0)
+    assert len(counters.failing_hosts) == 1000
+    assert "h0" in counters.failing_hosts
+    assert "h1" not in counters.failing_hosts

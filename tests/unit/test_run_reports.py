@@ -29,6 +29,9 @@ def worker(name: str, silent_for: float = 0.0, session: float = 10.0, leases: in
         (report("a"), [worker("a", 1)], "working", 3),
         (report("a", age=100), [worker("a", 1)], "working", 3),  # its clock is wrong, or it writes no reports
         (report("a"), [worker("a", 6)], "silent", 3),
+        (report("a", loop_age=7.0), [worker("a", 1)], "stuck", 3),
+        (report("a", loop_age=7.0), [], "stuck", 0),
+        (report("a", loop_age=7.0, age=41), [worker("a", 1)], "working", 3),
         (report("a"), [], "working", 0),
         (report("a", age=41), [], "lost", 0),
         (report("a", age=100, ended=True), [], "ended", 0),
@@ -88,7 +91,7 @@ def test_two_runs_side_by_side() -> None:
     ("state", "stats", "outcome"),
     [
         ("finished", Stats(pushed=1, done=1), "finished"),
-        ("finished", Stats(pushed=3, done=1, ready=2), "finished at its page limit, 2 left"),
+        ("finished", Stats(pushed=3, done=1, ready=2), "finished with 2 left"),
         ("cancelled", Stats(pushed=3, done=1, ready=2), "cancelled"),
     ],
 )

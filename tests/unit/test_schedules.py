@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import ConfigError, RunError, SpiderError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
-from shoal.ports import Document, Run
+from shoal.monitoring.actions import ActionLog
+from shoal.ports import Document, Run, Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.start import RunSettings
+from shoal.schedules.declarations import Declarations
 from shoal.schedules.definitions import make_definition, read_file
 from shoal.schedules.firing import fire
 from shoal.schedules.policy import Step, next_step, run_now
@@ -291,11 +293,11 @@ async def test_schedules_are_added_listed_and_removed(schedules: Schedules) -> N
                 await act(name)
 
 
-async def test_schedules_of_the_file_are_loaded_changed_and_removed(schedules: Schedules, clock: FakeClock) -> None:
+async def test_schedules_of_the_file_are_loaded_and_changed(schedules: Schedules, clock: FakeClock) -> None:
     await schedules.add("mine", HOURLY)
-    await schedules.load({"one": HOURLY, "two": HOURLY})
-    assert [(each.name, each.origin) for each in await schedules.list_all()] == [
-        ("mine", "store"), ("one", "file"), ("two", "file")
+    await schedules.load({"one": HOURLY, "two": HOURLY}, "web1:/a.toml")
+    assert [(each.name, each.origin, each.source) for each in await schedules.list_all()] == [
+        ("mine", "store", ""), ("one", "file", "web1:/a.toml"), ("two", "file", "web1:/a.toml")
     ]  # fmt: skip
     with pytest.raises(RunError, match=r"remove \[schedules.one\] there"):
         await schedules.remove("one")
@@ -304,12 +306,108 @@ async def test_schedules_of_the_file_are_loaded_changed_and_removed(schedules: S
     await schedules.pause("one")
     clock.advance(100)
     before = await schedules.get("one")
-    await schedules.load({"one": HOURLY})
+    await schedules.load({"one": HOURLY, "two": HOURLY}, "web1:/a.toml")
     assert await schedules.get("one") == before  # a restart changes nothing
-    await schedules.load({"one": replace(HOURLY, every="2h")})
+    await schedules.load({"one": replace(HOURLY, every="2h"), "two": HOURLY}, "web1:/a.toml")
     after = await schedules.get("one")
     assert (after.last, after.paused) == (clock.now, True)
-    assert [each.name for each in await schedules.list_all()] == ["mine", "one"]
+
+
+# -- schedules of several files
+
+
+class Servers:
+    """Servers with different files on one store, and their clock."""
+
+    def __init__(self, store: Store, clock: FakeClock) -> None:
+        self.store, self.clock = store, clock
+
+    async def start(self, source: str, *names: str) -> Schedules:
+        server = Schedules(self.store, "p", lambda: self.clock.now)
+        server.declarations = Declarations(self.store, "p", lambda: self.clock.now)
+        await server.load(dict.fromkeys(names, HOURLY), source)
+        return server
+
+    async def pass_time(self, seconds: float, *alive: Schedules) -> None:
+        """Let the loops of these servers go on."""
+        for _ in range(round(seconds / 10)):
+            self.clock.advance(10)
+            for server in alive:
+                await server.check_declarations(await server.list_all())
+
+    async def orphans(self) -> list[str]:
+        found = await Schedules(self.store, "p").list_all()
+        return [each.name for each in found if each.orphaned_at is not None]
+
+    async def actions(self) -> list[tuple[str, str]]:
+        return [(each.what, each.target) for each in reversed(await ActionLog(self.store, "p").recent())]
+
+
+@pytest.fixture
+def servers(clock: FakeClock) -> Servers:
+    return Servers(MemoryStore(), clock)
+
+
+async def test_a_server_leaves_the_schedules_of_another_alone(servers: Servers) -> None:
+    a, b = await servers.start("a:/x", "one"), await servers.start("b:/y", "two")
+    await servers.pass_time(600, a, b)
+    assert (a.foreign, b.foreign) == ({"two"}, {"one"})
+    assert (await servers.orphans(), await servers.actions()) == ([], [])
+    assert [each.name for each in await a.list_all()] == ["one", "two"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_schedule_is_orphaned_when_its_server_stays_away(servers: Servers, is_killed: bool) -> None:
+    a, b = await servers.start("a:/x", "one"), await servers.start("b:/y", "two")
+    await servers.pass_time(100, a, b)
+    if not is_killed:
+        await a.declarations.leave()
+    await servers.pass_time(50, b)
+    assert await servers.orphans() == []  # it may be restarting
+    await servers.pass_time(100, b)
+    assert await servers.orphans() == ["one"]
+    assert await servers.actions() == [("orphan schedule", "one")]
+    orphan = await b.get("one")
+    assert orphan.next_due is None
+    assert not (await fire(b.store, b.key("one"), servers.clock.now + 7200, make_run)).changed
+    with pytest.raises(RunError, match="is orphaned: remove it first"):
+        await b.add("one", HOURLY, replaces=True)
+
+    a = await servers.start("a:/x", "one")  # it is back: nothing is lost
+    back = await a.get("one")
+    assert (back.orphaned_at, back.last) == (None, orphan.last)
+    assert await servers.actions() == [("orphan schedule", "one"), ("adopt schedule", "one")]
+
+
+async def test_a_server_that_was_frozen_takes_its_schedules_back(servers: Servers) -> None:
+    a, b = await servers.start("a:/x", "one"), await servers.start("b:/y")
+    await servers.pass_time(200, b)
+    assert await servers.orphans() == ["one"]
+    await servers.pass_time(10, a)
+    assert await servers.orphans() == []
+
+
+async def test_a_schedule_that_was_removed_from_the_file_is_orphaned_at_once(servers: Servers) -> None:
+    a = await servers.start("a:/x", "one", "two")
+    await a.declarations.leave()
+    a = await servers.start("a:/x", "two")
+    assert await servers.orphans() == ["one"]
+    await a.remove("one")
+    assert [each.name for each in await a.list_all()] == ["two"]
+
+
+async def test_a_replica_that_still_has_the_schedule_keeps_it(servers: Servers) -> None:
+    a, b = await servers.start("a:/x", "one"), await servers.start("b:/x", "one")
+    await a.declarations.leave()
+    a = await servers.start("a:/x")
+    await servers.pass_time(300, a, b)
+    assert await servers.orphans() == []
+
+
+async def test_two_files_define_one_schedule_differently(servers: Servers) -> None:
+    a = await servers.start("a:/x", "one")
+    await a.load({"one": replace(HOURLY, every="2h")}, "b:/y")
+    assert await servers.actions() == [("change schedule", "one")]
 
 
 async def test_pause_and_resume(schedules: Schedules, clock: FakeClock) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from shoal.frontier.sqlite import lanes as sqlite_lanes
 from shoal.frontier.sqlite import seen as sqlite_seen
 from shoal.frontier.sqlite.file import VERSION
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run, Store
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Store
 from shoal.testing import FakeClock
 from tests import forking
 
@@ -330,37 +331,95 @@ async def test_an_empty_file_can_be_used(path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("PRAGMA user_version = 99", "newer Shoal"),
-        ("PRAGMA user_version = 9", "older Shoal"),
+        ("PRAGMA user_version = 99", r"written by a newer Shoal \(format 99, this one knows \d+\); upgrade"),
+        ("PRAGMA user_version = 4", r"written by an older Shoal .* Finish its runs with that version, and export .*; "
+         "meanwhile name another file"),
         ("DROP TABLE seen", "damaged: it has no table seen"),
     ],
-)
+)  # fmt: skip
 async def test_a_file_of_another_format_is_refused(path: Path, sql: str, message: str, readonly: bool) -> None:
     await (await SQLiteStore.open(path)).close()
     other = sqlite3.connect(path)
     other.execute(sql)
     other.close()
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match=message) as caught:
         await SQLiteStore.open(path, readonly=readonly)
+    assert "delete" not in str(caught.value)
 
 
-async def test_a_file_from_before_claims_had_epochs(store: SQLiteStore, frontier: Frontier, path: Path) -> None:
-    """A reader leaves it as it is. A writer adds the epochs, and all else stays."""
+FORMATS = Path(__file__).with_name("sqlite_formats")
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in FORMATS.iterdir()))
+async def test_a_file_of_an_older_format_is_upgraded(name: str, path: Path) -> None:
+    """The files were written by earlier versions, as SQL: 13 requests in all states, items, hosts, a role, an event. A
+    reader leaves a file as it is."""
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript((FORMATS / f"{name}.sql").read_text())
+        old.execute("PRAGMA journal_mode = WAL")
+        now = [old.execute("SELECT max(at) FROM request").fetchone()[0] + 10]
+    format_before = _format_of(path)
+    assert format_before == int(name[:2])
+    for readonly in (True, False, False):
+        assert _format_of(path) == format_before
+        store = await SQLiteStore.open(path, readonly=readonly, clock=lambda: now[0])
+        assert [(run.run_id, run.state, run.project) for run in await store.list_runs()] == [
+            ("old", "running", "shoal")
+        ]
+        frontier = await store.frontier("old", FrontierOptions(concurrency_per_host=100, max_attempts=2))
+        await check_balance(frontier)
+        items = await frontier.read_items(0, 3)
+        assert [(item.seq, item.payload) for item in items] == [(1, b"one"), (2, b"two"), (3, b"three")]
+        assert await frontier.dead_kinds() == {"dns": 1}
+        assert {state.host: state.delay for state in await frontier.host_states()}["h1.com"] == 0.25
+        assert await frontier.recall("robots http://h1.com") == b"x"
+        if not readonly and format_before != VERSION:
+            format_before = VERSION
+            claim = await frontier.claim("drain", 60)
+            assert claim is not None
+            assert claim.cursor == b"cursor"
+            again = await frontier.push([page(number, f"h{number % 3}.com") for number in range(12)])
+            assert again == Pushed(0, 12)
+            assert (await frontier.push([page(99, "new.com")])).added == 1
+            while leases := await lease_all(frontier):
+                await frontier.complete([Completion(lease=lease, items=[b"new"]) for lease in leases])
+                now[0] += 1
+            stats = await frontier.stats()
+            assert (stats.pushed, stats.done, stats.dead, stats.items) == (14, 13, 1, 14)
+            await check_balance(frontier)
+        await store.close()
+
+
+_NO_COUNTERS = "".join(
+    f"ALTER TABLE run DROP COLUMN {name};" for name in ("redirects", "item_errors", "trimmed", "options")
+)
+_OLDER = {
+    10: f"{_NO_COUNTERS} ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10",
+    11: f"{_NO_COUNTERS} PRAGMA user_version = 11",
+}
+"""Makes a file of an older format."""
+
+
+@pytest.mark.parametrize("number", _OLDER)
+async def test_a_file_of_an_older_format(store: SQLiteStore, frontier: Frontier, path: Path, number: int) -> None:
+    """A reader leaves it as it is. A writer adds what is missing, and all else stays."""
     claim = await (await store.frontier("r", OPTIONS, Holder("w", 1))).claim("drain", 60)
     assert claim is not None
     assert await frontier.advance(claim, b"far", 60)
     await frontier.push([page(1)])
     await store.close()
     other = sqlite3.connect(path)
-    other.executescript("ALTER TABLE role DROP COLUMN claim_epoch; ALTER TABLE run DROP COLUMN trimmed")
-    other.execute("PRAGMA user_version = 10")
+    other.executescript(_OLDER[number])
     other.close()
 
     reader = await SQLiteStore.open(path, readonly=True)
-    (seen,) = await (await reader.frontier("r", OPTIONS)).roles()
+    view = await reader.frontier("r")
+    assert [state.ready for state in await view.host_states()] == [1]
+    (seen,) = await view.roles()
     assert (seen.role, seen.cursor, seen.holder) == ("drain", b"far", "w")
+    assert (await view.stats()).pushed == 1
     await reader.close()
-    assert _format_of(path) == 10
+    assert _format_of(path) == number
 
     for claims in range(2):  # the second time, nothing is left to change
         writer = await SQLiteStore.open(path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from shoal.errors import FencedError, StoreAwayError
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+from shoal.ports import Frontier, Heartbeat, Holder
 from shoal.runs.worker_session import WorkerSession
 
 SESSION = 1.6
@@ -47,7 +47,7 @@ async def until(so: Callable[[], bool]) -> None:
 
 def make() -> tuple[WorkerSession, Store, Frontier]:
     store = Store()
-    return WorkerSession("redis://127.0.0.1:9", "run", "me", SESSION, FrontierOptions()), store, cast("Frontier", store)
+    return WorkerSession("redis://127.0.0.1:9", "run", "me", SESSION), store, cast("Frontier", store)
 
 
 async def test_work_stops_before_the_session_ends_and_resumes_with_the_store() -> None:

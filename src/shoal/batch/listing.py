@@ -45,7 +45,7 @@ async def list_sessions(store: Store, project: str, caller: str | None, limit: i
 
 async def _summary(store: Store, run: Run) -> SessionSummary:
     settings = SessionSettings.of(run)
-    stats = await (await store.frontier(run.run_id, settings.frontier_options)).stats()
+    stats = await (await store.frontier(run.run_id)).stats()
     return SessionSummary(
         session_id=run.run_id, state=run.state, distributed=settings.distributed, caller=settings.caller,
         created_at=run.created_at, ended_at=run.ended_at, urls=len(settings.urls),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
 from shoal.batch.session import Session
 from shoal.config import Config
-from shoal.crawling.scheduler import Scheduler, frontier_options
+from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Counters
 from shoal.ports import Frontier
@@ -93,7 +93,7 @@ class LocalWork:
         return Plan(
             spider=spider,
             config=config,
-            options=frontier_options(config),
+            options=session.settings.frontier_options,
             frontier=session.frontier,
             open_outputs=open_outputs,
             make_scheduler=make_scheduler,

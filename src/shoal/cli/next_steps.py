@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from shoal.cli.options import is_replaceable
 from shoal.config import Config, mask
+from shoal.crawling.outcome import NOT_COUNTED
 from shoal.crawling.stats import Summary
 
-_NOT_RETRIED = {"robots", "scope"}
 _OUTPUT_FLAGS = {"-o": "-O", "--output": "--replace"}
 
 
@@ -23,7 +23,7 @@ def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) ->
     at = [] if has_password else ["--frontier", config.frontier]
     run = [] if config.frontier.startswith("sqlite:") else [summary.run_id]
     steps = _resume(summary, command)
-    if set(summary.dead_kinds) - _NOT_RETRIED:
+    if summary.dead_kinds.keys() - NOT_COUNTED.keys():
         steps.append(["retry-failed", *run, *at])
     if summary.failed_url:
         steps.append(["why", summary.failed_url, *(["--run-id", *run] if run else []), *at])
@@ -35,6 +35,11 @@ def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) ->
         steps.append(_again(command))
     heading = "next, with the same --frontier:" if has_password else "next:"
     return [heading, *(f"  shoal {shlex.join(step)}" for step in steps)]
+
+
+def resume_command(words: Sequence[str]) -> str:
+    """The command that continues a run, from the words after ``shoal``. Empty if it has a password."""
+    return "" if _has_secrets(words) else shlex.join(["shoal", *(word for word in words if word != "--new-run")])
 
 
 def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:

@@ -93,6 +93,13 @@ Warc = Annotated[
     typer.Option("--warc", metavar="FOLDER", help="Write what is sent and received to WARC files in FOLDER."),
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
+FailAbove = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-above", metavar="SHARE",
+        help="Exit with code 5 if more than this share of the pages failed (default 10%). It sets outcome.max_failed.",
+    ),
+]  # fmt: skip
 Dashboard = Annotated[
     bool,
     typer.Option(
@@ -169,6 +176,7 @@ _OPTION_NAMES = {
     "log_level": "--log-level",
     "tor.enabled": "--tor",
     "warc.folder": "--warc",
+    "outcome.max_failed": "--fail-above",
     **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
     **{f"serve.{name}": f"--{name}" for name in ("host", "port", "allow")},
 }
@@ -205,3 +213,21 @@ def starts_anew(new_run: bool, resume: bool) -> bool:
     if new_run and resume:
         raise ConfigError("--resume and --new-run contradict each other; pass one of them")
     return new_run
+
+
+def share_of(text: str, option: str) -> float:
+    """``10%`` or ``0.1`` as a number from 0 to 1."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{option} must be a share such as 10% or 0.1, not {text!r:.80}")
+    return share
+
+
+def shown_output(spec: str) -> str:
+    """An output as the user named it, without passwords and without what ``-O`` adds."""
+    from shoal.config import mask
+
+    return mask(spec).removesuffix("?replace=yes").removesuffix("&replace=yes")

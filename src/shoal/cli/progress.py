@@ -167,4 +167,7 @@ class _Panel:
                 f"{host.delay:.3g} s" if host.delay else "none", Text(printable(why)),
             )  # fmt: skip
         kinds = "   ".join(f"{kind}: {n}" for kind, n in counters.errors.most_common(6))
-        return Group(head, hosts, Text("  " + printable(kinds), style="dim")) if counters.errors else Group(head, hosts)
+        lines = [Text("  " + printable(kinds), style="dim")] if counters.errors else []
+        if snapshot.waiting:
+            lines.append(Text("  waiting: " + printable(snapshot.waiting), style="yellow"))
+        return Group(head, hosts, *lines)

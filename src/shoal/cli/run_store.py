@@ -95,11 +95,8 @@ async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> 
 
 async def find_run(store: Store, url: str | None, run_id: str | None) -> tuple[Run, Frontier]:
     """A run, or the newest one, and its frontier. ``url``: of the store, if the command line names one."""
-    from shoal.runs.queries import run_options
-
-    config = resolve(None, given({"frontier": url}), []).config
     run = await choose_run(store, run_id)
-    return run, await store.frontier(run.run_id, run_options(run, config))
+    return run, await store.frontier(run.run_id)
 
 
 async def choose_run(store: Store, run_id: str | None) -> Run:

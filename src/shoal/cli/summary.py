@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cli.next_steps import next_steps
+from shoal.cli.options import shown_output
 from shoal.cli.plain import PlainConsole, print_rows
 from shoal.cli.progress import duration
-from shoal.config import Config, mask
+from shoal.config import Config
+from shoal.crawling.outcome import BROKEN_LINK
 from shoal.crawling.stats import Counters, Summary
-from shoal.crawling.verdict import Outcome, judge
 from shoal.printable import printable
 
 if TYPE_CHECKING:
@@ -20,21 +21,23 @@ _MAX_REASONS = 5
 _MAX_UNMATCHED = 10
 _MAX_OWN = 50
 """Counters of the spider that are shown."""
-_TITLES = {
-    "finished": "finished: every page found is accounted for",
-    "stopped": "stopped before it was finished",
-    "limit": "page limit reached (scope.max_pages)",
-}
+_STOPPED = "stopped before it was finished"
+_ENDINGS = {"finished": "finished", "limit": "page limit reached (scope.max_pages)"}
+_STYLES = {"good": "bold", "degraded": "bold yellow", "failed": "bold red"}
 
 
 def show(console: AnyConsole, summary: Summary, config: Config, command: Sequence[str] = ()) -> None:
     """Print the summary and the commands to run next. ``command``: the words after ``shoal``."""
-    outcome, line = judge(summary)
-    if outcome is Outcome.GOOD:
-        _print(console, f"{summary.spider}: {_TITLES[summary.state]}", "bold", before="\n")
+    outcome = summary.outcome
+    if summary.state == "failed":
+        _print(console, f"{summary.spider}: failed: {summary.error}", "bold red", before="\n", soft_wrap=True)
+    elif outcome is None:
+        _print(console, f"{summary.spider}: {_STOPPED}", "bold", before="\n")
     else:
-        prefix = "failed: " if outcome is Outcome.FAILED else ""
-        _print(console, f"{summary.spider}: {prefix}{line}", "bold red", before="\n", soft_wrap=True)
+        headline = outcome.headline(_ENDINGS.get(summary.state, _STOPPED))
+        _print(console, f"{summary.spider}: {headline}", _STYLES[outcome.verdict], before="\n", soft_wrap=True)
+        for reason in outcome.reasons:
+            _print(console, f"  {reason}", "yellow", soft_wrap=True)
     heading = "this process" if summary.processes == 1 else f"these {summary.processes} processes"
     _print_rows(console, heading, _own_rows(summary))
     _print_rows(console, f"run {summary.run_id}", _run_rows(summary))
@@ -77,18 +80,19 @@ def _own_rows(summary: Summary) -> list[tuple[str, str]]:
 def _run_rows(summary: Summary) -> list[tuple[str, str]]:
     """Rows about the whole run, with all its processes."""
     stats = summary.stats
-    failed = {kind: count for kind, count in summary.dead_kinds.items() if kind != "robots"}
+    failed = {kind: count for kind, count in summary.dead_kinds.items() if kind not in ("robots", BROKEN_LINK)}
     reasons = ", ".join(f"{kind}: {count}" for kind, count in sorted(failed.items(), key=lambda pair: -pair[1]))
     rows = [
         ("done", str(stats.done)),
         ("items", str(stats.items)),
         ("failed", f"{sum(failed.values())} ({reasons})" if reasons else ""),
+        ("broken links", _shown(summary.dead_kinds.get(BROKEN_LINK, 0))),
         ("blocked by robots", _shown(summary.dead_kinds.get("robots", 0))),
         ("duplicates", _shown(stats.duplicates)),
         ("left", _shown(stats.remaining)),
         ("lost", _shown(summary.lost)),
         ("rewinds", f"{stats.rewinds}: the store went back in time, see `shoal audit`" if stats.rewinds else ""),
-        *(("written to", _output(mask(output), summary)) for output in summary.outputs if output != "-"),
+        *(("written to", _output(shown_output(output), summary)) for output in summary.outputs if output != "-"),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -129,7 +133,6 @@ def _print(console: AnyConsole, text: str, style: str, *, before: str = "", soft
 
 
 def _output(output: str, summary: Summary) -> str:
-    output = output.removesuffix("?replace=yes").removesuffix("&replace=yes")
     if output.endswith(".parquet") and summary.state in ("stopped", "failed"):
         return f"{output} (in parts until the run is finished)"
     return output

@@ -22,9 +22,11 @@ from shoal.crawling.onion import preload
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.frontier import share_store
+from shoal.monitoring.limits import limit_of
 from shoal.ports import Coordinator, Counts, Frontier, Holder, Run, Store
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE
+from shoal.runs.outcome import read_outcome
 from shoal.runs.start import default_run_id, ensure_run, find_run
 from shoal.runs.summary_stats import last_stats
 from shoal.runs.worker import Worker, WorkerOptions
@@ -55,6 +57,8 @@ class NodeOptions(TypedDict, total=False):
     """Work even if the spider's file changed since the run started."""
     grace: float
     """Seconds that pages in flight have when the node stops."""
+    command: str
+    """The command that starts such a node, for its reports."""
 
 
 class Node:
@@ -259,15 +263,15 @@ class Node:
             stack.push_async_callback(_close_in_time, store.close)
             await self._make_run(store)
             project = self.config.project_name
-            run, settings = await find_run(store, self.run_id, spider, project, allow_changed=self._allow_changed)
-            frontier = self._frontier = await store.frontier(run.run_id, settings.options)
+            run, _ = await find_run(store, self.run_id, spider, project, allow_changed=self._allow_changed)
+            frontier = self._frontier = await store.frontier(run.run_id)
             coordinator = await self._open_coordinator()
             stack.push_async_callback(_close_in_time, coordinator.close)
             if run.state == "finished" and not self._keep_alive:
                 log.warning("run %s is finished; start another run with a new --run-id", run.run_id)
             else:
                 await self._take_part(coordinator, store, frontier)
-            self.summary = await self._summarize(run, frontier, time.monotonic() - started)
+            self.summary = await self._summarize(store, run, frontier, time.monotonic() - started)
         return self.summary
 
     async def _open_coordinator(self) -> Coordinator:
@@ -307,16 +311,21 @@ class Node:
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         options = WorkerOptions(
             keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._options.get("grace", GRACE),
-            holder=holder, may_work=may_work,
+            holder=holder, may_work=may_work, command=self._options.get("command", ""),
         )  # fmt: skip
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
-    async def _summarize(self, run: Run, frontier: Frontier, elapsed: float) -> Summary:
+    async def _summarize(self, store: Store, run: Run, frontier: Frontier, elapsed: float) -> Summary:
         has_worked = self.event_counts.keys() & {"elected", "took over"}
         if self._outputs and not has_worked:
             log.warning("this node was never a Runner, so it wrote nothing to %s", ", ".join(map(mask, self._outputs)))
         stats, kinds = await last_stats(frontier, asyncio.get_running_loop().time() + _CLOSE_TIMEOUT)
-        state = "finished" if stats.finished else "stopped"
+        state = "finished" if stats.finished else "limit" if await _is_at_limit(store, run.run_id) else "stopped"
+        outcome = None
+        with suppress(ShoalError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                ended = await store.get_run(run.run_id)
+                outcome = None if ended is None else await read_outcome(store, ended, frontier, self.config.outcome)
         return Summary(
             run_id=run.run_id,
             spider=run.spider,
@@ -327,7 +336,16 @@ class Node:
             counters=self._counters(),
             elapsed=elapsed,
             outputs=self._outputs if has_worked else (),
+            outcome=outcome if self.error is None else None,
         )
+
+
+async def _is_at_limit(store: Store, run_id: str) -> bool:
+    with suppress(ShoalError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
+            run = await store.get_run(run_id)
+            return run is not None and await limit_of(store, run) is not None
+    return False
 
 
 async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:

@@ -20,6 +20,7 @@ from shoal.config.sections import (
     ImageSettings,
     ItemSettings,
     LeaseSettings,
+    OutcomeSettings,
     QueueSettings,
     RetrySettings,
     RobotsSettings,
@@ -124,6 +125,7 @@ class Config(Section, frozen=True, kw_only=True):
     robots: RobotsSettings = RobotsSettings()
     retry: RetrySettings = RetrySettings()
     throttle: ThrottleSettings = ThrottleSettings()
+    outcome: OutcomeSettings = OutcomeSettings()
     cache: CacheSettings = CacheSettings()
     warc: WarcSettings = WarcSettings()
     lease: LeaseSettings = LeaseSettings()

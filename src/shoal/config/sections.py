@@ -37,6 +37,7 @@ Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
 Factor: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Status: TypeAlias = Annotated[int, Meta(ge=100, le=599)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
@@ -128,6 +129,13 @@ class ThrottleSettings(Section, frozen=True, kw_only=True):
     max_delay: Seconds = 60.0  # the longest delay
     slow_after: Timeout = 0.5  # a host with a higher latency may be overloaded
     backoff_factor: Factor = 2.0  # multiplies the delay of an overloaded host
+    max_retry_after: Seconds = 3600.0  # a longer Retry-After counts as this: then one request tries the host
+
+
+class OutcomeSettings(Section, frozen=True, kw_only=True):
+    """When a run counts as failed."""
+
+    max_failed: Share = 0.1  # of the pages that ended; beyond it the outcome of the run is "failed"
 
 
 class CacheSettings(Section, frozen=True, kw_only=True):
@@ -223,7 +231,7 @@ class IdentitySettings(Section, frozen=True, kw_only=True):
 
     hold: Timeout = 600.0  # how long an identity is assigned to a host, unless it is blocked before
     rest: Timeout = 60.0  # how long an identity rests on a host that blocked it; doubles with each block in a row
-    max_rest: Timeout = 3600.0  # the longest rest, unless the host asks for a longer one
+    max_rest: Timeout = 3600.0  # the longest rest, also if the host asks for a longer one
     give_up_after: Count = 8  # blocks in a row after which an identity is not used for a host for a day
     max_blocks: CountFromZero = 5  # blocks and failed proxies of a page that cost it no attempt
     max_failures: Count = 3  # in a row; an identity with so many of them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sysconfig
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
 from inspect import isawaitable
@@ -13,7 +14,7 @@ from types import GeneratorType
 from msgspec import Struct
 
 from shoal.crawling.files import FileChains, Step
-from shoal.crawling.stats import Counters
+from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import DropItem, ItemError, ShoalError, SpiderError
 from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
@@ -43,6 +44,8 @@ class Found(Struct):
     """Requests for files. The scope allows them."""
     duplicates: int = 0
     """Links that were left out because the frontier has them."""
+    errors: int = 0
+    """Items that could not be stored."""
 
     def add(self, step: Step) -> None:
         """Add the request for the next file, or the complete item."""
@@ -99,7 +102,7 @@ class Callbacks:
                 found.duplicates += output.count
             elif output is not None:
                 item = await self._pass_pipelines(output, request, found) if self.pipelines else output
-                if item is not None and (encoded := self._encode(item, request)) is not None:
+                if item is not None and (encoded := self._encode(item, request, found)) is not None:
                     found.items.append(encoded)
         for group in files.values():
             await self._begin(group, request, response, found)
@@ -110,7 +113,7 @@ class Callbacks:
         item, encoded = files[0].item, b""
         if item is not None:
             item = await self._pass_pipelines(item, request, found)
-            known = None if item is None else self._encode(item, request)
+            known = None if item is None else self._encode(item, request, found)
             if known is None:
                 return
             encoded = known
@@ -139,19 +142,21 @@ class Callbacks:
             log.debug("item dropped url=%s reason=%s", request.url, dropped)
             return None
         except ItemError as error:
-            self._refuse(error, request)
+            self._refuse(error, request, found)
             return None
         return item
 
-    def _encode(self, item: object, request: Request) -> bytes | None:
+    def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
         try:
             return encode_item(self._fields | item if self._fields and type(item) is dict else item)
         except ItemError as error:
-            self._refuse(error, request)
+            self._refuse(error, request, found)
             return None
 
-    def _refuse(self, error: ItemError, request: Request) -> None:
+    def _refuse(self, error: ItemError, request: Request, found: Found) -> None:
+        found.errors += 1
         self._counters.item_errors += 1
+        self._counters.last_item_error = CodeError(time.time(), str(error), request.url)
         log.error("item not stored url=%s %s", request.url, error)
 
 
@@ -170,15 +175,15 @@ async def _collect(result: object) -> list[object]:
     return list(result)
 
 
-def describe(exc: BaseException) -> str:
-    """The exception, and the last line of the user's own files in its traceback. An error that Shoal raises after the
-    callback has no such line."""
+def describe(exc: BaseException, method: str | None = None) -> str:
+    """The exception, the method of the spider, and the last line of the user's own files in the traceback: ``ValueError
+    in parse: no price (shop.py, line 12)``. An error that Shoal raises after the callback has no such line."""
     frames = traceback.extract_tb(exc.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     if not own and not isinstance(exc, ShoalError):
         own = list(frames)
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(exc).__name__}: {text_of(exc)}{place}"
+    return f"{type(exc).__name__}{f' in {method}' if method else ''}: {text_of(exc)}{place}"
 
 
 def text_of(exc: BaseException) -> str:

@@ -25,9 +25,10 @@ from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
+from shoal.crawling.waiting import FIRST_REPORT, WaitWatch
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
-from shoal.ports import Frontier, Lease
-from shoal.sinks.patience import Patience
+from shoal.ports import Frontier, Lease, Leased
+from shoal.sinks.patience import HURRY, Patience
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
@@ -86,6 +87,11 @@ class Engine:
         self._log = ItemLogKeeper(
             self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
         )
+        self._waiting = WaitWatch(self._frontier, options.run_id)
+        self._idle_since = 0.0
+        """Since when there is nothing to do, on the monotonic clock. 0: there is."""
+        self._leased: Leased | None = None
+        """The answer to the last lease call, if it gave nothing."""
         self._active: dict[int, tuple[asyncio.Task[None], Lease]] = {}
         """The leases that have begun, by token."""
         self._ahead: deque[Lease] = deque()
@@ -183,6 +189,12 @@ class Engine:
             for drain in self._drains:
                 await drain.start_over()
 
+    async def reopen(self) -> None:
+        """Prepare another ``run``: the run has requests again after its outputs were finished."""
+        self._scheduler.forget()
+        for drain in self._drains:
+            await drain.start_over()
+
     async def _pump(self) -> None:
         while True:
             self.looped_at = time.monotonic()
@@ -194,13 +206,32 @@ class Engine:
             linger = self._linger()
             wait = await self._settle_and_lease(lingers=linger > 0)
             self._fill()  # leases that waited for the store to come back
-            if not self._active and not self._ahead and not self._settled and await self._is_over():
-                return
+            if not self._active and not self._ahead and not self._settled:
+                if await self._is_over():
+                    return
+                wait = await self._explain_wait(wait)
             wait = _IDLE_POLL if self._kept_open else wait
             if linger:
                 wait = linger if wait is None else min(wait, linger)
             if linger or not self._settled:
                 await self._waker.sleep(_MAX_SLEEP if wait is None else min(_MAX_SLEEP, wait))
+
+    async def _explain_wait(self, wait: float | None) -> float | None:
+        """Log why there is nothing to do. Returns the seconds until there may be more to say, at most ``wait``."""
+        if self._leased is None or self._halted or self._kept_open:
+            self._end_wait()
+            return wait
+        self._idle_since = self._idle_since or self.looped_at
+        pause = self._idle_since + FIRST_REPORT - self.looped_at
+        if pause <= 0:
+            pause = await self._waiting.wait(self._leased)
+        return pause if wait is None or pause < wait else wait
+
+    def _end_wait(self) -> None:
+        """There is something to do, or another reason to do nothing."""
+        if self._idle_since and self._waiting.reason:
+            self._waiting.work()
+        self._idle_since = 0.0
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
         """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
@@ -247,6 +278,7 @@ class Engine:
         wanted = self._room()
         if wanted <= 0:
             return self.pacing.pause()
+        self._leased = None
         may_work = self._options.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
@@ -262,6 +294,9 @@ class Engine:
             return None
         if leases:
             self._log.expect_items()
+            self._end_wait()
+        else:
+            self._leased = leased
         for lease in leases:
             self._onion.on_lease(lease)
             self._leases.add(lease)
@@ -309,6 +344,8 @@ class Engine:
         if (patience := self.pacing.give_up_after) is not None:
             loop.call_later(grace + patience, self._give_up)
             loop.call_later(grace + 2 * patience, self._persist.give_up)
+        else:
+            loop.call_later(grace + HURRY, self._persist.give_up_if_away)  # a file, on a disk that is full
         self.release_ahead()
 
     def abort(self) -> None:
@@ -479,4 +516,5 @@ class Engine:
             hosts=await self._frontier.host_states(hosts),
             in_flight=len(self._active),
             counters=self.counters,
+            waiting=self._waiting.reason,
         )

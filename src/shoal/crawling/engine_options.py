@@ -39,6 +39,8 @@ class Archive(Protocol):
 class EngineOptions(Struct, frozen=True, kw_only=True):
     """How an engine takes part in a run."""
 
+    run_id: str = ""
+    """For reports why the engine has nothing to do. Empty: it makes none."""
     shared: bool = False
     """The frontier is on a server, and other processes use it too."""
     near: bool = False

@@ -198,7 +198,7 @@ def make_onion(
         *spider.middlewares,
         Cookies(keep=config.cookies) if identities is None else None,  # each identity has its own
         throttle,
-        StatusCheck(config.retry.statuses, spider.handle_statuses),
+        StatusCheck(config.retry.statuses, spider.handle_statuses, config.throttle.max_retry_after),
         Cache(config.cache) if config.cache.enabled else None,
         identities,  # a block is the identity's: throttle and retries must not see it, and the cache needs no identity
         tor,  # the innermost one: no other layer can send a request past it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,8 +15,9 @@ from msgspec import Struct
 from shoal.config import Config
 from shoal.crawling.callbacks import Callbacks, Found, describe, text_of
 from shoal.crawling.files import FileChains
+from shoal.crawling.outcome import BROKEN_LINK, GONE
 from shoal.crawling.scheduler import Admitted, Scheduler
-from shoal.crawling.stats import Counters
+from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import (
     FetchError,
     FileStoreError,
@@ -149,6 +151,8 @@ class PageHandler:
             self.counters.from_cache += 1
         else:
             self.counters.latency.measured(response.elapsed)
+            if self.counters.failing_hosts:
+                self.counters.failing_hosts.pop(lease.host, None)
         status = response.status
         if 300 <= status < 400 and status not in self._handled and (location := response.location) is not None:
             return await self._redirected(lease, response, location)
@@ -198,6 +202,7 @@ class PageHandler:
             duplicates=admitted.duplicates + found.duplicates,
             contacted=not response.from_cache,
             note=note,
+            item_errors=found.errors,
         )
         return Parsed(completion, admitted)
 
@@ -242,11 +247,15 @@ class PageHandler:
     async def _failed(self, lease: Lease, error: FetchError) -> Failure | Parsed:
         """Record a failed attempt. If no attempt is left, call the errback. A file is complete then: its item says what
         failed, and could not be stored a second time."""
-        self.counters.errors[error.kind] += 1
+        is_broken = error.status in GONE and lease.request.depth > 0
+        kind = BROKEN_LINK if is_broken else error.kind
+        self.counters.errors[kind] += 1
+        if error.contacted or error.kind == "dns":
+            self.counters.host_failed(lease.host, error.kind, error.status)
         retry_in = self._retry.retry_in(error, lease.attempt)
         failure = Failure(
             lease=lease,
-            kind=error.kind,
+            kind=kind,
             reason=str(error),
             retry_in=retry_in,
             status=error.status,
@@ -281,14 +290,17 @@ class PageHandler:
                 self._errback_failed(request, partial.__cause__ or partial)
                 found = await self.callbacks.take(partial.outputs, request)
             failure.items = [*failure.items, *found.items]
+            failure.item_errors += found.errors
             admitted = self._scheduler.admit(found.links, request)
             failure.children = [*failure.children, *admitted.children, *found.files]
         except Exception as exc:  # the user's code may raise anything
             self._errback_failed(request, exc)
 
     def _errback_failed(self, request: Request, exc: BaseException) -> None:
+        reason = describe(exc, request.errback)
         self.counters.errors["errback"] += 1
-        log.error("errback failed url=%s %s", request.url, describe(exc))
+        self.counters.last_callback_error = CodeError(time.time(), reason, request.url)
+        log.error("errback failed url=%s %s", request.url, reason)
 
     def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> Released:
         """The page did not fail, so it loses no attempt."""
@@ -301,8 +313,9 @@ class PageHandler:
         `shoal retry-failed` fetches it again."""
         self.counters.errors["callback"] += 1
         cause = exc.__cause__ if isinstance(exc, PartialOutputError) else None
-        reason = describe(cause or exc)
+        reason = describe(cause or exc, lease.request.callback or "parse")
         self.counters.callback_error = self.counters.callback_error or reason
+        self.counters.last_callback_error = CodeError(time.time(), reason, response.url)
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
         if isinstance(exc, PartialOutputError):
@@ -314,7 +327,7 @@ class PageHandler:
                 return self._store_failed(lease, error, contacted=not response.from_cache)
             if self._directives is not None:
                 self._directives.apply(response, found)
-            failure.items = found.items
+            failure.items, failure.item_errors = found.items, found.errors
             failure.children = [*self._scheduler.admit(found.links, lease.request).children, *found.files]
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)

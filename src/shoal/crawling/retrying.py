@@ -44,41 +44,51 @@ class Persistence:
     def __init__(self, *, shared: bool, on_return: Callable[[], None] = lambda: None) -> None:
         """``shared``: the store is on a server, so a call may hang. ``on_return``: called when the server is back."""
         self._shared = shared
+        self._name = "the frontier's server" if shared else "the frontier"
         self._on_return = on_return
         self._end: asyncio.Future[None] | None = None
         self._given_up = False
-        self.away = False
-        """The server did not answer the last call."""
+        self._waiting = 0
+        """Calls that found the server away, and wait. Others may succeed: one that is read-only answers queries."""
+
+    @property
+    def away(self) -> bool:
+        """Whether a call found the server away, and waits for it."""
+        return self._waiting > 0
 
     async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
-        failures = 0
-        while True:
-            try:
-                result = await (self._interruptible(step()) if self._shared else step())
-            except _PERMANENT:
-                raise
-            except FrontierError as error:
-                failures += 1
-                self._note(error, failures)
-                if self._given_up or (failures >= _TRIES and not self.away):
+        failures, waits = 0, False
+        try:
+            while True:
+                try:
+                    result = await (self._interruptible(step()) if self._shared else step())
+                    break
+                except _PERMANENT:
                     raise
-                pause = min(_LONGEST_PAUSE, 0.1 * 2.0**failures) if self.away else 0.1 * 4.0**failures
-                await self._interruptible(asyncio.sleep(pause * random.uniform(0.5, 1.0)))
-                continue
-            if self.away:
-                self.away = False
-                log.warning("the frontier's server is back")
-                self._on_return()
-            return result
+                except FrontierError as error:
+                    failures += 1
+                    was_waiting, waits = waits, isinstance(error, StoreAwayError)
+                    self._note(error, failures, waits - was_waiting)
+                    if self._given_up or (failures >= _TRIES and not waits):
+                        raise
+                    pause = min(_LONGEST_PAUSE, 0.1 * 2.0**failures) if waits else 0.1 * 4.0**failures
+                    await self._interruptible(asyncio.sleep(pause * random.uniform(0.5, 1.0)))
+        except BaseException:
+            self._waiting -= waits
+            raise
+        self._waiting -= waits
+        if waits and not self._waiting:
+            log.warning("%s is back", self._name)
+            self._on_return()
+        return result
 
-    def _note(self, error: FrontierError, failures: int) -> None:
-        if isinstance(error, StoreAwayError):
-            if not self.away:
-                log.warning("the frontier's server is away, waiting for it: %s", error)
-            self.away = True
-        else:
-            self.away = False
+    def _note(self, error: FrontierError, failures: int, change: int) -> None:
+        """Log a failure. ``change``: how many more calls wait for the server."""
+        if change > 0 and not self._waiting:
+            log.warning("%s is away, waiting for it: %s", self._name, error)
+        elif not isinstance(error, StoreAwayError):
             log.warning("the frontier failed, retrying (%d): %s", failures, error)
+        self._waiting += change
 
     async def _interruptible(self, step: Awaitable[T]) -> T:
         if self._given_up:
@@ -100,6 +110,11 @@ class Persistence:
             return task.result()
         task.cancel()  # not awaited: its cleanup may call the same server
         raise StoreAwayError("the frontier's server did not answer in time")
+
+    def give_up_if_away(self) -> None:
+        """Give up if the last call found the server away."""
+        if self.away:
+            self.give_up()
 
     def give_up(self) -> None:
         """Stop waiting for the server: calls that hang fail now, and so does every later call."""

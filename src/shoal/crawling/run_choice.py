@@ -11,8 +11,9 @@ from typing import Literal
 from msgspec import Struct
 
 from shoal.config import NewRunPolicy
-from shoal.ports import Frontier, Run, Store
+from shoal.ports import Documents, Frontier, Run, Store
 from shoal.spider import Spider
+from shoal.stores.documents import StoredValue
 
 log = logging.getLogger("shoal.crawl")
 
@@ -53,7 +54,7 @@ async def choose_run(store: Store, wanted: WantedRun) -> Run:
     if wanted.new == "always":
         return await _create(store, wanted, "running")
     before = await store.list_runs(wanted.spider, wanted.project)
-    run = _to_resume(before, wanted)
+    run = await _to_resume(store, before, wanted)
     if run is not None:
         if run.settings != wanted.start:
             log.warning("run %s resumes with the start URLs and arguments that it began with", run.run_id)
@@ -63,12 +64,32 @@ async def choose_run(store: Store, wanted: WantedRun) -> Run:
     return await _agree(store, wanted, before)
 
 
-def _to_resume(runs: list[Run], wanted: WantedRun) -> Run | None:
+async def _to_resume(store: Store, runs: list[Run], wanted: WantedRun) -> Run | None:
+    """The newest run. A finished one is followed by an older run if somebody reopened that one afterwards."""
+    newest: Run | None = None
     for run in runs:
         if run.state in ("queued", "cancelled") or not run.settings.keys().isdisjoint(("seeds", "schedule")):
             continue  # runs of a fleet are for workers, those of a schedule for servers
-        return None if run.state == "finished" and wanted.new == "after_finish" else run
-    return None
+        newest = newest or run
+        if newest.state != "finished":
+            break
+        if run.state == "running" and await _reopened_at(store, run.run_id) > newest.created_at:
+            return run
+    return None if newest is not None and newest.state == "finished" and wanted.new == "after_finish" else newest
+
+
+async def mark_reopened(documents: Documents, run_id: str) -> None:
+    """Record that a finished run is reopened now. Then the next crawl of its spider continues it, even if there is a
+    newer run that is finished."""
+    await _reopening(documents, run_id).change(lambda _: time.time())
+
+
+async def _reopened_at(documents: Documents, run_id: str) -> float:
+    return await _reopening(documents, run_id).read() or 0.0
+
+
+def _reopening(documents: Documents, run_id: str) -> StoredValue[float]:
+    return StoredValue(documents, f"run/{run_id}/reopened", float)
 
 
 async def _agree(store: Store, wanted: WantedRun, before: list[Run]) -> Run:

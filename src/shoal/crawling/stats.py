@@ -9,11 +9,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from shoal.crawling.outcome import Outcome
 from shoal.identities.counts import IdentityCounts
 from shoal.ports import Holder, HostState, RunView, Stats
 
 _MAX_REASONS = 100
 """Reasons of dropped items. Others are counted together: a page may decide them."""
+_MAX_FAILING = 1000
+"""Hosts whose failures are counted. The one that was tried longest ago is forgotten first."""
+_HOST_KINDS = frozenset({"connect", "dns", "half body", "protocol", "reset", "timeout", "tls"})
+"""Kinds of failures without a status that say something about the host."""
 
 
 class Latency:
@@ -66,14 +71,42 @@ class PickedItems:
         return taken
 
 
+class FailingHost(Struct, array_like=True):
+    """The attempts of a process on a host since its last good answer. All of them failed."""
+
+    since: float
+    """When the first of them failed, by the clock of the process."""
+    last: float = 0.0
+    """When the last of them failed."""
+    kinds: dict[str, int] = {}
+    """How many there are, by kind of failure."""
+
+    @property
+    def attempts(self) -> int:
+        return sum(self.kinds.values())
+
+
+class CodeError(Struct, frozen=True):
+    """An error of the user's code, or an item that could not be stored."""
+
+    at: float
+    reason: str
+    url: str
+
+
 class Counters:
     """What one process did. The frontier counts for the whole run."""
 
     __slots__ = (
-        "bytes", "callback_error", "drop_reasons", "dropped", "errors", "fetched", "from_cache", "item_errors",
-        "items", "latency", "leases_lost", "left_out", "links_refused", "not_followed", "out_of_scope", "picked",
-        "redirected", "retried", "started", "too_deep",
+        "bytes", "callback_error", "drop_reasons", "dropped", "errors", "failing_hosts", "fetched", "from_cache",
+        "item_errors", "items", "last_callback_error", "last_item_error", "latency", "leases_lost", "left_out",
+        "links_refused", "not_followed", "out_of_scope", "picked", "redirected", "retried", "started", "too_deep",
     )  # fmt: skip
+    NOT_ADDED = frozenset(
+        {"callback_error", "drop_reasons", "errors", "failing_hosts", "last_callback_error", "last_item_error",
+         "picked", "started"}
+    )  # fmt: skip
+    """Fields that ``add`` does not add up as numbers."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -93,16 +126,34 @@ class Counters:
         """Dropped items by reason, up to a number of reasons."""
         self.callback_error = ""
         """The first error of a callback."""
+        self.last_callback_error: CodeError | None = None
+        self.last_item_error: CodeError | None = None
+        self.failing_hosts: dict[str, FailingHost] = {}
+        """Hosts without a good answer since their last failure, the one that failed last at the end."""
         self.picked = PickedItems()
         """Some of the stored items."""
 
     def add(self, other: Counters) -> None:
         """Add the counts of another part of the same process."""
         for name in self.__slots__:
-            if name not in ("callback_error", "drop_reasons", "errors", "picked", "started"):
+            if name not in self.NOT_ADDED:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors.update(other.errors)
         self.drop_reasons.update(other.drop_reasons)
+
+    def host_failed(self, host: str, kind: str, status: int) -> None:
+        """Count an attempt on a host, if the failure says something about the host."""
+        if status >= 400:
+            kind = f"http {status}"
+        elif kind not in _HOST_KINDS:
+            return
+        now = time.time()
+        failing = self.failing_hosts.pop(host, None) or FailingHost(now, kinds={})
+        failing.last = now
+        failing.kinds[kind] = failing.kinds.get(kind, 0) + 1
+        if len(self.failing_hosts) >= _MAX_FAILING:
+            del self.failing_hosts[next(iter(self.failing_hosts))]
+        self.failing_hosts[host] = failing
 
     def drop(self, reason: str) -> None:
         """Count a dropped item."""
@@ -129,6 +180,8 @@ class CrawlSnapshot(Struct, frozen=True, kw_only=True):
     hosts: list[HostState]
     in_flight: int
     counters: Counters
+    waiting: str = ""
+    """Why it has had nothing to do for some seconds. Empty: it works."""
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -168,6 +221,10 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """Whether its Tor daemon is ready. Empty if it does not go through Tor."""
     error: str = ""
     """What ended its part in the run. Empty if it works, or ended well."""
+    loop_age: float | None = None
+    """Seconds since its event loop last ran. None while it works on no run."""
+    blocked_by: str = ""
+    """What blocks its event loop, if that did not run for some seconds."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -191,8 +248,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Queries that found nothing on any page of this process, with the number of pages."""
     processes: int = 1
     """How many processes ``counters`` are of."""
-    expects_items: bool = False
-    """Whether the run has outputs or pipelines, so that a run without items achieved nothing."""
+    outcome: Outcome | None = None
+    """The outcome of the run. None if it has not ended, or this process failed."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the outcome of the run is ``failed``."""
+        return self.outcome is not None and self.outcome.verdict == "failed"
 
     @property
     def lost(self) -> int:

@@ -55,6 +55,7 @@ class ComposedFrontier:
         self.repair = inspection.repair
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.retry_dead, self.lease_outcomes = inspection.retry_dead, inspection.lease_outcomes
+        self.waits = inspection.waits
 
     def hold(self, holder: Holder) -> None:
         """ValueError: all callers share this object, so it has no holder."""

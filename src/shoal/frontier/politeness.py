@@ -7,7 +7,7 @@ is pure: it gets the time as an argument, and knows only the key of the best req
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
@@ -112,6 +112,10 @@ def _in_force(delays: Delays, limits: Limits) -> tuple[float, int]:
     return delay, effective_concurrency(delay, *limits)
 
 
+def _usual(options: FrontierOptions) -> tuple[float, int]:
+    return _in_force((None, None, options.delay, None, None), (None, None, options.concurrency_per_host))
+
+
 class Lane(Generic[Queue]):
     """One run's requests for one host."""
 
@@ -148,8 +152,15 @@ class LaneTable(Generic[Queue]):
         self._entries = 0
         self._full: dict[Lane[Queue], None] = {}
         """Lanes with ready requests whose host is full. There are at most as many as requests in flight."""
-        self._usual = _in_force((None, None, options.delay, None, None), (None, None, options.concurrency_per_host))
+        self._usual = _usual(options)
         """The delay and the concurrency of a host for which nothing is set."""
+
+    def set_options(self, options: FrontierOptions, now: float) -> None:
+        """Apply other options of the run to all its lanes."""
+        self.options, self._usual = options, _usual(options)
+        for lane in self.by_name.values():
+            self.refresh(lane)
+            self.place(lane, now)
 
     def add(self, name: str, queue: Queue) -> Lane[Queue]:
         """Add a lane for a host that is new to this run."""
@@ -267,6 +278,10 @@ class OpenRun(Protocol):
 
     def expire_leases(self, now: float) -> object:
         """End the leases that have run out."""
+        ...
+
+    def held_at(self, hosts: Collection[str]) -> Iterable[tuple[str, str]]:
+        """The host and the name of the holder of each lease of these hosts."""
         ...
 
 

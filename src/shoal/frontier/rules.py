@@ -124,6 +124,11 @@ def failure_event(attempts: int, failure: Failure, *, waits: bool) -> tuple[str,
     return FAILED_EVENT % attempts, failure.reason + (WAITS_DETAIL % failure.retry_in if waits else "")
 
 
+def retry_reason(detail: str) -> str:
+    """Why an attempt failed, from the detail of its event."""
+    return detail.rpartition(WAITS_DETAIL.partition("%")[0])[0] or detail
+
+
 def read_event(at: float, stored: str, detail: str, worker: str = "") -> Event:
     """An event as it is stored: its kind, and the number of an attempt."""
     kind, _, attempt = stored.partition(" ")
@@ -152,6 +157,12 @@ def child_fingerprint(request: Request, parent: bytes, index: int) -> bytes:
     a parent that is handled again after a crash does not add it twice."""
     fingerprint = request.fingerprint()
     return derived_fingerprint(fingerprint, parent, b"%d" % index) if request.dont_filter else fingerprint
+
+
+def sought_fingerprint(request: Request, parent: bytes) -> bytes:
+    """The fingerprint that ``find`` looks for: that of the request. With a ``parent``, that of its first child, if the
+    child is this request and was not filtered."""
+    return derived_fingerprint(request.fingerprint(), parent, b"0") if parent else request.fingerprint()
 
 
 # -- encoding
@@ -202,8 +213,11 @@ def check_cursor(claim: Claim, stored: bytes, cursor: bytes) -> None:
 
 MAX_WORKERS = 65_535
 """Records in memory and in Redis name at most this many workers of a run. The claims of later ones name none."""
+MAX_HELD = 5000
+"""Leases of a store that are looked at to find out who uses a host."""
 HEARD_GAP = 0.5
-"""If no heartbeat of a run arrived for this part of a session, the store may have been away: silence begins anew."""
+"""If no heartbeat arrived for this part of a session, the store may have been away: silence begins anew. A worker that
+is silent for so long is late."""
 
 
 def check_fence(slot: str, epoch: int, latest: int | None) -> None:

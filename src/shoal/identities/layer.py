@@ -240,7 +240,7 @@ class Identities:
         return Postponed(reason, contacted=True)
 
     async def _retire(self, name: str, host: str, streak: int, response: Response) -> None:
-        asked = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+        asked = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), self._settings.max_rest)
         seconds = rest_seconds(self._settings, streak, asked.total_seconds() if asked is not None else 0.0)
         is_final = streak + 1 >= self._settings.give_up_after
         if is_final:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from shoal.crawling.stats import Counters, Latency, Standing, Vitals, ledger
@@ -57,6 +58,15 @@ def of_vitals(vitals: Vitals) -> list[Family]:
                 "Last heartbeat of the process's loop: at least every 15 seconds, also while it is idle.",
                 labels,
                 round(moment, 3),
+            )
+        )
+    if vitals.loop_age is not None:
+        families.append(
+            _gauge(
+                "shoal_worker_loop_age_seconds",
+                "Seconds since the event loop of the process last ran: up to 1, unless a callback blocks it.",
+                labels,
+                round(vitals.loop_age, 3),
             )
         )
     if vitals.identities is not None:
@@ -152,6 +162,13 @@ def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]
     if workers is not None:
         families.append(_gauge("shoal_celery_workers", "Celery workers that answered the last poll.", {}, workers))
     return families
+
+
+def of_problems(problems: Iterable[tuple[str, str]]) -> list[Family]:
+    """What needs attention: the number of problems by kind and severity."""
+    found = Counter(problems)
+    samples = [Sample({"kind": kind, "severity": severity}, count) for (kind, severity), count in sorted(found.items())]
+    return [Family("shoal_problems", "gauge", "What needs attention now, by kind and severity.", samples)]
 
 
 def of_standing(standing: Standing, labels: Labels) -> list[Family]:

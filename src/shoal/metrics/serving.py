@@ -1,7 +1,8 @@
 """`/metrics` and `/health` of one crawling process.
 
 A scrape must not disturb the crawl. It reads the counters of the process directly. It sends one query at a time to the
-frontier, and waits for it one second at most.
+frontier, and waits for it one second at most. A thread answers, so that there is an answer even while a callback blocks
+the event loop of the crawl.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import logging
 import re
 import socket
 import time
-from typing import NamedTuple, Protocol
+from collections.abc import Coroutine
+from typing import NamedTuple, Protocol, TypeVar
 
 from aiohttp import web
 from msgspec import Struct
@@ -22,11 +24,14 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.metrics.exposition import CONTENT_TYPE, Family, render
 from shoal.metrics.families import of_frontier, of_hosts, of_ledger, of_vitals
 from shoal.ports import HostState, RunView, Stats
+from shoal.runs.loop_thread import LoopThread
 
+T = TypeVar("T")
 log = logging.getLogger("shoal.metrics")
 
 _FRONTIER_TIMEOUT = 1.0  # seconds
 _MAX_HOSTS = 20  # the busiest; each is a label, and Prometheus needs few
+_LOOP_TIMEOUT = 0.5  # seconds that the event loop of the crawl has to begin an answer
 _HANG_TIMEOUT = 60.0  # seconds without a heartbeat after which a loop counts as hanging
 _SHUTDOWN_TIMEOUT = 0.1  # seconds that a running scrape gets when the process ends
 
@@ -91,23 +96,41 @@ class FrontierState(NamedTuple):
 
 
 class Exporter:
-    """Answers requests for one process."""
+    """Answers requests for one process. ``metrics`` and ``health`` run on another event loop than the crawl."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, crawl_loop: asyncio.AbstractEventLoop) -> None:
         self._observed = observed
+        self._crawl_loop = crawl_loop
         self._query: asyncio.Task[FrontierState | None] | None = None
 
     async def metrics(self, request: web.Request) -> web.Response:
-        page = render(await self.families())
+        families = await self._ask(self.families())
+        page = render(of_vitals(self._observed.vitals()) if families is None else families)
         return web.Response(body=page.encode("utf-8", "replace"), headers={"Content-Type": CONTENT_TYPE})
 
     async def health(self, request: web.Request) -> web.Response:
-        vitals = self._observed.vitals()
-        state = await self._frontier_state(vitals.frontier)
-        reason = health_problem(vitals, up=state is not None, now=time.monotonic())
+        up = await self._ask(self._is_up())
+        # The frontier cannot be asked while the loop is blocked. For a while, that alone is no reason for a restart.
+        reason = health_problem(self._observed.vitals(), up=up is not False, now=time.monotonic())
         if reason is None:
             return web.json_response({"status": "ok"})
         return web.json_response({"status": "unhealthy", "reason": reason}, status=503)
+
+    async def _ask(self, work: Coroutine[object, object, T]) -> T | None:
+        """The result of a coroutine that runs on the event loop of the crawl. None if that is blocked."""
+        try:
+            asked = asyncio.run_coroutine_threadsafe(work, self._crawl_loop)
+        except RuntimeError:  # the crawl has ended
+            work.close()
+            return None
+        try:
+            async with asyncio.timeout(_FRONTIER_TIMEOUT + _LOOP_TIMEOUT):
+                return await asyncio.wrap_future(asked)
+        except TimeoutError:
+            return None
+
+    async def _is_up(self) -> bool:
+        return await self._frontier_state(self._observed.vitals().frontier) is not None
 
     async def families(self) -> list[Family]:
         """All metrics. Those of the frontier are missing while it does not answer."""
@@ -149,6 +172,8 @@ def health_problem(vitals: Vitals, *, up: bool, now: float) -> str | None:
         return None
     if vitals.frontier is None:
         return "it has not started"
+    if vitals.loop_age is not None and vitals.loop_age > _HANG_TIMEOUT:
+        return f"its loop hangs: blocked for {vitals.loop_age:.0f} s by {vitals.blocked_by}"
     if not up:
         return "the frontier does not answer"
     if vitals.looped_at is not None and now - vitals.looped_at > _HANG_TIMEOUT:
@@ -157,8 +182,17 @@ def health_problem(vitals: Vitals, *, up: bool, now: float) -> str | None:
 
 
 async def serve(observed: Observed, listener: socket.socket) -> None:
-    """Answer requests until cancelled."""
-    exporter = Exporter(observed)
+    """Answer requests until cancelled. A thread does so."""
+    exporter = Exporter(observed, asyncio.get_running_loop())
+    thread = LoopThread("metrics")
+    try:
+        await thread.call(_serve(exporter, listener))
+    finally:
+        exporter.close()
+        thread.stop(10 * _SHUTDOWN_TIMEOUT)
+
+
+async def _serve(exporter: Exporter, listener: socket.socket) -> None:
     app = web.Application()
     app.add_routes([web.get("/metrics", exporter.metrics), web.get("/health", exporter.health)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT)
@@ -169,5 +203,4 @@ async def serve(observed: Observed, listener: socket.socket) -> None:
         log.info("metrics are at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
         await asyncio.Event().wait()
     finally:
-        exporter.close()
         await runner.cleanup()

@@ -6,20 +6,23 @@ import random
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 
-from shoal.config import RetrySettings
+from shoal.config import RetrySettings, ThrottleSettings
 from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.ports import Fetch
 
-MAX_RETRY_AFTER = timedelta(hours=24)
+MAX_RETRY_AFTER = ThrottleSettings().max_retry_after
 
 
 class StatusCheck:
     """Turns an error status into a FetchError. Redirects with a Location pass: the engine follows them."""
 
-    def __init__(self, retried: Collection[int], handled: Collection[int] = ()) -> None:
+    def __init__(
+        self, retried: Collection[int], handled: Collection[int] = (), max_retry_after: float = MAX_RETRY_AFTER
+    ) -> None:
         self._retried = frozenset(retried)
         self._handled = frozenset(handled)
+        self._max_retry_after = max_retry_after
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         response = await fetch(request)
@@ -31,7 +34,9 @@ class StatusCheck:
             kind=f"http {status}",
             retryable=status in self._retried,
             status=status,
-            retry_after=parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)),
+            retry_after=parse_retry_after(
+                response.headers.get("Retry-After"), datetime.now(UTC), self._max_retry_after
+            ),
             contacted=not response.from_cache,
         )
         error.response = response
@@ -55,8 +60,10 @@ class RetryPolicy:
         return min(self._config.max_delay, delay * (0.75 + 0.5 * self._random()))
 
 
-def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
-    """The wait that a Retry-After header asks for, between zero and a day; None if it is missing or invalid."""
+def parse_retry_after(value: str | None, now: datetime, limit: float = MAX_RETRY_AFTER) -> timedelta | None:
+    """The wait that a Retry-After header asks for, between zero and ``limit`` seconds; None if it is missing or
+    invalid. Every wait that a server asks for comes from here: without the limit, one answer could stop all runs on its
+    host for a day."""
     if not value:
         return None
     value = value.strip()
@@ -72,4 +79,4 @@ def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         wait = moment - now
-    return min(max(wait, timedelta(0)), MAX_RETRY_AFTER)
+    return min(max(wait, timedelta(0)), timedelta(seconds=limit))

@@ -56,7 +56,11 @@ def after_overload(host: LearnedDelay, config: ThrottleSettings) -> LearnedDelay
 
 
 class Throttle:
-    """Measures each fetch and reports delays to the frontier, which applies them to the whole fleet."""
+    """Measures each fetch and reports delays to the frontier, which applies them to the whole fleet.
+
+    A host that asks for a pause with Retry-After is blocked for all runs. It also gets a delay, so when the block ends
+    one request tries it. If the host still asks, it is blocked again.
+    """
 
     def __init__(self, config: ThrottleSettings, update_host: Callable[[str, HostUpdate], Awaitable[None]]) -> None:
         self._config = config
@@ -84,7 +88,9 @@ class Throttle:
                 await self._overloaded(name, started, error.status, error.retry_after)
             raise
         if response.status in _OVERLOADED:  # a spider may handle these statuses itself
-            retry_after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+            retry_after = parse_retry_after(
+                response.headers.get("Retry-After"), datetime.now(UTC), self._config.max_retry_after
+            )
             await self._overloaded(name, started, response.status, retry_after)
         elif not response.from_cache:
             host = self._learn(

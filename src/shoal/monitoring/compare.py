@@ -8,10 +8,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from shoal.config import Config
+from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes
 from shoal.ports import Run, RunState, Stats, Store
-from shoal.runs.queries import run_options
 
 Unit: TypeAlias = Literal["count", "seconds", "per second", "share"]
 
@@ -28,13 +27,15 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     stats: Stats
     failed_kinds: dict[str, int] = {}
     coverage: list[FieldCoverage] = []
+    limit: LimitReached | None = None
 
     @property
     def outcome(self) -> str:
         """How it ended, for people."""
-        if self.state == "finished" and self.stats.remaining:
-            return f"finished at its page limit, {self.stats.remaining} left"
-        return self.state
+        if self.limit is not None:
+            return str(self.limit)
+        left = self.stats.remaining if self.state == "finished" else 0
+        return f"finished with {left} left" if left else self.state
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -61,22 +62,22 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: list[Difference]
 
 
-async def read_figures(store: Store, run: Run, config: Config, now: float | None = None) -> RunFigures:
+async def read_figures(store: Store, run: Run, now: float | None = None) -> RunFigures:
     """The figures of a run. RunError if it was deleted meanwhile."""
-    frontier = await store.frontier(run.run_id, run_options(run, config))
+    frontier = await store.frontier(run.run_id)
     until = run.ended_at if run.ended_at is not None else time.time() if now is None else now
     stats = await frontier.stats()
     return RunFigures(
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,
         seconds=max(0.0, until - run.created_at), stats=stats,
         failed_kinds=await frontier.dead_kinds() if stats.dead else {},
-        coverage=field_coverage(await read_processes(store, run.run_id)),
+        coverage=field_coverage(await read_processes(store, run.run_id)), limit=await limit_of(store, run),
     )  # fmt: skip
 
 
-async def compare_runs(store: Store, a: Run, b: Run, config: Config) -> Comparison:
+async def compare_runs(store: Store, a: Run, b: Run) -> Comparison:
     """Compare two runs, usually of one spider; ``a`` is the older one."""
-    return compare(await read_figures(store, a, config), await read_figures(store, b, config))
+    return compare(await read_figures(store, a), await read_figures(store, b))
 
 
 def compare(a: RunFigures, b: RunFigures) -> Comparison:

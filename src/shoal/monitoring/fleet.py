@@ -6,14 +6,13 @@ import asyncio
 
 from msgspec.structs import asdict
 
-from shoal.monitoring.processes import RunProcess, merge_processes
+from shoal.monitoring.processes import ORDER, PRESENT, RunProcess, merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import Documents
 
 _FORGOTTEN = 3600.0
 """Seconds after which a process that was lost or ended is not listed any more."""
-_RANK = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
 
 
 class FleetProcess(RunProcess, frozen=True, kw_only=True):
@@ -40,6 +39,6 @@ async def read_fleet(documents: Documents, snapshot: StoreSnapshot) -> list[Flee
         FleetProcess(run_id=each.run.run_id, **asdict(process))
         for each, own in zip(snapshot.runs, reports, strict=True)
         for process in merge_processes(each.workers, own, snapshot.at)
-        if process.state in ("working", "silent") or process.last_seen < _FORGOTTEN
+        if process.state in PRESENT or process.last_seen < _FORGOTTEN
     ]
-    return sorted(found, key=lambda process: (_RANK[process.state], process.machine, process.name))
+    return sorted(found, key=lambda process: (ORDER[process.state], process.machine, process.name))

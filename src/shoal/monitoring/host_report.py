@@ -13,8 +13,7 @@ from shoal.fetch.page_needs import Need, learned_needs
 from shoal.identities.facts import IdentityFacts
 from shoal.identities.listing import IdentityState, list_identities
 from shoal.middleware.robots import fact_name, read_rules
-from shoal.ports import Frontier, Hosts, HostState, Run, Store
-from shoal.runs.queries import run_options
+from shoal.ports import Hosts, HostState, Run, Store
 
 _MAX_IDENTITIES = 50
 MAX_ROBOTS = 50_000
@@ -47,7 +46,7 @@ class HostReport(Struct, frozen=True, kw_only=True):
 
 async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
     """Describe a host, as these runs see it. There must be at least one."""
-    frontiers = await asyncio.gather(*(_frontier(store, run, config) for run in runs))
+    frontiers = await asyncio.gather(*(store.frontier(run.run_id) for run in runs))
     found = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
     states = {run.run_id: state for run, state in zip(runs, found, strict=True)}
     frontier = frontiers[0]
@@ -60,10 +59,6 @@ async def report_host(store: Store, runs: Sequence[Run], config: Config, host: s
         identities=[each for each in identities if each.host or each.state == "removed"],
         needs=await learned_needs(frontier, host),
     )
-
-
-async def _frontier(store: Store, run: Run, config: Config) -> Frontier:
-    return await store.frontier(run.run_id, run_options(run, config))
 
 
 async def read_robots(hosts: Hosts, host: str, config: Config) -> list[RobotsFile]:

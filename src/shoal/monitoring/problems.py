@@ -2,65 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
-from shoal.ports import HostState, Run, Stats
-from shoal.printable import printable
-
-ProblemKind: TypeAlias = Literal[
-    "finished", "failed", "stalled", "failure_rate", "few_items", "low_coverage", "worker_lost", "output_lagging",
-    "unbalanced", "store_went_back", "store_away", "schedule_missed", "channel_failing",
-]  # fmt: skip
-Severity: TypeAlias = Literal["info", "warning", "critical"]
-
-ONCE: frozenset[ProblemKind] = frozenset(
-    {"finished", "failed", "few_items", "low_coverage", "worker_lost", "store_went_back", "schedule_missed"}
+from shoal.crawling.outcome import Outcome
+from shoal.monitoring.active_runs import (
+    Mark,
+    find_blocked,
+    find_code_errors,
+    find_failing_hosts,
+    find_failure_rate,
+    find_lost_workers,
+    find_output_problems,
+    find_stalls,
+    is_heard,
+    marks_of,
+    worker_lost,
 )
-"""Problems that happen at one moment. Those of other kinds last until they are resolved."""
+from shoal.monitoring.activity import RunActivity
+from shoal.monitoring.limits import LimitReached
+from shoal.monitoring.problem import Problem, ProblemLimits
+from shoal.monitoring.problem import duration as _duration
+from shoal.monitoring.problem import make_problem as _problem
+from shoal.monitoring.problem import of_run as _of_run
+from shoal.monitoring.problem import short as _short
+from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
+from shoal.ports import Run, Stats
+
 MAX_PROBLEMS = 500
-_MAX_NAME = 100
-_MAX_TEXT = 1000
-_SILENT_SESSIONS = 0.5
-"""A worker that disappears counts as lost after this many sessions without a heartbeat. It sends three in each."""
-
-
-class Problem(Struct, frozen=True, kw_only=True):
-    """Something that a person should know. Its texts are printable and short, whatever strangers wrote into them."""
-
-    key: str
-    """Identifies the problem. It stays the same while the problem lasts."""
-    kind: ProblemKind
-    severity: Severity
-    run_id: str = ""
-    spider: str = ""
-    title: str
-    text: str
-    since: float
-    figure: float = 0.0
-    """What was measured. If it doubles, the problem has changed."""
-    about: str = ""
-    """The worker, output, schedule or channel that it is about."""
-
-
-class ProblemLimits(Struct, frozen=True, kw_only=True):
-    """The limits beyond which something is a problem."""
-
-    stalled_after: float = 600.0
-    """Seconds in which no page was done or failed, or no item was written."""
-    failure_rate: float = 0.2
-    """The share of failed pages. Pages that robots.txt or the scope forbids do not count."""
-    failure_pages: int = 50
-    """Pages that must have ended before the rate counts."""
-    item_drop: float = 0.5
-    """By which share a run may have fewer items than the last good run."""
-    coverage_drop: float = 0.2
-    """By how much the share of items with a field may be smaller than in the last good run."""
-    output_lag: int = 10_000
-    """Items that are not written to an output yet."""
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -68,8 +40,11 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
     run: Run
     stats: Stats
+    outcome: Outcome
     coverage: Mapping[str, float] = {}
     """For each field, the part of the items that have it. Empty if that is not known."""
+    limit: LimitReached | None = None
+    """At which limit it stopped."""
 
 
 class RunFailure(Struct, frozen=True):
@@ -118,10 +93,6 @@ class FailingChannel(Struct, frozen=True):
     error: str
 
 
-Mark: TypeAlias = tuple[int, float]
-"""A count, and since when it has been the same."""
-
-
 class Facts(Struct, frozen=True, kw_only=True):
     """What a snapshot does not show. All of it is optional."""
 
@@ -136,6 +107,15 @@ class Facts(Struct, frozen=True, kw_only=True):
     channels: tuple[FailingChannel, ...] = ()
     forbidden: Mapping[str, int] = {}
     """Per run, the failed pages that robots.txt or the scope forbids."""
+    activity: Mapping[str, RunActivity] = {}
+    """Per run, what its processes did lately."""
+    answering_since: float = 0.0
+    """The store was away until this time, as far as the reader knows. Silence before it does not count."""
+    reporting: frozenset[tuple[str, str]] = frozenset()
+    """Runs and names of the processes that reported since the facts were read before."""
+
+
+_NO_ACTIVITY = RunActivity()
 
 
 LimitsFor: TypeAlias = Callable[[str, str], ProblemLimits]
@@ -181,7 +161,7 @@ def _all_problems(
             yield from _ending_problems(ending, ended_at, limits(run.run_id, run.spider))
     for process in facts.lost:
         if process.at >= facts.since:
-            yield _worker_lost(process.run_id, process.spider, process.name, process.at)
+            yield worker_lost(process.run_id, process.spider, process.name, process.at)
     yield from map(_schedule_missed, facts.missed)
     yield from map(_channel_failing, facts.channels)
 
@@ -189,11 +169,16 @@ def _all_problems(
 def _run_problems(
     seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
 ) -> Iterator[Problem]:
-    yield from _stalled(seen, facts.marks, limits)
-    yield from _failure_rate(seen, facts.forbidden.get(seen.run.run_id, 0), limits)
-    yield from _lost_workers(seen, before, facts.since)
+    run_id = seen.run.run_id
+    activity = facts.activity.get(run_id, _NO_ACTIVITY)
+    yield from find_stalls(seen, activity, facts.marks, limits, facts.answering_since)
+    yield from find_failure_rate(seen, activity, facts.forbidden.get(run_id, 0), limits)
+    yield from find_code_errors(seen, activity, limits)
+    yield from find_failing_hosts(seen, activity, limits)
+    yield from find_blocked(seen, activity.blocked, limits)
+    yield from find_lost_workers(seen, before, facts.since, facts.answering_since)
     for output in seen.outputs:
-        yield from _output_lagging(seen, output, facts.marks, limits)
+        yield from find_output_problems(seen, output, facts.marks, limits)
     if not seen.stats.balanced and before is not None and not before.stats.balanced:
         yield _unbalanced(seen)
     for number, rewind in enumerate(seen.rewinds, 1):
@@ -204,84 +189,6 @@ def _run_problems(
                 f"The store lost {lost} of changes. Pages of that time are crawled again, and outputs were set back. "
                 "Repeat what other programs changed in that time.", rewind.at, about=str(number),
             )  # fmt: skip
-
-
-# -- active runs
-
-
-def _stalled(seen: RunSnapshot, marks: Mapping[str, Mark], limits: ProblemLimits) -> Iterator[Problem]:
-    stats = seen.stats
-    since = _unchanged_since(marks, seen.run.run_id, stats.done + stats.dead, seen.changed_at)
-    silence = seen.at - since
-    if seen.run.state != "running" or not stats.remaining or silence < limits.stalled_after:
-        return
-    if not stats.ready + stats.leased + stats.incoming or _all_wait(seen.hosts, limits.stalled_after):
-        return  # retries and blocked hosts wait for their time
-    count = seen.processes
-    workers = "No process works" if not count else "1 process works" if count == 1 else f"{count} processes work"
-    yield _of_run(
-        seen.run, "stalled", "critical", "stalled",
-        f"No page was done or failed for {_duration(silence)}. {stats.remaining} requests are left: {stats.ready} "
-        f"ready, {stats.waiting} waiting, {stats.leased} in flight. {workers} on it.", since, figure=silence,
-    )  # fmt: skip
-
-
-def _all_wait(hosts: Iterable[HostState], seconds: float) -> bool:
-    """Whether each host with ready requests is blocked, or has a delay of at least this."""
-    busy = [host for host in hosts if host.ready]
-    return bool(busy) and all(host.blocked_for > 0 or host.delay >= seconds for host in busy)
-
-
-def _failure_rate(seen: RunSnapshot, forbidden: int, limits: ProblemLimits) -> Iterator[Problem]:
-    dead = max(0, seen.stats.dead - forbidden)
-    ended = seen.stats.done + dead
-    if ended < limits.failure_pages or dead <= limits.failure_rate * ended:
-        return
-    rate = dead / ended
-    yield _of_run(
-        seen.run, "failure_rate", "critical" if rate >= 0.9 else "warning", f"{rate:.0%} of the pages fail",
-        f"{dead} of {ended} pages failed; the limit is {limits.failure_rate:.0%}. `shoal audit {seen.run.run_id}` "
-        "lists the kinds of failures.", seen.at, figure=rate,
-    )  # fmt: skip
-
-
-def _lost_workers(seen: RunSnapshot, before: RunSnapshot | None, since: float) -> Iterator[Problem]:
-    """Workers that sent no heartbeat for a session, and workers that were fenced because of that."""
-    silent = {each.worker: each for each in seen.workers if 0 < each.session < each.silent_for}
-    present = {each.worker for each in seen.workers}
-    for each in before.workers if before is not None else ():
-        if each.worker not in present and 0 < each.session * _SILENT_SESSIONS < each.silent_for:
-            silent.setdefault(each.worker, each)
-    for worker in silent.values():
-        at = seen.at - worker.silent_for
-        if at >= since:
-            yield _worker_lost(seen.run.run_id, seen.run.spider, worker.worker, at)
-
-
-def _worker_lost(run_id: str, spider: str, name: str, at: float) -> Problem:
-    return _problem(
-        "worker_lost", "warning", f"worker {_short(name)} is lost",
-        "It was killed, or cannot reach the store. Other workers take over its pages; if there are none, start one.",
-        at, run_id=run_id, spider=spider, about=name,
-    )  # fmt: skip
-
-
-def _output_lagging(
-    seen: RunSnapshot, output: OutputState, marks: Mapping[str, Mark], limits: ProblemLimits
-) -> Iterator[Problem]:
-    if output.finished or not output.lag:
-        return
-    since = _unchanged_since(marks, _output_key(seen, output), output.written, seen.at)
-    stands_still = seen.at - since >= limits.stalled_after and seen.run.state == "running"
-    if output.lag < limits.output_lag and not stands_still:
-        return
-    writer = "A process writes to it" if output.held else "No process writes to it"
-    still = f" Nothing was written for {_duration(seen.at - since)}." if stands_still else ""
-    yield _of_run(
-        seen.run, "output_lagging", "critical" if stands_still else "warning", f"output {_short(output.name)} lags",
-        f"{output.lag} items are not written yet, {output.written} are.{still} {writer}.", since,
-        figure=float(output.lag), about=output.name,
-    )  # fmt: skip
 
 
 def _unbalanced(seen: RunSnapshot) -> Problem:
@@ -298,17 +205,21 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 
 
 def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
-    run, stats = ending.result.run, ending.result.stats
-    if not stats.done:
-        failed = "its only request failed" if stats.dead == 1 else f"all {stats.dead} requests failed"
-        what = failed if stats.dead else "it had no request"
-        yield _failed(run.run_id, run.spider, ended_at, f"It ended without a page: {what}.")
-        return
-    took = _duration(ended_at - run.created_at)
-    yield _of_run(
-        run, "finished", "info", "finished",
-        f"{stats.done} pages, {stats.items} items, {stats.dead} failed, in {took}.", ended_at,
-    )  # fmt: skip
+    run, stats, outcome = ending.result.run, ending.result.stats, ending.result.outcome
+    title = "finished" if ending.result.limit is None else "stopped at a limit"
+    text = f"{stats.pages} pages, {stats.items} items, in {_duration(ended_at - run.created_at)}."
+    if ending.result.limit is not None:
+        text = f"{text} It {ending.result.limit}."
+    if outcome.reasons:
+        text = f"{'; '.join(outcome.reasons)}. {text}"
+    if outcome.verdict == "failed":
+        yield _failed(run.run_id, run.spider, ended_at, text)
+        if stats.pages <= 0:
+            return
+    elif outcome.verdict == "degraded":
+        yield _of_run(run, "degraded", "warning", f"{title}, degraded", text, ended_at)
+    else:
+        yield _of_run(run, "finished", "info", title, text, ended_at)
     good = ending.good
     if good is None:
         return
@@ -360,62 +271,21 @@ def _channel_failing(channel: FailingChannel) -> Problem:
     )  # fmt: skip
 
 
+def workers_back(snapshot: StoreSnapshot, facts: Facts) -> set[str]:
+    """The keys of ``worker_lost`` for all processes that are certainly alive: they reported since the last check, or
+    send heartbeats."""
+    alive = {(seen.run.run_id, each.worker) for seen in snapshot.runs for each in seen.workers if is_heard(each)}
+    return {worker_lost(run_id, "", name, 0.0).key for run_id, name in alive | facts.reporting}
+
+
+def taken_back(problem: Problem) -> Problem:
+    """What is sent when a lost worker turns out to be alive."""
+    of = f"{_short(problem.spider)}: " if problem.spider else ""
+    text = "It reports again: it was not killed, but could not work or reach the store for a while. It needs nothing."
+    return replace(problem, title=f"{of}worker {_short(problem.about)} is back", text=text)
+
+
 def advance_marks(marks: Mapping[str, Mark], snapshot: StoreSnapshot) -> dict[str, Mark]:
     """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
     the last snapshot."""
-    found: dict[str, Mark] = {}
-    for seen in snapshot.runs:
-        ended = seen.stats.done + seen.stats.dead
-        counted = [(seen.run.run_id, ended, seen.changed_at)]
-        counted += [(_output_key(seen, output), output.written, snapshot.at) for output in seen.outputs if output.lag]
-        for key, count, since in counted:
-            found[key] = (count, _unchanged_since(marks, key, count, since))
-    return found
-
-
-def _unchanged_since(marks: Mapping[str, Mark], key: str, count: int, since: float) -> float:
-    known = marks.get(key)
-    return min(known[1], since) if known is not None and known[0] == count else since
-
-
-def _output_key(seen: RunSnapshot, output: OutputState) -> str:
-    return f"{seen.run.run_id}/{output.name}"
-
-
-def _of_run(
-    run: Run, kind: ProblemKind, severity: Severity, title: str, text: str, since: float, *, figure: float = 0.0,
-    about: str = "",
-) -> Problem:  # fmt: skip
-    return _problem(
-        kind, severity, title, text, since, figure=figure, about=about, run_id=run.run_id, spider=run.spider
-    )
-
-
-def _problem(
-    kind: ProblemKind, severity: Severity, title: str, text: str, since: float, *, figure: float = 0.0,
-    about: str = "", run_id: str = "", spider: str = "",
-) -> Problem:  # fmt: skip
-    run_id, spider, about = map(_encodable, (run_id, spider, about))
-    of = f"{_short(spider)}: " if spider else ""
-    return Problem(
-        key="/".join(filter(None, (kind, run_id, about))), kind=kind, severity=severity, run_id=run_id, spider=spider,
-        title=_short(f"{of}{title}", 2 * _MAX_NAME), text=_short(text, _MAX_TEXT), since=since, figure=figure,
-        about=about,
-    )  # fmt: skip
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _short(text: str, limit: int = _MAX_NAME) -> str:
-    """One printable line."""
-    text = printable(text)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def _duration(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return {key: mark for seen in snapshot.runs for key, mark in marks_of(marks, seen, snapshot.at).items()}

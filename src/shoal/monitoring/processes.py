@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from shoal.frontier.local.processes import ProcessSlot
 from shoal.monitoring.reports import LATE, ProcessFigures, ProcessReport, read_processes
 from shoal.ports import Documents, Holder, Workers, WorkerState
 
-ProcessState: TypeAlias = Literal["working", "silent", "lost", "ended"]
-"""``silent``: its heartbeat or report is late. ``lost``: it was killed, or cut off from the store. ``ended``: it
-stopped normally."""
+ProcessState: TypeAlias = Literal["working", "stuck", "silent", "lost", "ended"]
+"""``stuck``: its event loop is blocked, mostly by a callback. ``silent``: its heartbeat or report is late. ``lost``: it
+was killed, or cut off from the store. ``ended``: it stopped normally."""
 
-_ORDER: dict[ProcessState, int] = {"working": 0, "silent": 1, "lost": 2, "ended": 3}
+PRESENT: tuple[ProcessState, ...] = ("working", "stuck", "silent")
+"""States of processes that are there."""
+ORDER: dict[str, int] = {state: number for number, state in enumerate(get_args(ProcessState))}
 
 
 class RunProcess(ProcessFigures, frozen=True, kw_only=True):
@@ -45,7 +47,7 @@ def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessRep
         if report.role != "earlier"
     ]
     found += [_without_report(worker) for worker in left.values()]
-    return sorted(found, key=lambda each: (_ORDER[each.state], each.machine, each.name))
+    return sorted(found, key=lambda each: (ORDER[each.state], each.machine, each.name))
 
 
 def _pop(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
@@ -70,6 +72,8 @@ def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, i
     seen = age if worker is None or not worker.session else min(age, worker.silent_for)
     figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
     state = "lost" if is_replaced and not report.ended else _state(report, worker, age)
+    if state == "working" and report.loop_age and age <= LATE:
+        state = "stuck"
     if age > LATE or is_replaced:
         figures["pages_per_second"] = 0.0
     return RunProcess(

@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,12 +20,17 @@ from contextlib import asynccontextmanager
 import msgspec
 from msgspec import Struct
 
-from shoal.crawling.stats import Vitals
+from shoal.crawling.outcome import NOT_COUNTED
+from shoal.crawling.stats import CodeError, Counters, FailingHost, Vitals
 from shoal.errors import ItemError, ShoalError
 from shoal.item import Record, decode_item
+from shoal.monitoring.loop_watch import LoopWatch
 from shoal.monitoring.reports import (
     IDLE_EVERY,
+    MAX_HOSTS,
+    RECENT,
     REPORTED_EVERY,
+    CodeErrors,
     FieldCounts,
     ProcessReport,
     ProcessRole,
@@ -62,6 +68,9 @@ class RecordedProcess(Struct, frozen=True):
     role: ProcessRole
     user_agent: str = ""
     obeys_robots: bool = True
+    command: str = ""
+    address: str = ""
+    """Where a thread of this process can open the store once more. Empty: the store is in this process."""
 
 
 class RunRecorder:
@@ -90,10 +99,13 @@ class RunRecorder:
         self._fields = FieldCounts()
         self._recent: deque[str] = deque(maxlen=_MAX_ITEMS)
         self._has_new_items = False
-        self._pages: deque[tuple[float, int]] = deque()
+        self._pages = _Window(_RATE_SECONDS)
+        self._callback_errors, self._item_errors, self._forbidden = (_Window(RECENT, begins=0) for _ in range(3))
         self._next_sample = self._next_items = self._next_report = 0.0
         self._reported = (-1, -1, -1)
         self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
+        self._reporting = threading.Lock()
+        self.loop_watch = LoopWatch(process.address, self.record_blocked)
 
     async def run(self) -> None:
         self._count_items()  # from now on
@@ -136,6 +148,14 @@ class RunRecorder:
         if last or now >= self._next_sample:
             await self._sample(now, last=last)
 
+    async def record_blocked(self, store: Store, age: float, by: str) -> None:
+        """Report from another thread that the event loop is blocked. The next report of the loop replaces this."""
+        if await store.run_state(self._run_id) is not None:
+            report = self._make_report(self._clock(), ended=False)
+            report = msgspec.structs.replace(report, loop_age=round(age, 1), blocked_by=by)
+            await _OwnDocument(store, process_key(self._run_id, self._process.name)).write(report)
+            self._reported = (-1, -1, -1)
+
     def _has_news(self) -> bool:
         return _done(self._vitals()) != self._reported
 
@@ -162,7 +182,10 @@ class RunRecorder:
         self._has_new_items = self._has_new_items or bool(records)
 
     def _make_report(self, now: float, *, ended: bool) -> ProcessReport:
-        vitals = self._vitals()
+        with self._reporting:
+            return self._report_of(self._vitals(), now, ended=ended)
+
+    def _report_of(self, vitals: Vitals, now: float, *, ended: bool) -> ProcessReport:
         counters, holder = vitals.counters, vitals.holder
         return ProcessReport(
             name=self._process.name,
@@ -178,7 +201,7 @@ class RunRecorder:
             pages=counters.fetched,
             items=counters.items,
             failed=max(0, counters.errors.total() - counters.retried),
-            pages_per_second=0.0 if ended else round(self._speed(now, counters.fetched), 2),
+            pages_per_second=0.0 if ended else round(self._pages.rate(now, counters.fetched), 2),
             memory=_resident_memory(),
             browser=vitals.browser,
             tor=vitals.tor,
@@ -186,17 +209,55 @@ class RunRecorder:
             fields=self._fields.fields,
             user_agent=self._process.user_agent,
             obeys_robots=self._process.obeys_robots,
-        )
+            command=self._process.command,
+            hosts={} if ended else _failing_hosts(counters),
+            callback_errors=_errors(
+                self._callback_errors, now, counters.errors["callback"] + counters.errors["errback"],
+                counters.last_callback_error,
+            ),
+            item_errors=_errors(self._item_errors, now, counters.item_errors, counters.last_item_error),
+            forbidden=self._forbidden.increase(now, sum(counters.errors[kind] for kind in NOT_COUNTED)),
+        )  # fmt: skip
 
-    def _speed(self, now: float, pages: int) -> float:
-        seen = self._pages
+
+class _Window:
+    """How much a count grew in the last seconds."""
+
+    def __init__(self, seconds: float, *, begins: int | None = None) -> None:
+        """``begins``: the count before the first one, if that is known."""
+        self._seconds = seconds
+        self._begins = begins
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def increase(self, now: float, count: int) -> int:
+        seen = self._seen
         if seen and now < seen[-1][0]:  # the clock was set back
             seen.clear()
-        seen.append((now, pages))
-        while len(seen) > 2 and now - seen[1][0] >= _RATE_SECONDS:
+        if not seen and self._begins is not None:
+            seen.append((now, self._begins))
+        if len(seen) > 1 and now - seen[-2][0] < self._seconds / 100:
+            seen.pop()
+        seen.append((now, count))
+        while len(seen) > 2 and now - seen[1][0] >= self._seconds:
             seen.popleft()
-        then, before = seen[0]
-        return (pages - before) / (now - then) if now > then else 0.0
+        return count - seen[0][1]
+
+    def rate(self, now: float, count: int) -> float:
+        """The growth per second."""
+        grown = self.increase(now, count)
+        return grown / (now - self._seen[0][0]) if now > self._seen[0][0] else 0.0
+
+
+def _errors(window: _Window, now: float, total: int, last: CodeError | None) -> CodeErrors:
+    if last is not None:
+        last = CodeError(last.at, last.reason[:_MAX_ITEM], last.url[:_MAX_ITEM])
+    return CodeErrors(total=total, recent=window.increase(now, total), last=last)
+
+
+def _failing_hosts(counters: Counters) -> dict[str, FailingHost]:
+    """Those with the most attempts."""
+    failing = sorted(counters.failing_hosts.items(), key=lambda pair: -pair[1].attempts)
+    return dict(failing[:MAX_HOSTS])
 
 
 def _done(vitals: Vitals) -> tuple[int, int, int]:
@@ -240,11 +301,13 @@ def _resident_memory() -> int:
 
 @asynccontextmanager
 async def recording(recorder: RunRecorder) -> AsyncIterator[None]:
-    """Record while the block runs, and once more at its end."""
+    """Record while the block runs, and once more at its end. A thread watches the event loop meanwhile."""
     task = asyncio.create_task(recorder.run())
+    recorder.loop_watch.start()
     try:
         yield
     finally:
+        recorder.loop_watch.stop()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await recorder.close()

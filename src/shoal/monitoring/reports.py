@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from shoal.crawling.stats import CodeError, FailingHost
 from shoal.item import PLAIN, Record
 from shoal.ports import Document, Documents
 from shoal.stores.documents import StoredValue
@@ -22,6 +23,10 @@ IDLE_EVERY = 20.0
 """Seconds between two reports of an idle process, so that many idle workers cost the store little."""
 LATE = 2 * IDLE_EVERY
 """Seconds without a report after which a process may be gone."""
+RECENT = 600.0
+"""Seconds that count as the last minutes."""
+MAX_HOSTS = 10
+"""Failing hosts in a report: those with the most attempts."""
 EARLIER = "(earlier)"
 MAX_FIELDS = 200
 OTHER_FIELDS = "..."
@@ -54,8 +59,18 @@ class ProcessFigures(Struct, frozen=True, kw_only=True):
     tor: str = ""
 
 
+class CodeErrors(Struct, frozen=True, kw_only=True):
+    """Errors of the user's code in a process: callbacks that raised, and items that could not be stored."""
+
+    total: int = 0
+    recent: int = 0
+    """In the last minutes."""
+    last: CodeError | None = None
+
+
 class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
-    """What a process writes about itself, every 5 seconds."""
+    """What a process writes about itself, every 5 seconds. A field that an older version does not write has a
+    default."""
 
     started_at: float
     at: float
@@ -72,6 +87,18 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     user_agent: str = ""
     """The user agent with which it fetches; empty if unknown."""
     obeys_robots: bool = True
+    command: str = ""
+    """The command that starts a process like it. Empty if a program started it, or the command has a password."""
+    hosts: dict[str, FailingHost] = {}
+    """Hosts without a good answer since their last failure."""
+    callback_errors: CodeErrors = CodeErrors()
+    item_errors: CodeErrors = CodeErrors()
+    forbidden: int = 0
+    """Pages that robots.txt or the scope forbade in the last minutes."""
+    loop_age: float = 0.0
+    """Seconds for which its event loop has been blocked. 0 if it runs."""
+    blocked_by: str = ""
+    """What blocks it, such as a callback and its page."""
     replaced: tuple[str, ...] = ()
     """Of the report ``(earlier)``: the processes that were added last. Their reports may still be there."""
 
@@ -122,6 +149,13 @@ class FieldCounts:
             return OTHER_FIELDS
         self._names += 1
         return name
+
+
+def sum_errors(errors: Iterable[CodeErrors]) -> CodeErrors:
+    """The errors of several processes."""
+    every = list(errors)
+    last = max((each.last for each in every if each.last is not None), key=lambda error: error.at, default=None)
+    return CodeErrors(total=sum(each.total for each in every), recent=sum(each.recent for each in every), last=last)
 
 
 def field_coverage(reports: Iterable[ProcessReport]) -> list[FieldCoverage]:
@@ -240,6 +274,8 @@ def _sum(earlier: ProcessReport | None, more: Sequence[ProcessReport]) -> Proces
         started_at=min(each.started_at for each in every), at=max(each.at for each in every),
         pages=sum(each.pages for each in every), items=sum(each.items for each in every),
         failed=sum(each.failed for each in every), items_counted=counted, fields=fields,
+        callback_errors=sum_errors(each.callback_errors for each in every),
+        item_errors=sum_errors(each.item_errors for each in every),
         replaced=tuple(each.name for each in more),
     )  # fmt: skip
 

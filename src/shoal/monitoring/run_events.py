@@ -28,13 +28,15 @@ def run_events(
     rewinds: Iterable[Rewind],
     actions: Iterable[Action],
     limit: int,
+    ending: str = "",
 ) -> list[RunEvent]:
     """The events of a run, newest first. ``reported``: when each process wrote its last report, by its name.
 
-    ``limit``: how many there are besides the actions, which a large fleet must not hide."""
+    ``limit``: how many there are besides the actions, which a large fleet must not hide. ``ending``: more about the end
+    of the run."""
     found = [RunEvent(at=run.created_at, what="created")]
     if run.ended_at is not None:
-        found.append(RunEvent(at=run.ended_at, what=run.state))
+        found.append(RunEvent(at=run.ended_at, what=run.state, detail=ending))
     for process in processes:
         found += _of_process(process, reported.get(process.name))
     for rewind in rewinds:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shoal.config import Config
 from shoal.errors import RunError
-from shoal.monitoring.processes import merge_processes
+from shoal.monitoring.limits import LimitReached, limit_of
+from shoal.monitoring.processes import PRESENT, merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
 from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
-from shoal.runs.queries import run_options
 from shoal.sinks.drainer import output_name, position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
@@ -81,8 +81,12 @@ class StoreSnapshot(Struct, frozen=True, kw_only=True):
     runs: tuple[RunSnapshot, ...] = ()
     recent: tuple[Run, ...] = ()
     """The runs that ended last."""
+    limits: Mapping[str, LimitReached] = {}
+    """At which limits some of them stopped, by ``run_id``."""
     away: str = ""
     """Why the store could not be read; empty if it could. If not, the runs are those of the snapshot before."""
+    age: float = 0.0
+    """If the store could not be read: seconds since it last could; 0 if never."""
 
 
 class SnapshotTaker:
@@ -99,6 +103,8 @@ class SnapshotTaker:
         self._last: dict[str, RunSnapshot] = {}
         self._frontiers: dict[str, Frontier] = {}
         self._ended: tuple[float, list[Run]] = (-_DETAILS_SECONDS, [])
+        self._limits: dict[tuple[str, float | None], LimitReached | None] = {}
+        """Of the runs that ended last."""
 
     async def take(self, now: float | None = None) -> StoreSnapshot:
         """A snapshot. StoreAwayError if the store does not answer."""
@@ -108,6 +114,7 @@ class SnapshotTaker:
         if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:
             ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
             self._ended = now, self._shown(ended)[:_RECENT]
+            await self._read_limits(self._ended[1])
         found = []
         count = min(len(active), MAX_RUNS)
         for run in active[:count]:
@@ -123,7 +130,15 @@ class SnapshotTaker:
             self._last[run.run_id] = taken
             found.append(taken)
         self._forget_all_but({each.run.run_id for each in found})
-        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]))
+        limits = {run_id: limit for (run_id, _), limit in self._limits.items() if limit is not None}
+        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]), limits=limits)
+
+    async def _read_limits(self, runs: Sequence[Run]) -> None:
+        """Read at which limits these runs stopped, each once per ending."""
+        known, self._limits = self._limits, {}
+        for run in runs:
+            key = run.run_id, run.ended_at
+            self._limits[key] = known[key] if key in known else await limit_of(self._store, run)
 
     def _forget_all_but(self, names: set[str]) -> None:
         for known in (self._seen, self._changed, self._details, self._last, self._frontiers):
@@ -136,7 +151,7 @@ class SnapshotTaker:
     async def _take_run(self, run: Run, now: float, details_every: float) -> RunSnapshot:
         frontier = self._frontiers.get(run.run_id)
         if frontier is None:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             self._frontiers[run.run_id] = frontier
         stats = await frontier.stats()
         if run.run_id not in self._seen:
@@ -163,7 +178,7 @@ class SnapshotTaker:
         if workers or run.state == "queued":
             return len(workers)
         found = merge_processes((), await read_processes(self._store, run.run_id), now)
-        return sum(each.state in ("working", "silent") for each in found)
+        return sum(each.state in PRESENT for each in found)
 
     async def _seen_before(self, run_id: str, now: float) -> list[tuple[float, int, int]]:
         """A recent sample of the run, so that the first snapshot has a speed. Another clock may have timed it."""

@@ -12,10 +12,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shoal.monitoring.problems import FailingChannel, Problem
+from shoal.monitoring.problem import Problem
+from shoal.monitoring.problems import FailingChannel
 from shoal.notifications.channels import Channel
 from shoal.notifications.messages import Message
-from shoal.notifications.reports import Outgoing, Report, updated_report
+from shoal.notifications.reports import Outgoing, ProblemEnd, Report, updated_report
 from shoal.notifications.rules import channels_for
 from shoal.notifications.settings import NotificationSettings
 from shoal.ports import Documents
@@ -122,21 +123,30 @@ class Delivery:
             if state.failures >= self._settings.failing_after
         )
 
-    async def check(self, problems: Collection[Problem], now: float) -> None:
-        """Queue the messages on problems that are new, have changed, or are over."""
+    async def check(
+        self, problems: Collection[Problem], now: float, *, active: Collection[str] = (), alive: Collection[str] = ()
+    ) -> None:
+        """Queue the messages on problems that are new, have changed, or are over. ``active``: the runs that have not
+        ended. ``alive``: the keys of alarms that are wrong, because their worker is alive."""
         current = {problem.key: problem for problem in problems}
         for key in [*current, *(key for key in self._reports if key not in current)]:
             problem, report = current.get(key), self._reports.get(key)
+            end = None
+            if report is not None and problem is None:
+                run_id = report.problem.run_id
+                end = ProblemEnd.ALIVE if key in alive else None if run_id in active else ProblemEnd.RUN_ENDED
             if problem is None and report is not None and _is_old(report, now):
                 await self._change(key, lambda _: None)
-            elif self._updated(report, problem, now) is not report:
-                await self._change(key, partial(self._updated, problem=problem, now=now))
+            elif self._updated(report, problem, now, end) is not report:
+                await self._change(key, partial(self._updated, problem=problem, now=now, end=end))
 
-    def _updated(self, report: Report | None, problem: Problem | None, now: float) -> Report | None:
+    def _updated(
+        self, report: Report | None, problem: Problem | None, now: float, end: ProblemEnd | None
+    ) -> Report | None:
         about = problem if problem is not None else report.problem if report is not None else None
         rules = self._settings.rules.values()
         channels = channels_for(rules, about, self._channels) if about is not None else []
-        return updated_report(report, problem, now, self._settings.min_interval, channels, self._project)
+        return updated_report(report, problem, now, self._settings.min_interval, channels, self._project, end)
 
     async def deliver(self, now: float) -> None:
         """Send what is due, through all channels at the same time. A slow channel delays only itself."""

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from shoal.monitoring.problems import Problem, Severity
+from shoal.monitoring.problem import Problem, Severity
 
 MessageEvent: TypeAlias = Literal["new", "changed", "resolved", "test"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from enum import Enum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shoal.monitoring.problems import ONCE, Problem
+from shoal.monitoring.problem import ONCE, UNTIL_END, Problem
+from shoal.monitoring.problems import taken_back
 from shoal.notifications.messages import Message, MessageEvent
 
 _MAX_OUTGOING = 6
@@ -34,6 +36,10 @@ class Report(Struct, frozen=True, kw_only=True):
     reported_at: float
     closed_at: float | None = None
     """None while the problem lasts."""
+    channels: tuple[str, ...] = ()
+    """Those through which it was reported."""
+    taken_back: bool = False
+    """Whether a message said that it was wrong."""
     outbox: tuple[Outgoing, ...] = ()
 
     @property
@@ -41,14 +47,24 @@ class Report(Struct, frozen=True, kw_only=True):
         return self.closed_at is None
 
 
-def next_event(report: Report | None, problem: Problem | None, now: float, min_interval: float) -> MessageEvent | None:
+class ProblemEnd(Enum):
+    """Why a problem is not there any more, if that is more than its disappearance."""
+
+    RUN_ENDED = "its run has ended"
+    ALIVE = "the worker that was lost is alive"
+
+
+def next_event(
+    report: Report | None, problem: Problem | None, now: float, min_interval: float, end: ProblemEnd | None = None
+) -> MessageEvent | None:
     """What should be sent now, if anything. ``problem``: None if it is over.
 
     A problem is sent once, again if it changes (another severity, a figure that doubled), and when it is resolved. A
-    change or a return within ``min_interval`` of the last message waits until then.
+    change or a return within ``min_interval`` of the last message waits until then. An alarm that turned out to be
+    wrong is taken back once, also if it was closed before.
     """
     if problem is None:
-        return "resolved" if report is not None and report.is_open and report.problem.kind not in ONCE else None
+        return "resolved" if report is not None and _is_resolved(report, end) else None
     if report is None:
         return "new"
     is_early = 0 <= now - report.reported_at < min_interval
@@ -61,12 +77,20 @@ def next_event(report: Report | None, problem: Problem | None, now: float, min_i
     return "changed" if problem.severity != before.severity or has_doubled else None
 
 
+def _is_resolved(report: Report, end: ProblemEnd | None) -> bool:
+    kind = report.problem.kind
+    if kind == "worker_lost":
+        return end is ProblemEnd.ALIVE and not report.taken_back
+    return report.is_open and kind not in ONCE and not (end is ProblemEnd.RUN_ENDED and kind in UNTIL_END)
+
+
 def updated_report(
     report: Report | None, problem: Problem | None, now: float, min_interval: float, channels: Sequence[str],
-    project: str,
+    project: str, end: ProblemEnd | None = None,
 ) -> Report | None:  # fmt: skip
-    """The report after a check; the same object if nothing changed. ``channels``: those of the problem's rules."""
-    event = next_event(report, problem, now, min_interval)
+    """The report after a check; the same object if nothing changed. ``channels``: those of the problem's rules. The
+    end of a problem is sent to those that its report names."""
+    event = next_event(report, problem, now, min_interval, end)
     if event is None:
         if report is not None and problem is None and report.is_open:
             return replace(report, closed_at=now)
@@ -74,14 +98,18 @@ def updated_report(
     about = problem if problem is not None else report.problem if report is not None else None
     if about is None or (report is None and not channels and about.severity == "info"):
         return report
-    message = Message(message_id=os.urandom(12).hex(), event=event, at=now, project=project, problem=about)
+    is_back = event == "resolved" and about.kind == "worker_lost"
+    told = taken_back(about) if is_back else about
+    if event == "resolved" and report is not None:
+        channels = report.channels or channels
+    message = Message(message_id=os.urandom(12).hex(), event=event, at=now, project=project, problem=told)
     outbox = report.outbox if report is not None else ()
     for channel in channels:
         outbox = _queued(outbox, Outgoing(message=message, channel=channel))
     is_new = report is None or not report.is_open
     return Report(
         problem=about, opened_at=now if is_new or report is None else report.opened_at, reported_at=now,
-        closed_at=now if event == "resolved" else None, outbox=outbox,
+        closed_at=now if event == "resolved" else None, channels=tuple(channels), taken_back=is_back, outbox=outbox,
     )  # fmt: skip
 
 

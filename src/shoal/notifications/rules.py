@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from shoal.monitoring.problems import Problem, ProblemLimits
+from shoal.monitoring.problem import Problem, ProblemLimits
 from shoal.notifications.settings import Rule
 
 QUIET = frozenset({"finished"})

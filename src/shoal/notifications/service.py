@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.monitoring.problems import ProblemLimits
+from shoal.monitoring.problem import ProblemLimits
 from shoal.notifications.channels import Channel, open_channels
 from shoal.notifications.delivery import ChannelState, read_channel_states, read_reports
 from shoal.notifications.messages import make_test_message

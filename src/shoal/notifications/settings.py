@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from shoal.config import Seconds, Text, Timeout, find_config_file, read_toml
 from shoal.errors import ConfigError
-from shoal.monitoring.problems import ProblemKind, ProblemLimits
+from shoal.monitoring.problem import ProblemKind, ProblemLimits
 from shoal.suggestions import did_you_mean
 
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -114,9 +114,15 @@ class Rule(_Table, frozen=True, kw_only=True):
     stalled_after: Timeout | None = None
     failure_rate: Share | None = None
     failure_pages: Pages | None = None
+    callback_errors: Pages | None = None
+    host_failing_after: Timeout | None = None
+    host_failing_attempts: Pages | None = None
+    no_worker_after: Timeout | None = None
+    stuck_after: Timeout | None = None
     item_drop: Share | None = None
     coverage_drop: Share | None = None
     output_lag: Pages | None = None
+    output_missing_after: Timeout | None = None
 
     @property
     def limits(self) -> dict[str, float]:

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from shoal.config import Config
 from shoal.errors import FrontierError
 from shoal.frontier.memory.documents import MemoryDocuments
+from shoal.monitoring.active_runs import Mark
 from shoal.monitoring.facts import FactReader
-from shoal.monitoring.problems import Mark, advance_marks, find_problems, store_away
+from shoal.monitoring.problems import advance_marks, find_problems, store_away, workers_back
 from shoal.monitoring.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.notifications.channels import Channel
 from shoal.notifications.delivery import Delivery
@@ -88,6 +89,8 @@ class Watcher:
         self._marks: dict[str, Mark] = {}
         self._before: StoreSnapshot | None = None
         self._away_since: float | None = None
+        self._answering_since: float | None = None
+        """Since when all checks succeeded."""
 
     async def run(self) -> None:
         """Check and deliver until this is cancelled."""
@@ -116,6 +119,7 @@ class Watcher:
             async with asyncio.timeout(_TIMEOUT):
                 await self._check()
         except (FrontierError, TimeoutError) as exc:
+            self._answering_since = None
             await self._note_away(str(exc) or "it did not answer in time")
         else:
             if self._away_since is not None:
@@ -133,13 +137,18 @@ class Watcher:
             self._marks = dict(held.marks)
             await self._delivery.load()
         snapshot, before = await self._taker.take(now), self._before
+        self._answering_since = self._answering_since or now
         self._before, self._marks = snapshot, advance_marks(self._marks, snapshot)
         bad = {r.problem.run_id for r in self._delivery.reports.values() if r.problem.kind in _BAD_KINDS}
-        facts = await self._facts.read(snapshot, since=held.since, marks=self._marks, bad=bad)
+        facts = await self._facts.read(
+            snapshot, since=held.since, marks=self._marks, bad=bad, answering_since=self._answering_since
+        )
         missed = await read_missed(self._schedules, held.since)
         facts = replace(facts, channels=self._delivery.failing_channels(), missed=missed)
         if before is not None:  # one snapshot alone cannot show that a problem is over
-            await self._delivery.check(find_problems(snapshot, before, facts, self._limits), now)
+            problems = find_problems(snapshot, before, facts, self._limits)
+            active = {seen.run.run_id for seen in snapshot.runs}
+            await self._delivery.check(problems, now, active=active, alive=workers_back(snapshot, facts))
 
     async def deliver(self) -> None:
         """Send what is due, if this server is in charge."""

@@ -17,10 +17,12 @@ from shoal.ports.inspection import (
     Fault,
     History,
     Inspection,
+    LeaseHolder,
     LeaseKey,
     LeaseOutcome,
     Rewind,
     Stats,
+    Waits,
 )
 from shoal.ports.items import ItemLog, LoggedItem, OutputCount, Sink, SinkOptions
 from shoal.ports.queue import (
@@ -38,7 +40,7 @@ from shoal.ports.queue import (
 from shoal.ports.roles import Claim, Roles, RoleState
 from shoal.ports.runs import Run, RunState
 from shoal.ports.store import Frontier, ItemSource, RunView, Store
-from shoal.ports.workers import Heartbeat, Workers, WorkerState
+from shoal.ports.workers import Heartbeat, SilentWorker, Workers, WorkerState
 
 __all__ = [
     "MAX_RETRIED",
@@ -70,6 +72,7 @@ __all__ = [
     "ItemLog",
     "ItemSource",
     "Lease",
+    "LeaseHolder",
     "LeaseKey",
     "LeaseOutcome",
     "Leased",
@@ -87,11 +90,13 @@ __all__ = [
     "Run",
     "RunState",
     "RunView",
+    "SilentWorker",
     "Sink",
     "SinkOptions",
     "Slot",
     "Stats",
     "Store",
+    "Waits",
     "WorkerState",
     "Workers",
 ]

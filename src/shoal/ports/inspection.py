@@ -45,6 +45,10 @@ class Stats(Struct, frozen=True, kw_only=True):
     incoming: int = 0
     """Links of completed pages that the store is still moving into the queue, in portions. They are not pushed yet, but
     they remain to be done."""
+    redirects: int = 0
+    """Done requests that were redirects. They are not pages."""
+    item_errors: int = 0
+    """Items that callbacks yielded and that could not be stored."""
     rewinds: int = 0
     """How often clients noticed that the store had gone back in time: see ``Inspection.rewinds``."""
     faults: tuple[Fault, ...] = ()
@@ -60,6 +64,11 @@ class Stats(Struct, frozen=True, kw_only=True):
     def remaining(self) -> int:
         """Requests that are neither done nor dead."""
         return self.ready + self.waiting + self.leased + self.incoming
+
+    @property
+    def pages(self) -> int:
+        """Pages that were fetched and handled."""
+        return self.done - self.redirects
 
     @property
     def finished(self) -> bool:
@@ -130,6 +139,28 @@ class LeaseKey(Struct, frozen=True):
     token: int
 
 
+class LeaseHolder(Struct, frozen=True, kw_only=True):
+    """Who has leased requests of a host."""
+
+    host: str
+    run_id: str
+    worker: str
+    """A worker or a slot of a cluster. Empty if the holder has no name."""
+    leases: int
+    silent_for: float = 0.0
+    """Seconds since its last heartbeat, if it is late. 0: it is not, or sends none."""
+
+
+class Waits(Struct, frozen=True, kw_only=True):
+    """What a run waits for, apart from the politeness of its hosts."""
+
+    holders: list[LeaseHolder]
+    retry_in: float | None = None
+    """Seconds until the next request that waits for another attempt is ready. None: no request does."""
+    retry_reason: str = ""
+    """Why its last attempt failed."""
+
+
 LeaseOutcome: TypeAlias = Literal["done", "leased", "lost"]
 """What became of a lease. ``done``: the request is done under it. ``leased``: it is still held. ``lost``: neither."""
 
@@ -157,13 +188,23 @@ class Inspection(Protocol):
         """The rewinds of the store that clients of this run noticed, oldest first."""
         ...
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         """The history of a request. If the run has its URL only under other fingerprints (not filtered, or not a GET),
-        the history of the first one; that search may read the whole run. ``exact``: without that search."""
+        the history of the first one; that search may read the whole run. ``exact``: without that search.
+
+        ``parent``: of the request that the page with this fingerprint redirects to, if that request was not filtered
+        because its URL is earlier in the chain: see `shoal.frontier.rules.sought_fingerprint`."""
         ...
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         """What became of each of these leases. So a process can find out what another one achieved before it died."""
+        ...
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        """The next request that waits for another attempt, and who has leased requests of these hosts, of any run.
+
+        For a worker that has nothing to do. Its cost is limited: in a store with thousands of leases, some holders may
+        be left out."""
         ...
 
     async def dead_kinds(self) -> dict[str, int]:

@@ -85,13 +85,15 @@ class Completion(Struct, kw_only=True):
     redirected: bool = False
     """Its child is where the server redirected it to. It continues this page, so it enters a full queue too."""
     note: str = ""
+    item_errors: int = 0
+    """Items of this page that could not be stored. Only counted."""
 
 
 class Failure(Struct, kw_only=True):
     """A failed attempt. The request waits ``retry_in`` seconds and becomes ready again. With None it is dead.
 
-    A request without attempts left is dead whatever ``retry_in`` says. Items and children (of an errback) are stored
-    only if the request dies.
+    A request without attempts left is dead whatever ``retry_in`` says. Items and children (of an errback) are stored,
+    and ``item_errors`` counted, only if the request dies.
     """
 
     lease: Lease
@@ -102,6 +104,7 @@ class Failure(Struct, kw_only=True):
     children: Sequence[Request] = ()
     status: int = 0
     contacted: bool = True
+    item_errors: int = 0
 
 
 class Pushed(Struct, frozen=True):

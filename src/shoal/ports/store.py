@@ -89,8 +89,14 @@ class Store(Documents, Protocol):
         """Delete a run and everything that belongs to it. Hosts stay. RunError if there is no such run."""
         ...
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
-        """The frontier of a run. With ``holder``, its leases and roles belong to that slot: see ``Queue.fence``."""
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
+        """The frontier of a run. With ``holder``, its leases and roles belong to that slot: see ``Queue.fence``.
+
+        ``options``: the caller takes part in the run, and these are the options of the run from now on, for everybody
+        who has it open. The store keeps them; the last call decides. Without options, the caller looks at the run as it
+        is, and changes none of them. A run in which nobody has taken part yet has the defaults."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The workers of a run: their heartbeats, and what becomes of a worker that is silent."""
+"""The workers of runs: their heartbeats, and what becomes of a worker that is silent."""
 
 from __future__ import annotations
 
@@ -32,23 +32,34 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     """Requests that it has leased."""
 
 
-class Workers(Protocol):
-    """The workers of a run that send heartbeats.
+class SilentWorker(Struct, frozen=True):
+    """A worker that was fenced because it was silent, and how many requests it had leased."""
 
-    The store's clock measures silence. It counts only while heartbeats of other workers arrive: if none arrives for
-    half a session, the store may have been away, and the silence of all workers begins anew with the next heartbeat.
+    run_id: str
+    worker: str
+    leases: int
+
+
+class Workers(Protocol):
+    """The workers of a run that send heartbeats. Those of all runs of the store watch each other, so that what a dead
+    worker holds blocks no other run.
+
+    The store's clock measures silence. It counts only while heartbeats of other workers, of any run, arrive: if none
+    arrives for half a session, the store may have been away, and the silence of all workers with that session, or a
+    shorter one, begins anew with the next heartbeat.
     """
 
     async def beat(self, heartbeat: Heartbeat) -> float | None:
         """Record a heartbeat. FencedError if the worker was fenced under a later epoch; then nothing is recorded.
 
-        Returns the seconds until another worker is dead if that one stays silent; 0 if one is dead now. None: there is
-        no other worker."""
+        Returns the seconds after which to send the next one, if another worker of the store is late: silent for half
+        its session. Until it is dead, heartbeats must come often enough for its session. 0 if one is dead now. None: no
+        other worker is late."""
         ...
 
-    async def fence_silent(self) -> dict[str, int]:
-        """Fence all dead workers, each under the epoch after its own, in one step: see ``Queue.fence``. Returns the
-        number of leases of each. A worker whose heartbeat arrives first is not fenced."""
+    async def fence_silent(self) -> list[SilentWorker]:
+        """Fence the dead workers of all runs, each under the epoch after its own: see ``Queue.fence``. A worker whose
+        heartbeat arrives first is not fenced. If very many are dead, the next call continues."""
         ...
 
     async def leave(self, worker: str, epoch: int) -> None:

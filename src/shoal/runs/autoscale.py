@@ -14,7 +14,6 @@ from msgspec import Struct
 from shoal.errors import FrontierError, RunError
 from shoal.frontier import open_store
 from shoal.ports import Inspection, Store
-from shoal.runs.start import RunSettings
 from shoal.runs.worker_pools import Pool
 
 log = logging.getLogger("shoal.autoscale")
@@ -116,7 +115,7 @@ class Autoscaler:
         run = await store.get_run(self._run_id)
         if run is None:
             raise RunError(f"there is no run {self._run_id}")
-        frontier = await store.frontier(run.run_id, RunSettings.of(run).options)
+        frontier = await store.frontier(run.run_id)
         if run.state == "finished" and not (await frontier.stats()).finished:
             with suppress(RunError):  # another process was first
                 await store.transition(run.run_id, "running")

@@ -28,7 +28,7 @@ from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
-from shoal.runs.worker_session import make_session, new_worker_id
+from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
@@ -156,6 +156,8 @@ class Crawl:
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
         """Set when the outputs are open and the crawl begins."""
+        self.command = ""
+        """The command that continues the run, for its reports. Empty if there is none."""
         self.serves = False
         """Let other processes of this machine use the store while the crawl works."""
         self.has_heartbeats = store is None
@@ -209,8 +211,8 @@ class Crawl:
 
     @property
     def stopping(self) -> bool:
-        """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled."""
-        return self._stop_asked or (self._life is not None and self._life.stopping)
+        """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled or has ended."""
+        return self._stop_asked or (self._life is not None and (self._life.stopping or self._life.is_over))
 
     async def poll_state(self) -> None:
         """Do at once what the state of the run asks for: pause, continue, or stop."""
@@ -252,14 +254,13 @@ class Crawl:
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         is_private = self._store is None and self.config.frontier.startswith("memory:")
         shared = store.shared or self._store is not None  # another crawl may use the same hosts
-        options = frontier_options(self.config)
         session = None
         if self.has_heartbeats and self.run is not None:
-            session = make_session(self.config, self.run.run_id, self._worker_id, options)
+            session = make_session(self.config, self.run.run_id, self._worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,
-            options=options,
+            options=frontier_options(self.config),
             open_outputs=partial(self._open_outputs, collector, shared=store.shared),
             make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
@@ -271,7 +272,12 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
-            process=RecordedProcess(self._worker_id, "crawl" if self._store is None else "server"),
+            process=RecordedProcess(
+                self._worker_id,
+                "crawl" if self._store is None else "server",
+                address=self.config.frontier if has_heartbeats(self.config.frontier) else "",
+                command=self.command,
+            ),
             session=session,
             on_begin=self.started.set,
         )
@@ -308,7 +314,7 @@ class Crawl:
         """Log that an earlier process has finished the run. Its outputs are still completed."""
         if run.state != "finished":
             return
-        frontier = await store.frontier(run.run_id, frontier_options(self.config))
+        frontier = await store.frontier(run.run_id)
         if (ended := await finished_at(run, frontier)) is not None:
             log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
 
@@ -354,5 +360,13 @@ class Crawl:
             if identities.count(identity) > 1:
                 raise SinkError(f"the output {mask(spec)} is given twice; remove one of them")
             scheme, _, path = self.config.frontier.partition(":///")
-            if scheme == "sqlite" and identity.partition("?")[0] == os.path.realpath(path):
+            if scheme == "sqlite" and _is_same_file(identity.partition("?")[0], path):
                 raise SinkError(f"{spec} is the file of the frontier; choose another file for the items")
+
+
+def _is_same_file(first: str, second: str) -> bool:
+    """Whether two paths lead to one file, which may not exist yet."""
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
+        return os.path.realpath(first) == os.path.realpath(second)

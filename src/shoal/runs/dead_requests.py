@@ -1,17 +1,23 @@
-"""The failed requests of a run: which to retry, and examples of each kind."""
+"""The failed requests of a run: retrying them, which reopens a finished run, and examples of each kind."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from fnmatch import translate
 from typing import TypeVar, cast
 
 from msgspec import Struct
 
-from shoal.frontier.rules import is_retried
-from shoal.ports import MAX_RETRIED, History, Inspection
+from shoal.crawling.run_choice import mark_reopened
+from shoal.errors import RunError
+from shoal.frontier.rules import is_retried, no_run
+from shoal.http import Request
+from shoal.monitoring.limits import LimitReached, limit_of
+from shoal.monitoring.processes import read_run_processes
+from shoal.monitoring.reports import read_processes
+from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, Run, Store
 from shoal.runs.queries import host_name
 from shoal.urls.normalize import host_of
 
@@ -54,6 +60,118 @@ class DeadFilter(Struct, frozen=True, kw_only=True):
         return re.compile(translate("*" if self.url is None else self.url.replace("[", "[[]")))
 
 
+# -- retrying
+
+
+class RetryResult(Struct, frozen=True, kw_only=True):
+    """What a retry did, and what the run needs now."""
+
+    run: Run
+    """The run after the retry."""
+    count: int
+    """Requests that are queued again."""
+    reopened: bool
+    """Whether the run was finished, and is running again."""
+    left: int
+    """Requests in the queue of the run."""
+    limit: LimitReached | None
+    """The limit at which the run had stopped."""
+    workers: int
+    """Processes that work on the run."""
+    hint: str
+    """How to start a process that continues the run."""
+
+    def __str__(self) -> str:
+        """For people: what happened, and what to do."""
+        run_id, state = self.run.run_id, self.run.state
+        if self.count:
+            done = f"{self.count} requests are queued again" if self.count > 1 else "1 request is queued again"
+        elif self.reopened:
+            done = f"no other failed request matches, but {self.left} were queued again before"
+        else:
+            return f"0 requests are queued again: no failed request of run {run_id} matches"
+        if state == "paused":
+            return f"{done}. Run {run_id} is paused: `shoal resume {run_id}` continues it"
+        if state not in ("queued", "running"):
+            return f"{done}, but run {run_id} is {state} now: `shoal resume {run_id}` continues it"
+        begun = f"{done}. Run {run_id} is {state}{' again' if self.reopened else ''}"
+        if self.limit is not None:
+            more = f"{self.limit.setting} is above {self.limit.value}"
+            return f"{begun}. It had {self.limit}: nothing more is fetched until {more}; {self.hint}"
+        if self.workers:
+            return f"{begun}: {'1 process works' if self.workers == 1 else f'{self.workers} processes work'} on it"
+        return f"{begun}; no process works on it: {self.hint}"
+
+
+async def retry_failed(store: Store, run: Run, frontier: Frontier, which: DeadFilter) -> RetryResult:
+    """Make the failed requests of a filter ready again. A finished run becomes running, so that workers take it.
+
+    RunError if the run was cancelled, or stopped at a limit that cannot be raised. If it is interrupted, call it again:
+    a finished run whose queue is not empty is reopened even if nothing is left to retry."""
+    return await _retry(store, run, frontier, lambda: retry_matching(frontier, which))
+
+
+async def retry_request(store: Store, run: Run, frontier: Frontier, request: Request) -> RetryResult:
+    """Like `retry_failed`, for one request."""
+    return await _retry(store, run, frontier, lambda: frontier.retry_dead(only=[request.fingerprint()]))
+
+
+async def _retry(store: Store, run: Run, frontier: Frontier, retry: Callable[[], Awaitable[int]]) -> RetryResult:
+    limit = await limit_of(store, run)
+    _check_retryable(run, limit)
+    count = await retry()
+    # Only now: a run that is reopened first could be finished again before its requests are in the queue.
+    run, reopened = await _reopen(store, run.run_id, frontier, is_limited=limit is not None and not count)
+    processes = await read_run_processes(store, frontier, run.run_id) if store.shared else []
+    return RetryResult(
+        run=run, count=count, reopened=reopened, left=(await frontier.stats()).remaining, limit=limit,
+        workers=sum(each.state == "working" for each in processes), hint=await start_hint(store, run),
+    )  # fmt: skip
+
+
+def _check_retryable(run: Run, limit: LimitReached | None) -> None:
+    """RunError if no worker would fetch a request that is retried."""
+    if run.state == "cancelled":
+        raise RunError(
+            f"run {run.run_id} was cancelled, so its failed requests are not retried; `shoal resume {run.run_id}` "
+            "continues it, then retry them"
+        )
+    if limit is not None and not run.settings.keys().isdisjoint(("seeds", "registered")):
+        raise RunError(
+            f"run {run.run_id} {limit}, and its workers cannot raise that limit, so its failed requests are not "
+            f"retried; start a new run with a higher {limit.setting}"
+        )
+
+
+async def _reopen(store: Store, run_id: str, frontier: Frontier, *, is_limited: bool) -> tuple[Run, bool]:
+    """Move a finished run with requests in its queue back to ``running``. Return the run, and whether it was moved.
+    ``is_limited``: it is finished although its queue is not empty."""
+    run = await store.get_run(run_id)
+    if run is None:
+        raise no_run(run_id)
+    if run.state != "finished" or is_limited or not (await frontier.stats()).remaining:
+        return run, False
+    await mark_reopened(store, run_id)
+    with suppress(RunError):  # another process was first, or deleted it
+        return await store.transition(run_id, "running"), True
+    return await store.get_run(run_id) or run, False
+
+
+async def start_hint(documents: Documents, run: Run) -> str:
+    """How to start a process that works on a run: with a command that can be pasted, if one is known."""
+    if "registered" in run.settings:
+        return "a server (`shoal serve`) that has its spider takes it within seconds"
+    reports = await read_processes(documents, run.run_id)
+    for report in reports:
+        if report.command:
+            return f"start one with `{report.command}`"
+    if "seeds" in run.settings:
+        return f"start one with `shoal worker SPIDER --run-id {run.run_id}`"
+    if any(report.role == "server" for report in reports):
+        return "repeat the request that started it (`POST /api/runs`)"
+    return "repeat the command or program that started it"
+
+
 async def retry_matching(frontier: Inspection, which: DeadFilter) -> int:
     """Make the failed requests of a filter ready again. Returns how many. Requests of a host or a URL are retried in
     steps: if it is interrupted, call it again."""
@@ -73,6 +191,9 @@ async def retry_matching(frontier: Inspection, which: DeadFilter) -> int:
 
 def _host(url: str) -> str:
     return host_of(url) if "://" in url else ""  # another program overwrote the request
+
+
+# -- examples
 
 
 class DeadKind(Struct, frozen=True, kw_only=True):

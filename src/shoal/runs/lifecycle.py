@@ -16,10 +16,12 @@ from functools import partial
 
 import msgspec
 
+from shoal.crawling.callbacks import describe
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import Route, make_onion, open_fetcher
+from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
@@ -27,14 +29,17 @@ from shoal.errors import FencedError, FrontierError, RunError, ShoalError, Store
 from shoal.files.keeper import check_store
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
+from shoal.monitoring.limits import page_limit, store_limit
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Store
+from shoal.runs.outcome import read_facts, store_outcome
 from shoal.runs.plan import Output, Plan
 from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 from shoal.sinks import sink_id
 from shoal.sinks.identity import output_role
+from shoal.sinks.patience import HURRY
 
 log = logging.getLogger("shoal.run")
 
@@ -54,6 +59,8 @@ class RunLifecycle:
         self.run_id = run.run_id
         self.error: ShoalError | None = None
         """Why the work ended early."""
+        self.is_over = False
+        """Whether the run has ended, and this process takes no more of it."""
         self.engine: Engine | None = None
         self.frontier: Frontier | None = None
         self._store = store
@@ -65,9 +72,12 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
+        self._scheduler: Scheduler | None = None
         self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
+        self._recorder: RunRecorder | None = None
         self.queries = QueryUsage()
+        self._outcome: Outcome | None = None
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -108,6 +118,7 @@ class RunLifecycle:
     def vitals(self, worker: str, standing: Standing | None = None) -> Vitals:
         """What this process knows of itself, without a call to the store."""
         engine = self.engine
+        watch = None if self._recorder is None else self._recorder.loop_watch
         return Vitals(
             worker=worker, run_id=self.run_id, spider=self._run.spider, frontier=self.frontier, standing=standing,
             counters=Counters() if engine is None else engine.counters,
@@ -118,6 +129,8 @@ class RunLifecycle:
             browser=self._browser_status(),
             tor="" if self._tor is None else "ready" if self._tor.ready else "not ready",
             error="" if self.error is None else str(self.error),
+            loop_age=None if watch is None else watch.age,
+            blocked_by="" if watch is None else watch.blocked_by,
         )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:
@@ -144,7 +157,8 @@ class RunLifecycle:
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
             self._plan.on_begin()
             if self._plan.process is not None:
-                await stack.enter_async_context(recording(self._make_recorder(self._plan.process)))
+                self._recorder = self._make_recorder(self._plan.process)
+                await stack.enter_async_context(recording(self._recorder))
             hooks = SpiderHooks(self._plan.spider, self.engine.handler.callbacks.pipelines)
             stack.push_async_callback(hooks.close, "failed")  # if this work is cancelled
             try:
@@ -177,7 +191,7 @@ class RunLifecycle:
             stack.push_async_callback(session.close)
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
-        scheduler = plan.make_scheduler(frontier)
+        scheduler = self._scheduler = plan.make_scheduler(frontier)
         fetcher, tor, config = plan.fetcher, None, plan.config
         render = render_choice(plan.spider.render)
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
@@ -196,6 +210,7 @@ class RunLifecycle:
             self._outputs,
             source=plan.source,
             options=EngineOptions(
+                run_id=self.run_id if plan.frontier is None else "",
                 shared=plan.shared,
                 near=plan.near,
                 keep_items=plan.keep_items,
@@ -265,7 +280,8 @@ class RunLifecycle:
             self._plan.on_state(state)
 
     async def _work(self, scheduler: Scheduler) -> None:
-        """Run the engine and end the outputs. After a rewind of the store, or a fence, do it again."""
+        """Run the engine and end the outputs. After a rewind of the store or a fence, or if the run got requests while
+        its outputs ended, do it again."""
         engine = self.engine
         assert engine is not None
         while True:
@@ -278,8 +294,10 @@ class RunLifecycle:
             if self._plan.output_timeout is not None:
                 self._deadline = asyncio.get_running_loop().time() + self._plan.output_timeout
             try:
-                await self._end(scheduler)
-                return
+                if await self._end(scheduler):
+                    return
+                await engine.reopen()
+                continue
             except (StoreRewoundError, FencedError) as exc:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
@@ -293,8 +311,9 @@ class RunLifecycle:
 
     # -- the end
 
-    async def _end(self, scheduler: Scheduler) -> None:
-        """Finish the outputs and the run. A stopped process does not wait longer than its time for that."""
+    async def _end(self, scheduler: Scheduler) -> bool:
+        """Finish the outputs and the run. A stopped process does not wait longer than its time for that. False: the run
+        continues in this process."""
         finishing = asyncio.create_task(self._finish(scheduler))
         stop_asked = asyncio.create_task(self._stop_asked.wait())
         try:
@@ -303,15 +322,17 @@ class RunLifecycle:
             if not finishing.done():
                 for output in self._outputs:
                     output.hurry()
+                asyncio.get_running_loop().call_later(HURRY, self._persist.give_up_if_away)
             done, _ = await asyncio.wait({finishing}, timeout=self._plan.output_timeout)
             if not done:
                 log.warning("an output or the server of the frontier does not answer; the next process continues")
-                return
-            finishing.result()
+                return True
+            return finishing.result()
         except ShoalError as exc:
             if self._can_start_over(exc):
                 raise
             self.error = self.error or exc
+            return True
         finally:
             stop_asked.cancel()
             finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
@@ -320,7 +341,7 @@ class RunLifecycle:
         fenced = isinstance(error, FencedError) and self._plan.session is not None
         return fenced or isinstance(error, StoreRewoundError)
 
-    async def _finish(self, scheduler: Scheduler) -> None:
+    async def _finish(self, scheduler: Scheduler) -> bool:
         has_ended = self.error is None and await self._has_ended(scheduler)
         if not has_ended and not self.stopping and self.error is None:
             await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
@@ -334,8 +355,7 @@ class RunLifecycle:
                 failure = failure or exc
         if failure is not None:
             raise failure
-        if has_ended:
-            await self._mark_finished()
+        return await self._mark_finished(scheduler) if has_ended else True
 
     @property
     def _has_failed_at_once(self) -> bool:
@@ -349,17 +369,56 @@ class RunLifecycle:
         stats = await self._persist(self.frontier.stats)
         return stats.finished or (scheduler.limit_reached and not stats.leased)
 
-    async def _mark_finished(self) -> None:
+    async def _mark_finished(self, scheduler: Scheduler) -> bool:
         """Move the run to ``finished``. StoreRewoundError if the store went back in time meanwhile: the run may have
-        requests again, so it is running."""
+        requests again, so it is running. False: somebody queued failed requests again while the outputs ended, and this
+        process fetches them."""
+        assert self.frontier is not None
+        await self._persist(self._store_limit)
         if await self._persist(partial(self._store.run_state, self.run_id)) == "queued":
             await self._persist(partial(self._move_to, "running"))
+        await self._persist(self._decide)
         await self._persist(partial(self._move_to, "finished"))
         try:
             await self._check_store()
         except StoreRewoundError:
             await self._persist(partial(self._move_to, "running"))
             raise
+        stats = await self._persist(self.frontier.stats)
+        self.is_over = stats.finished or scheduler.limit_reached
+        if self.is_over:
+            return True
+        log.warning("run %s got %d more requests while it ended, so it continues", self.run_id, stats.remaining)
+        await self._persist(partial(self._move_to, "running"))
+        return self.stopping or self.engine is None or not self.engine.concurrency  # others crawl
+
+    async def _store_limit(self) -> None:
+        """Store with the run whether it stops at a limit. See `shoal.monitoring.limits`."""
+        if self._plan.process is not None:  # not for a batch, which has its own limits
+            assert self.frontier is not None
+            limit = page_limit(self._plan.config.scope.max_pages, await self.frontier.stats())
+            await store_limit(self._store, self.run_id, limit)
+
+    async def _decide(self) -> None:
+        """Decide the outcome of the run, and keep it with the run."""
+        assert self.frontier is not None
+        assert self.engine is not None
+        plan, counters = self._plan, self.engine.counters
+        facts = await read_facts(self.frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
+        facts = msgspec.structs.replace(
+            facts,
+            dropped=counters.dropped,
+            drop_reasons=tuple(name for name, _ in counters.drop_reasons.most_common(3)),
+        )
+        facts = msgspec.structs.replace(facts, rule=self._ask_spider(facts))
+        self._outcome = decide(facts, plan.config.outcome.max_failed)
+        await store_outcome(self._store, self.run_id, self._outcome)
+
+    def _ask_spider(self, facts: RunFacts) -> str:
+        try:
+            return self._plan.spider.judge(facts) or ""
+        except Exception as exc:  # the user's code may raise anything; then nobody knows whether the run is good
+            return f"the rule of the spider raised {describe(exc, 'judge')}"
 
     async def _check_store(self) -> None:
         """StoreRewoundError if the store does not know the last completion of this process."""
@@ -385,7 +444,7 @@ class RunLifecycle:
             outputs=self._plan.output_names,
             failed_url=await failed_url(self.frontier, deadline) if kinds else "",
             unmatched=self.queries.unmatched(),
-            expects_items=bool(self._plan.output_names or self._plan.spider.pipelines),
+            outcome=self._outcome if self.error is None else None,
         )
 
     # -- the state of the run
@@ -430,8 +489,14 @@ class RunLifecycle:
     async def _update_state(self, state: str) -> None:
         """Move the run between ``running`` and ``finished``. A process that stays after the end calls this."""
         assert self.frontier is not None
+        if self._scheduler is not None and self._scheduler.limit_reached:
+            return  # it ends
         finished = (await self.frontier.stats()).finished
+        if finished and state != "finished":
+            await self._decide()
         if finished != (state == "finished"):
+            if finished:
+                await self._store_limit()
             await self._move_to("finished" if finished else "running")
 
 

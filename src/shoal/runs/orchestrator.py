@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, RunError, ShoalError, SpiderError
 from shoal.frontier import open_store
 from shoal.runs.crawl import Crawl
 from shoal.runs.registry import ExecutionMode, Registry
-from shoal.runs.start import RunSettings, Started, start_run
+from shoal.runs.start import Started, start_run
 from shoal.spider import Spider, create_spider, load_spider
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class Orchestrator:
             run = await store.get_run(run_id)
             if run is None or (run.spider, run.project) != (spider.spider_name(), config.project_name):
                 raise RunError(f"{name} has no run {run_id}")
-            return counts(await (await store.frontier(run_id, RunSettings.of(run).options)).stats())
+            return counts(await (await store.frontier(run_id)).stats())
         finally:
             await store.close()
 

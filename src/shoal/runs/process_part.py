@@ -37,8 +37,7 @@ _LAST_REPORT = 2.0
 _ABORT_AFTER = 5.0
 """Seconds after the end of the connection at which the process is ended by force."""
 _OUTPUT_TIMEOUT = 1.2
-_OTHERS = ("callback_error", "drop_reasons", "errors", "latency", "picked", "started")
-_NUMBERS = tuple(name for name in Counters.__slots__ if name not in _OTHERS)
+_NUMBERS = tuple(name for name in Counters.__slots__ if name not in Counters.NOT_ADDED | {"latency"})
 
 
 class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +137,7 @@ class CrawlPart(Crawl):
             super()._plan(store, collector),
             source=None, resumes=False, watches=True, is_private=False, keep_items=True,
             output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
-            process=RecordedProcess(self._worker_id, "worker"),
+            process=RecordedProcess(self._worker_id, "worker", address=self._part.frontier),
         )  # fmt: skip
 
     @property

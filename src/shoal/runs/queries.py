@@ -7,18 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shoal.config import Config
-from shoal.crawling.scheduler import frontier_options
 from shoal.errors import ConfigError
 from shoal.fetch.page_needs import Need, learned_needs
-from shoal.ports import FrontierOptions, HostState, Run, Store
-from shoal.runs.start import RunSettings
+from shoal.ports import HostState, Run, Store
 from shoal.urls.normalize import host_of, normalize_url
-
-
-def run_options(run: Run, config: Config) -> FrontierOptions:
-    """The options stored with the run, or those of the configuration if it has none."""
-    return RunSettings.of(run).options if "seeds" in run.settings else frontier_options(config)
 
 
 def matching_runs(runs: Sequence[Run], text: str) -> list[Run]:
@@ -35,11 +27,11 @@ def host_name(text: str) -> str:
     return host_of(normalize_url(f"http://{text}/"))
 
 
-async def hosts_of(store: Store, runs: Sequence[Run], config: Config, limit: int) -> list[HostState]:
+async def hosts_of(store: Store, runs: Sequence[Run], limit: int) -> list[HostState]:
     """The busiest hosts of some runs, with the requests of all these runs."""
 
     async def read(run: Run) -> list[HostState]:
-        return await (await store.frontier(run.run_id, run_options(run, config))).host_states(limit)
+        return await (await store.frontier(run.run_id)).host_states(limit)
 
     found: dict[str, HostState] = {}
     for states in await asyncio.gather(*map(read, runs)):
@@ -49,9 +41,9 @@ async def hosts_of(store: Store, runs: Sequence[Run], config: Config, limit: int
     return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
 
 
-async def page_needs_of(store: Store, run: Run, config: Config, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:
+async def page_needs_of(store: Store, run: Run, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:
     """What was learned of the pages of these hosts: which kinds need a browser. Hosts of which nothing is known are
     left out."""
-    frontier = await store.frontier(run.run_id, run_options(run, config))
+    frontier = await store.frontier(run.run_id)
     found = {host: await learned_needs(frontier, host) for host in hosts}
     return {host: needs for host, needs in found.items() if needs}

@@ -245,7 +245,7 @@ async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> b
     with suppress(RunError):
         stored = RunSettings.of(run)
         if _start_key(stored) == _start_key(settings):
-            return (await (await store.frontier(run.run_id, stored.options)).stats()).seeding
+            return (await (await store.frontier(run.run_id)).stats()).seeding
     return False
 
 

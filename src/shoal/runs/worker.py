@@ -50,6 +50,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """The slot in a cluster under which the worker works."""
     may_work: Callable[[], bool] | None = None
     """Whether it still holds that slot. None: it needs no slot."""
+    command: str = ""
+    """The command that starts such a worker, for its reports. Empty if there is none."""
 
 
 class Worker:
@@ -132,7 +134,7 @@ class Worker:
             self.config = self.config.with_settings(settings.shared_settings())
             check_proxies(self.spider, self.config)
             if run.state == "finished":
-                await persist(partial(self._report_finished, store, run, settings))
+                await persist(partial(self._report_finished, store, run))
             self._life = RunLifecycle(store, run, self._plan(settings, shared=store.shared))
             if self._stop_asked:
                 self._life.stop()
@@ -140,9 +142,9 @@ class Worker:
             self.error = self._life.error
         return self.summary
 
-    async def _report_finished(self, store: Store, run: Run, settings: RunSettings) -> None:
+    async def _report_finished(self, store: Store, run: Run) -> None:
         """Log that there is nothing to do for now. The outputs of the run are still completed."""
-        ended = await finished_at(run, await store.frontier(run.run_id, settings.options))
+        ended = await finished_at(run, await store.frontier(run.run_id))
         if ended is not None:
             next_step = "waiting for more requests" if self._options.keep_alive else "`shoal start` begins another run"
             log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
@@ -151,7 +153,7 @@ class Worker:
         options = self._options
         session = None
         if options.holder is None:  # a node has the session of its cluster
-            session = make_session(self.config, self.run_id, self.worker_id, settings.options)
+            session = make_session(self.config, self.run_id, self.worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,
@@ -169,7 +171,12 @@ class Worker:
             output_timeout=_OUTPUT_TIMEOUT,
             holder=options.holder,
             may_work=options.may_work,
-            process=RecordedProcess(self.worker_id, "worker" if options.holder is None else "runner"),
+            process=RecordedProcess(
+                self.worker_id,
+                "worker" if options.holder is None else "runner",
+                command=options.command,
+                address=self.config.frontier,
+            ),
             session=session,
             on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
             on_unseeded=_warn_unseeded,

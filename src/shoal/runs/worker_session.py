@@ -19,7 +19,7 @@ from shoal.config import Config
 from shoal.config.checks import frontier_kind
 from shoal.errors import FencedError, ShoalError
 from shoal.frontier import open_store
-from shoal.ports import Frontier, FrontierOptions, Heartbeat, Holder
+from shoal.ports import Frontier, Heartbeat, Holder
 
 log = logging.getLogger("shoal.worker")
 
@@ -45,11 +45,11 @@ def has_heartbeats(frontier: str) -> bool:
     return frontier_kind(frontier) in ("redis", "postgresql")
 
 
-def make_session(config: Config, run_id: str, worker: str, options: FrontierOptions) -> WorkerSession | None:
+def make_session(config: Config, run_id: str, worker: str) -> WorkerSession | None:
     """The session of a worker; None if its store needs none."""
     if not has_heartbeats(config.frontier):
         return None
-    return WorkerSession(config.frontier, run_id, worker, config.worker.session, options)
+    return WorkerSession(config.frontier, run_id, worker, config.worker.session)
 
 
 class WorkerSession:
@@ -60,15 +60,14 @@ class WorkerSession:
     was fenced calls ``rejoin``: it gets new leases under the next epoch.
     """
 
-    def __init__(self, url: str, run_id: str, worker: str, seconds: float, options: FrontierOptions) -> None:
-        """``url``: of the store. ``options``: of the run."""
+    def __init__(self, url: str, run_id: str, worker: str, seconds: float) -> None:
+        """``url``: of the store."""
         self.worker = worker
         self.on_fenced: Callable[[], None] = lambda: None
         """Called in the event loop of ``join`` when the worker was fenced."""
         self._url = url
         self._run_id = run_id
         self._seconds = seconds
-        self._options = options
         self._epoch = 1
         self._until = 0.0
         """When work must stop without another heartbeat, on `shoal.clock`."""
@@ -113,7 +112,8 @@ class WorkerSession:
                     await self._frontier.leave(self.worker, self._epoch)
 
     async def _beat(self, frontier: Frontier) -> float | None:
-        """Send a heartbeat, and fence dead workers. Returns the seconds until another worker may be dead."""
+        """Send a heartbeat, and fence dead workers of all runs. Returns the seconds until the next one, if another
+        worker is late."""
         if self._stopping.is_set():
             return None
         epoch, sent = self._epoch, clock.now()
@@ -124,11 +124,14 @@ class WorkerSession:
         if epoch == self._epoch:
             self._until = max(self._until, sent + self._seconds * (1 - _MARGIN))
         if due == 0:
-            for worker, leases in (await frontier.fence_silent()).items():
-                if leases:
-                    log.warning("worker %s is silent: its %d pages are released", worker, leases)
+            for silent in await frontier.fence_silent():
+                of_run = "" if silent.run_id == self._run_id else f" of run {silent.run_id}"
+                if silent.leases:
+                    log.warning(
+                        "worker %s%s is silent: its %d pages are released", silent.worker, of_run, silent.leases
+                    )
                 else:
-                    log.info("worker %s is silent; it held no pages", worker)
+                    log.info("worker %s%s is silent; it held no pages", silent.worker, of_run)
         return due or None
 
     # -- for the thread
@@ -140,8 +143,8 @@ class WorkerSession:
             epoch, pause = self._epoch, interval
             try:
                 due = self._beat_anyhow(frontier, loop)
-                if due is not None:  # wake up when a worker may be dead, but not all workers at the same moment
-                    pause = min(interval, due + random.uniform(0.05, 0.3))
+                if due is not None:  # another worker may be dead then; not all workers wake up at the same moment
+                    pause = min(interval, due + min(1.0, due) * random.uniform(0.05, 0.3))
             except FencedError:
                 if epoch == self._epoch:  # otherwise it has joined again already
                     self._until = 0.0
@@ -173,6 +176,6 @@ class WorkerSession:
         async with asyncio.timeout(self._seconds / _BEATS):
             store = await open_store(self._url)
             try:
-                return await self._beat(await store.frontier(self._run_id, self._options))
+                return await self._beat(await store.frontier(self._run_id))
             finally:
                 await store.close()

@@ -27,7 +27,7 @@ class Step(Struct, frozen=True):
 
 def next_step(schedule: Schedule, now: float, *, active: bool) -> Step:
     """Decide what to do now. ``active``: the newest run has not ended. Repeat the call until nothing changes."""
-    if schedule.paused:
+    if schedule.paused or schedule.orphaned_at is not None:
         return Step(schedule)
     if schedule.last > now + STEP_BACK:
         return Step(replace(schedule, last=now))

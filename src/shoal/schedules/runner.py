@@ -95,7 +95,11 @@ class ScheduleRunner:
     async def step(self) -> float:
         """Do everything that is due now. Returns the seconds until the next check."""
         pause = MAX_PAUSE
-        for schedule in await self._schedules.list_all():
+        schedules = await self._schedules.list_all()
+        await self._schedules.check_declarations(schedules)
+        for schedule in schedules:
+            if schedule.name in self._schedules.foreign:  # its own servers have its spider
+                continue
             try:
                 pause = min(pause, await self._advance(schedule))
             except FrontierError:

@@ -73,6 +73,10 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """The last time that was missed."""
     error: str = ""
     """Why the last run could not start, or failed in a server."""
+    source: str = ""
+    """The machine and the shoal.toml that define it. Empty if no file does, or it is unknown."""
+    orphaned_at: float | None = None
+    """Since when no server that runs has it in its shoal.toml. It is kept, but starts no runs."""
 
     @property
     def run_prefix(self) -> str:
@@ -89,8 +93,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     @property
     def next_due(self) -> float | None:
-        """The next time, without jitter. None while it is paused."""
-        return None if self.paused else self.definition.times.after(self.last)
+        """The next time, without jitter. None while it is paused or orphaned."""
+        return None if self.paused or self.orphaned_at is not None else self.definition.times.after(self.last)
 
 
 def document_prefix(project: str) -> str:

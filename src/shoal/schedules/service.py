@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from shoal.errors import ConfigError, RunError
+from shoal.monitoring.actions import ActionLog
 from shoal.ports import Run, RunState, Store
+from shoal.schedules.declarations import Declarations
 from shoal.schedules.firing import Fired, MakeRun, take_step
 from shoal.schedules.policy import Step, run_now
 from shoal.schedules.schedule import NAME, Definition, Origin, Schedule, document_prefix, schedule_of_run
@@ -33,6 +36,11 @@ class Schedules:
         self.store = store
         self.project = project
         self.now = now
+        self.declarations = Declarations(store, project)
+        self.foreign: frozenset[str] = frozenset()
+        """Schedules of the files of other servers, which start their runs and work on them. Known after
+        ``check_declarations``."""
+        self._log = ActionLog(store, project)
 
     def key(self, name: str) -> str:
         return f"{document_prefix(self.project)}{name}"
@@ -74,6 +82,8 @@ class Schedules:
         it."""
 
         def update(found: Schedule | None) -> Schedule:
+            if found is not None and found.orphaned_at is not None:
+                raise RunError(f"schedule {name!r} is orphaned: remove it first (`shoal schedule rm {name}`)")
             if found is not None and found.origin == "file":
                 raise RunError(f"schedule {name!r} is defined in shoal.toml: edit the file, and restart the server")
             if found is not None and not replaces:
@@ -84,26 +94,64 @@ class Schedules:
         assert added is not None
         return added
 
-    async def load(self, definitions: Mapping[str, Definition]) -> None:
-        """Store the schedules of a shoal.toml, and remove those that it no longer has."""
+    async def load(self, definitions: Mapping[str, Definition], source: str = "") -> None:
+        """Store the schedules of a shoal.toml, and declare them. Those of other files stay. ``source``: the machine and
+        the file."""
+        self.declarations.declare(definitions.keys(), source)
         for name, definition in definitions.items():
-            await self._stored(name).change(partial(self._defined, name, definition, "file"))
-        for schedule in await self.list_all():
-            if schedule.origin == "file" and schedule.name not in definitions:
-                await self._stored(schedule.name).change(
-                    lambda found: None if found is None or found.origin == "file" else found
-                )
-                log.info("schedule %s is removed: shoal.toml no longer has it", schedule.name)
+            before = await self.find(name)
+            await self._stored(name).change(partial(self._defined, name, definition, "file", source=source))
+            if before is not None and before.origin == "file" and before.definition != definition:
+                await self._record("change schedule", name, f"by {source}; it was defined by {before.source}")
+        await self.check_declarations(await self.list_all())
 
-    def _defined(self, name: str, definition: Definition, origin: Origin, found: Schedule | None) -> Schedule:
+    async def check_declarations(self, schedules: Sequence[Schedule]) -> None:
+        """Mark schedules that no file of a server that runs has any more, and take back the mark of those that this
+        server has."""
+        await self.declarations.beat()
+        foreign: dict[str, str] = {}
+        for each in schedules:
+            if each.origin == "file" and each.name not in self.declarations.names:
+                foreign[each.name] = each.source
+            elif each.orphaned_at is not None:
+                await self._mark(each.name, None, "adopt schedule", f"{self.declarations.source} has it")
+        self.foreign = frozenset(foreign)
+        if foreign:
+            for name in await self.declarations.orphans(foreign.items()):
+                detail = f"no server has it in its shoal.toml; it was in {foreign[name] or 'an unknown file'}"
+                await self._mark(name, self.now(), "orphan schedule", detail)
+
+    async def _mark(self, name: str, orphaned_at: float | None, what: str, detail: str) -> None:
+        """Set or take back the mark of an orphan, and record that, unless another server was first."""
+        is_changed = False
+
+        def update(found: Schedule | None) -> Schedule | None:
+            nonlocal is_changed
+            is_changed = found is not None and (found.orphaned_at is None) != (orphaned_at is None)
+            is_changed = is_changed and found is not None and found.origin == "file"
+            return replace(found, orphaned_at=orphaned_at) if is_changed and found is not None else found
+
+        await self._stored(name).change(update)
+        if is_changed:
+            log.warning("%s %s: %s", what, name, detail)
+            await self._record(what, name, detail)
+
+    async def _record(self, what: str, name: str, detail: str) -> None:
+        await self._log.add(f"server on {socket.gethostname()}", what, name, detail)
+
+    def _defined(
+        self, name: str, definition: Definition, origin: Origin, found: Schedule | None, source: str = ""
+    ) -> Schedule:
         """The schedule with this definition. New times count from now."""
         if found is None:
             return Schedule(
-                name=name, project=self.project, definition=definition, origin=origin, last=self.now()
+                name=name, project=self.project, definition=definition, origin=origin, last=self.now(), source=source
             )  # fmt: skip
-        if (found.definition, found.origin) == (definition, origin):
+        if (found.definition, found.origin, found.source) == (definition, origin, source):
             return found
-        changed = replace(found, definition=definition, origin=origin, error="")
+        changed = replace(found, definition=definition, origin=origin, source=source)
+        if found.definition != definition:
+            changed = replace(changed, error="")
         if found.definition.timing != definition.timing:
             changed = replace(changed, last=self.now(), waiting=None)
         return changed
@@ -119,11 +167,12 @@ class Schedules:
         )
 
     async def remove(self, name: str) -> None:
-        """Delete a schedule; its runs stay. RunError if shoal.toml defines it."""
+        """Delete a schedule; its runs stay. RunError if the shoal.toml of a server that runs defines it."""
         found = await self.get(name)
 
         def update(current: Schedule | None) -> None:
-            if (current or found).origin == "file":
+            schedule = current or found
+            if schedule.origin == "file" and schedule.orphaned_at is None:
                 raise RunError(
                     f"schedule {name!r} is defined in shoal.toml: remove [schedules.{name}] there and restart the "
                     "server, or pause it"
@@ -194,6 +243,8 @@ async def describe(schedules: Schedules, schedule: Schedule) -> dict[str, object
         "name": schedule.name,
         **msgspec.structs.asdict(definition),
         "origin": schedule.origin,
+        "source": schedule.source,
+        "orphaned_at": schedule.orphaned_at,
         "paused": schedule.paused,
         "next": due,
         "waiting": schedule.waiting,

@@ -8,7 +8,6 @@ from fastapi import Path
 
 from shoal.batch.spider import BatchSpider
 from shoal.ports import Frontier, Run
-from shoal.runs.queries import run_options
 from shoal.server.errors import ProblemError
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.state import Server
@@ -26,4 +25,4 @@ async def find_run(server: Server, run_id: str) -> Run:
 
 async def open_frontier(server: Server, run_id: str) -> Frontier:
     run = await find_run(server, run_id)
-    return await server.store.frontier(run.run_id, run_options(run, server.config))
+    return await server.store.frontier(run.run_id)

@@ -20,7 +20,6 @@ from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.ports import Claim, Frontier, Run
 from shoal.runs.lifecycle import GRACE
 from shoal.runs.orchestrator import Orchestrator
-from shoal.runs.queries import run_options
 from shoal.schedules.runs import ServerRun, run_maker
 from shoal.schedules.schedule import Schedule
 from shoal.schedules.service import Schedules
@@ -47,7 +46,6 @@ class ScheduledRuns:
         self._schedules = schedules
         self._store = schedules.store
         self._jobs = jobs
-        self._config = config
         self._make_orchestrator = make_orchestrator
         self._make_run = run_maker(make_orchestrator, config.serve.allow)
         self._ttl = min(_MAX_TTL, config.lease.ttl)
@@ -71,7 +69,8 @@ class ScheduledRuns:
         self._checked_at = clock.now()
         # A paused run is taken over only after somebody resumes it.
         for run in await self._store.list_runs(project=self._schedules.project, states=("queued", "running")):
-            self._begin(run)
+            if run.settings.get("schedule") not in self._schedules.foreign:
+                self._begin(run)
 
     def _begin(self, run: Run) -> None:
         """Start to crawl a run, unless it is for workers, or this server already crawls it."""
@@ -97,7 +96,7 @@ class ScheduledRuns:
 
     async def _work(self, run: Run) -> None:
         try:
-            frontier = await self._store.frontier(run.run_id, run_options(run, self._config))
+            frontier = await self._store.frontier(run.run_id)
             claim = await frontier.claim(_ROLE, self._ttl)
         except ShoalError as exc:  # the store is away, or the run was deleted
             log.debug("cannot take over run %s: %s", run.run_id, exc)

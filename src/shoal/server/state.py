@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -21,9 +22,11 @@ from shoal.batch.webhook import send_webhook
 from shoal.config import Config, find_config_file, flatten, load_config, mask
 from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
-from shoal.errors import FrontierError, StoreAwayError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import join_store, open_store
 from shoal.monitoring.charts import SpeedHistory
+from shoal.monitoring.problem import Problem
+from shoal.monitoring.problems import store_away
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.notifications.service import Notifications
 from shoal.ports import Store
@@ -46,6 +49,7 @@ from shoal.tasks.remote import RemoteBatches
 log = logging.getLogger("shoal.server")
 
 _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
+_PROBLEMS_FRESH = 5.0  # seconds
 
 
 OVERRIDDEN = "command line or code"
@@ -106,7 +110,7 @@ class Server:
             self.remote.start()
             self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
             if (defined := schedules_of_file()) is not None:
-                await self.schedules.load(defined)
+                await self.schedules.load(defined, _file_identity())
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     async def _open_store(self) -> Store:
@@ -160,6 +164,14 @@ class Server:
         else:
             await self.fetcher.open_browser()
 
+    async def current_problems(self) -> list[Problem]:
+        """What needs attention now, as of some seconds ago. If that cannot be read, that is the problem."""
+        snapshot = await self.snapshots.get()
+        try:
+            return await self.cache.get("problems", _PROBLEMS_FRESH, lambda: self.attention.find(snapshot))
+        except ShoalError as exc:
+            return [store_away(time.time(), str(exc))]
+
     def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
         """The screens of the dashboard that someone with this role may see, with their names."""
         hidden = {*(SERVED_ONLY if self.ui_only else ()), *(() if role == "admin" else ADMIN_ONLY)}
@@ -194,6 +206,9 @@ class Server:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        with suppress(FrontierError, TimeoutError):  # then the others notice it a minute later
+            async with asyncio.timeout(_STORE_TIMEOUT):
+                await self.schedules.declarations.leave()
         await self.jobs.close()
         await self.scheduled_runs.close()
         await self.local.close()
@@ -208,6 +223,12 @@ def schedules_of_file() -> dict[str, Definition] | None:
     """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
     file = find_config_file(os.environ)
     return None if file is None else read_file(file)
+
+
+def _file_identity() -> str:
+    """The machine and the shoal.toml in use, such as ``web1:/srv/shoal.toml``."""
+    file = find_config_file(os.environ)
+    return "" if file is None else f"{socket.gethostname()}:{os.path.realpath(file)}"
 
 
 def _find_overrides(config: Config) -> tuple[dict[str, object], dict[str, str]]:

@@ -415,6 +415,8 @@ class Drainer:
                 return await step()
             except StoreAwayError as exc:  # without a limit: the engine decides when to give up
                 log.debug("the output waits until the frontier's server responds: %s", exc)
+                if self._patience.is_hurried and not await self._patience.pause(exc):
+                    raise
                 await asyncio.sleep(_AWAY_POLL)
             except (StoreRewoundError, FencedError):  # the process must start over, or join again
                 raise

@@ -35,12 +35,15 @@ from shoal.sinks.tables import (
     text_of,
 )
 from shoal.sinks.tablesink import TableSink
+from shoal.stores.severity import Severity
 
 try:
     import pymysql
     import pymysql.cursors
     from pymysql.constants import CR, ER
     from pymysql.converters import escape_string
+
+    from shoal.stores.mysql_errors import CONFLICTS, CONNECTION_LOST, DENIED, DISK_FULL, READ_ONLY, code_of, severity
 except ImportError as exc:
     raise SinkError("MySQL output needs PyMySQL: pip install 'shoal[mysql]'") from exc
 
@@ -71,17 +74,6 @@ _READ_TIMEOUT = "_read_timeout"
 """A private attribute: PyMySQL has no other way to change the timeout of a connection."""
 
 _MAX_CHUNK = 4 << 20
-_CONFLICTS = (ER.LOCK_DEADLOCK, ER.CHECKREAD, ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.DUP_FIELDNAME,
-              ER.TABLE_EXISTS_ERROR, ER.TABLE_DEF_CHANGED)  # fmt: skip
-_DISK_FULL = (3, ER.DISK_FULL, ER.RECORD_FILE_FULL)
-_CONNECTION_LOST = (CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, ER.SERVER_SHUTDOWN, 0)
-_DENIED = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR,
-           ER.SPECIFIC_ACCESS_DENIED_ERROR, ER.HOST_NOT_PRIVILEGED)  # fmt: skip
-_RETRYABLE = {
-    *_DISK_FULL, *_CONNECTION_LOST, *_CONFLICTS, CR.CR_CONN_HOST_ERROR, CR.CR_CONNECTION_ERROR, ER.CON_COUNT_ERROR,
-    ER.LOCK_WAIT_TIMEOUT, ER.OUT_OF_RESOURCES, ER.OUTOFMEMORY, ER.TOO_MANY_USER_CONNECTIONS,
-    ER.OPTION_PREVENTS_STATEMENT, ER.QUERY_INTERRUPTED, ER.GET_ERRNO,
-}  # fmt: skip
 
 
 def mysql_sink(server: DatabaseServer, options: TableOptions | None = None) -> TableSink:
@@ -101,10 +93,6 @@ def _quote(name: str) -> str:
 
 def _string(text: str) -> str:
     return f"'{escape_string(text)}'"
-
-
-def _code(exc: Exception) -> int | None:
-    return exc.args[0] if isinstance(exc, pymysql.MySQLError) and exc.args else None
 
 
 MYSQL = Dialect(
@@ -138,9 +126,9 @@ MYSQL = Dialect(
     ),
     add="INSERT IGNORE INTO {table} VALUES ({values})",
     errors=(pymysql.MySQLError, OSError),
-    is_conflict=lambda exc: _code(exc) in _CONFLICTS,
-    is_retryable=lambda exc: isinstance(exc, OSError) or _code(exc) in _RETRYABLE,
-    is_denied=lambda exc: _code(exc) in _DENIED,
+    is_conflict=lambda exc: code_of(exc) in CONFLICTS,
+    is_retryable=lambda exc: severity(exc) is not Severity.FINAL,
+    is_denied=lambda exc: code_of(exc) in DENIED,
 )
 
 
@@ -192,13 +180,15 @@ class MySQLConnection:
         return True
 
     def explain(self, exc: Exception) -> str:
-        code, text, server = _code(exc), str(exc.args[-1]) if exc.args else type(exc).__name__, self._server
-        if code in _DENIED:
+        code, text, server = code_of(exc), str(exc.args[-1]) if exc.args else type(exc).__name__, self._server
+        if code in DENIED:
             return f"the server refuses the user or the password, or denies permission ({text}); check or grant it"
         if code == ER.BAD_DB_ERROR:
             return f"the server has no database {server.database!r}; create it first"
-        if code in _DISK_FULL or (code == ER.GET_ERRNO and "28" in text):
+        if code in DISK_FULL or (code == ER.GET_ERRNO and "28" in text):
             return f"the disk of the server is full ({text}); free some space, then resume the run"
+        if code in READ_ONLY:
+            return f"the server is read-only ({text}): a failover is under way, or it is a replica"
         if code in (ER.TOO_MANY_FIELDS, ER.TOO_BIG_ROWSIZE) or "Too many columns" in text:
             return f"the items have more fields than a table can have columns ({text}); nest some of them"
         if code == ER.LOCK_WAIT_TIMEOUT:
@@ -207,7 +197,7 @@ class MySQLConnection:
             return f"{text}; is the server running, and is the port correct?"
         if "timed out" in text:
             return f"no answer for {server.timeout:g} s"
-        if code in _CONNECTION_LOST:
+        if code in CONNECTION_LOST:
             return f"the connection was lost ({text})"
         return text
 
@@ -268,7 +258,7 @@ class MySQLConnection:
         try:
             return await self.fetch(statement)
         except pymysql.MySQLError as exc:
-            if _code(exc) == ER.NO_SUCH_TABLE:
+            if code_of(exc) == ER.NO_SUCH_TABLE:
                 return None
             raise
 

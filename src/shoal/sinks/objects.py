@@ -81,6 +81,7 @@ class _Saved(msgspec.Struct):
     fields: list[str] = []
     parts: int = 0
     """How many parts an earlier version wrote. It numbered them, and stored no position."""
+    rejected: int = 0
 
 
 class _PartEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -323,7 +324,9 @@ class ObjectSink:
         self._rejects.flush()
         if self._seq is None and not self._legacy:
             return b""
-        return _encode(_Saved(self._options.run, self._seq, self._fields, self._legacy))
+        return _encode(
+            _Saved(self._options.run, self._seq, self._fields, self._legacy, sum(part.rejected for part in self._parts))
+        )
 
     async def _write_part(self) -> None:
         fields = dict.fromkeys(self._fields)

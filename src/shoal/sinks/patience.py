@@ -24,6 +24,7 @@ class Patience:
         self._failures = 0
         self._since = 0.0
         self._hurried = asyncio.Event()
+        self.is_hurried = False
 
     def worked(self) -> None:
         """Forget the failures so far."""
@@ -31,6 +32,7 @@ class Patience:
 
     def hurry(self) -> None:
         """Wait for a few seconds at most: the process stops."""
+        self.is_hurried = True
         self._seconds = min(self._seconds, HURRY)
         self._hurried.set()
 

@@ -18,9 +18,12 @@ from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Tar
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, Row, json_of, text_of
 from shoal.sinks.tablesink import TableSink
+from shoal.stores.severity import Severity
 
 try:
     import asyncpg
+
+    from shoal.stores.postgres.errors import severity
 except ImportError as exc:
     raise SinkError("PostgreSQL output needs asyncpg: pip install 'shoal[postgres]'") from exc
 
@@ -61,8 +64,6 @@ _BEGIN = """
 """A process that is frozen in a transaction must not block its successor, so the server ends an idle one."""
 _CONFLICTS = ("40001", "40P01", "42P01", "42701", "42703", "42804", "42P07", "23505")
 """A serialization failure, a deadlock, or a table that changed since it was checked."""
-_PERMANENT = ("0A", "21", "22", "23", "28", "3D", "3F", "42", "54")
-"""Classes of errors that a retry cannot help."""
 _ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 _CLOSE_TIMEOUT = 5.0  # seconds
 
@@ -88,7 +89,7 @@ def _is_conflict(exc: Exception) -> bool:
 
 def _is_retryable(exc: Exception) -> bool:
     if isinstance(exc, asyncpg.PostgresError):
-        return not (exc.sqlstate or "").startswith(_PERMANENT)
+        return severity(exc.sqlstate or "") is not Severity.FINAL
     return not isinstance(exc, ValueError)  # asyncpg's own: a bad option, or a value that it can't send
 
 
@@ -170,6 +171,8 @@ class PostgresConnection:
                 return f"{text}; create the schema first, or choose another with &schema=name"
             case asyncpg.InsufficientPrivilegeError():
                 return f"{text}; grant the permission to the user, or choose another schema with &schema=name"
+            case asyncpg.ReadOnlySQLTransactionError():
+                return f"the server is read-only ({text}): a failover is under way, or it is a standby"
             case asyncpg.DiskFullError():
                 return f"the disk of the server is full ({text}); free some space, then resume the run"
             case asyncpg.TooManyColumnsError():

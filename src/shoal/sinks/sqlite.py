@@ -23,6 +23,8 @@ from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.storage import in_thread, storage_errors
 from shoal.sinks.tables import Batch, Change, Columns, Naming, Row
 from shoal.sinks.tablesink import TableSink
+from shoal.stores import sqlite_errors
+from shoal.stores.severity import Severity
 
 T = TypeVar("T")
 
@@ -63,7 +65,7 @@ SQLITE = Dialect(
     table_option="sqlite:///file.db?table=name",
     errors=(sqlite3.Error,),
     is_conflict=lambda exc: any(text in str(exc) for text in _CONFLICTS),
-    is_retryable=lambda exc: True,
+    is_retryable=lambda exc: sqlite_errors.meaning(exc).severity is not Severity.FINAL,
 )
 
 

@@ -30,6 +30,15 @@ _BAD_REGION = ("without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalf
 _NO_CREDENTIALS = ("169.254.169.254", "169.254.170.2", "metadata.google", "CredentialsNotLoaded", "instance metadata")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 _TOO_LARGE = ("EntityTooLarge", "RequestBodyTooLarge", "413 Payload Too Large", "413 Request Entity Too Large")
+_AWAY_STATUSES = frozenset({408, 409, 412, 425, 429})
+"""Temporary, like those from 500 on, except 501. 409 and 412: another process wrote the object. 507: it is full."""
+_AWAY_CODES = frozenset(
+    {"RequestTimeout", "SlowDown", "ServerBusy", "InternalError", "OperationAborted", "OperationTimedOut",
+     "ThrottlingException", "Throttling", "KMS.ThrottlingException", "KMS.InternalException", "RequestLimitExceeded",
+     "RateLimitExceeded", "UserRateLimitExceeded", "TooManyRequests", "BadDigest", "IncompleteBody",
+     "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded"}
+)  # fmt: skip
+"""Temporary, whatever their status is: S3 answers 400 or 403 to some of them."""
 _NO_OBJECT = "shoal-check"
 _MAX_TEXT = 160
 
@@ -162,7 +171,8 @@ def explain(exc: Exception, place: ObjectPlace) -> tuple[str, bool]:
     text = str(exc)
     found = _STATUS.search(text)
     status = int(found[1] or found[2]) if found else 0
-    code = f" ({match[1]})" if (match := _CODE.search(text)) else ""
+    name = match[1] if (match := _CODE.search(text)) else ""
+    code = f" ({name})" if name else ""
     bucket = "container" if place.scheme == "az" else "bucket"
     if any(mark in text for mark in _NO_CREDENTIALS):
         return f"no credentials found; set {CREDENTIALS[place.scheme]} in the environment", False
@@ -170,6 +180,10 @@ def explain(exc: Exception, place: ObjectPlace) -> tuple[str, bool]:
         return f"the {bucket} {place.bucket} is in another region; set AWS_REGION, or add region=NAME", False
     if status == 404 or isinstance(exc, FileNotFoundError):
         return f"the {bucket} {place.bucket} does not exist; create it first, or check its name and the endpoint", False
+    if name in _AWAY_CODES:
+        return f"the server answered {status}{code}", True
+    if name == "RequestTimeTooSkewed":
+        return "the clock of this machine is wrong; set it, for example with NTP", False
     if status in (401, 403):
         return (
             f"access to the {bucket} {place.bucket} is denied{code}; check {CREDENTIALS[place.scheme]}, and that "
@@ -178,7 +192,7 @@ def explain(exc: Exception, place: ObjectPlace) -> tuple[str, bool]:
     if status == 501 or isinstance(exc, NotImplementedError):
         return "the server does not support conditional writes; add conditional=no", False
     if status:
-        return f"the server answered {status}{code}", status >= 500 or status in (408, 409, 412, 429)
+        return f"the server answered {status}{code}", status >= 500 or status in _AWAY_STATUSES
     if isinstance(exc, OSError) or any(mark in text for mark in _NO_CONNECTION):
         return f"no connection to {_shown(place.endpoint)}: {_cause(text)}; check the endpoint", True
     if isinstance(exc, CONFLICTS):

@@ -48,8 +48,8 @@ def _publish(session_id: str, store: str, leases: Sequence[Lease], task: str = T
                     argsrepr=repr((session_id, url)),  # the lease may contain cookies
                 )  # fmt: skip
                 count += 1
-    except (OperationalError, OSError) as exc:
-        log.debug("broker: %s", exc)
+    except (OperationalError, ChannelError, OSError) as exc:  # every error of a broker is temporary: pages wait
+        log.warning("the broker does not accept tasks, retrying: %s", exc)
     return count
 
 

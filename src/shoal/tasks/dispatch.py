@@ -214,7 +214,6 @@ class _Dispatch:
         first, pages = await self._robots_first(leases)
         rest = [*await self._publish(first, ROBOTS_TASK), *await self._publish(pages, TASK)]
         if rest:
-            log.warning("the broker does not accept tasks; retrying")
             await self._persist(lambda: self._frontier.release(rest))
             await asyncio.sleep(_BROKER_RETRY_EVERY)
 

@@ -7,6 +7,7 @@ from shoal.testing.fencing import FencingContract
 from shoal.testing.large_pages import LargePagesContract
 from shoal.testing.leasing import LeasingContract
 from shoal.testing.ledger import LedgerContract
+from shoal.testing.options import OptionsContract
 from shoal.testing.overflow import OverflowContract
 from shoal.testing.politeness import PolitenessContract
 from shoal.testing.pushing import PushingContract
@@ -14,6 +15,7 @@ from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.repeating import RepeatingContract
 from shoal.testing.roles import RolesContract
 from shoal.testing.sending import SendingContract
+from shoal.testing.waiting import WaitingContract
 from shoal.testing.workers import WorkersContract
 
 
@@ -23,6 +25,7 @@ class FrontierContract(
     ReissuingContract,
     SendingContract,
     PolitenessContract,
+    OptionsContract,
     LedgerContract,
     LargePagesContract,
     OverflowContract,
@@ -30,6 +33,7 @@ class FrontierContract(
     RepeatingContract,
     FencingContract,
     WorkersContract,
+    WaitingContract,
     DocumentsContract,
 ):
     """Subclass it, and give it a ``harness`` fixture that returns a `shoal.testing.Harness`.

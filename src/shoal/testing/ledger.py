@@ -319,6 +319,17 @@ class LedgerContract(ContractTests):
         assert await frontier.find(Request("http://a.example/form"), exact=True) is None
         assert await frontier.find(page("http-like"), exact=True) is not None
 
+    async def test_the_unfiltered_child_of_a_page_is_found_by_its_parent(self, frontier: Frontier) -> None:
+        """So a chain of redirects that passes a URL twice can be followed."""
+        await push(frontier, "loop")
+        again = page("loop", dont_filter=True)
+        await complete(frontier, await lease_one(frontier), children=[again], redirected=True)
+        first = await history(frontier, page("loop"))
+        second = await frontier.find(page("loop"), exact=True, parent=first.fingerprint)
+        assert second is not None
+        assert (first.state, second.state, second.parent) == ("done", "ready", page("loop").url)
+        assert await frontier.find(page("loop"), exact=True, parent=second.fingerprint) is None
+
     async def test_the_history_of_a_url(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "parent")
         child = page("child", priority=1.5, depth=4)
@@ -418,6 +429,22 @@ class LedgerContract(ContractTests):
         assert await lease_names(frontier) == ["0", "1", "2", "3", "4"]
         assert (await frontier.stats()).balanced
 
+    async def test_redirects_and_item_errors_are_counted_once(self, harness: Harness) -> None:
+        frontier = await harness.open(FrontierOptions(max_attempts=2))
+        await push(frontier, *range(5))
+        first, second, third, fourth, fifth = (await frontier.lease(5, TTL)).leases
+        await complete(frontier, first, children=[page("target")], redirected=True)
+        await complete(frontier, second, item_errors=2)
+        assert await fail(frontier, third, item_errors=4) == "dead"
+        assert await fail(frontier, fourth, retry_in=100, item_errors=8) == "waiting"
+        await frontier.release([fifth])
+        for _ in range(2):  # repeats
+            await frontier.complete([Completion(lease=second, item_errors=2)])
+            await frontier.complete([Completion(lease=first, children=[page("target")], redirected=True)])
+        stats = await frontier.stats()
+        assert (stats.redirects, stats.item_errors, stats.pages) == (1, 6, 1)
+        assert await frontier.audit() == stats
+
     # -- across restarts
 
     async def test_everything_survives_a_restart(self, harness: Harness) -> None:
@@ -427,7 +454,9 @@ class LedgerContract(ContractTests):
         await push(frontier, *range(5))
         leases = (await frontier.lease(4, ttl=60)).leases
         children = [page("child"), FULL_REQUEST]
-        await complete(frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, note="n")
+        await complete(
+            frontier, leases[0], items=[b"x", b"y"], children=children, duplicates=4, item_errors=3, note="n"
+        )
         await fail(frontier, leases[1], kind="http 404", reason="gone", status=404)
         await fail(frontier, leases[2], retry_in=100)
         pages = [page(number) for number in range(3)]
@@ -445,6 +474,7 @@ class LedgerContract(ContractTests):
             dead=1,
             duplicates=4,
             items=2,
+            item_errors=3,
             seeding=True,
         )
         assert await frontier.push(pages) == Pushed(0, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import FencedError
-from shoal.ports import EventKind, Frontier, FrontierOptions, Heartbeat, Holder, WorkerState
+from shoal.ports import EventKind, Frontier, FrontierOptions, Heartbeat, Holder, SilentWorker, WorkerState
 from shoal.testing.harness import Harness
 from shoal.testing.roles import claim_role
 from shoal.testing.steps import (
@@ -24,8 +24,8 @@ from shoal.testing.steps import (
 SESSION = 20.0
 
 
-def heartbeat(worker: str, epoch: int = 1) -> Heartbeat:
-    return Heartbeat(worker=worker, epoch=epoch, session=SESSION, machine="machine", pid=7)
+def heartbeat(worker: str, epoch: int = 1, session: float = SESSION) -> Heartbeat:
+    return Heartbeat(worker=worker, epoch=epoch, session=session, machine="machine", pid=7)
 
 
 async def stay_alive(harness: Harness, frontier: Frontier, seconds: int) -> None:
@@ -44,10 +44,10 @@ class WorkersContract(ContractTests):
         assert await frontier.beat(heartbeat("a")) is None
         lost = (await dead.lease(2, 10 * TTL)).leases
         await stay_alive(harness, frontier, 16)
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == []
         await stay_alive(harness, frontier, 8)
-        assert await frontier.fence_silent() == {"a": 2}
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == [SilentWorker("run", "a", 2)]
+        assert await frontier.fence_silent() == []
         for lease in lost:
             await check_refused(dead, lease)
         with pytest.raises(FencedError):
@@ -64,7 +64,7 @@ class WorkersContract(ContractTests):
         await frontier.push([page("deadly")])
         await lease_one(dead)
         await stay_alive(harness, frontier, 24)
-        assert await frontier.fence_silent() == {"a": 1}
+        assert await frontier.fence_silent() == [SilentWorker("run", "a", 1)]
         assert (await history(frontier, page("deadly"))).state == "dead"
 
     async def test_a_fenced_worker_joins_again_under_the_next_epoch(self, harness: Harness, frontier: Frontier) -> None:
@@ -72,26 +72,33 @@ class WorkersContract(ContractTests):
         worker = await harness.open_run("run", holder=Holder("a", 1))
         await frontier.beat(heartbeat("a"))
         await stay_alive(harness, frontier, 24)
-        assert await frontier.fence_silent() == {"a": 0}
+        assert await frontier.fence_silent() == [SilentWorker("run", "a", 0)]
         worker.hold(Holder("a", 2))
         await worker.beat(heartbeat("a", 2))
         assert (await lease_one(worker)).attempt == 1
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == []
         assert [state.worker for state in await frontier.workers()] == ["a", "b"]
 
     async def test_heartbeats_keep_a_worker_alive(self, harness: Harness, frontier: Frontier) -> None:
         for _ in range(6):
             await frontier.beat(heartbeat("a"))
             await stay_alive(harness, frontier, 16)
-            assert await frontier.fence_silent() == {}
+            assert await frontier.fence_silent() == []
 
-    async def test_a_heartbeat_says_when_another_worker_is_dead(self, harness: Harness, frontier: Frontier) -> None:
+    async def test_a_heartbeat_says_when_to_send_the_next_one(self, harness: Harness, frontier: Frontier) -> None:
+        """While another worker is late."""
         await frontier.beat(heartbeat("a"))
         await harness.advance(5)
+        assert await frontier.beat(heartbeat("b")) is None  # "a" is not late
+        await stay_alive(harness, frontier, 8)
         due = await frontier.beat(heartbeat("b"))
         assert due is not None
-        assert SESSION - 5 - harness.drift - 0.1 <= due <= SESSION - 5
-        await stay_alive(harness, frontier, 16)
+        assert 0 < due <= SESSION / 4
+        await stay_alive(harness, frontier, 4)
+        due = await frontier.beat(heartbeat("b"))
+        assert due is not None
+        assert 3 - harness.drift - 0.1 <= due <= 3  # then it is dead
+        await stay_alive(harness, frontier, 4)
         assert await frontier.beat(heartbeat("b")) == 0
 
     async def test_time_without_any_heartbeat_does_not_count(self, harness: Harness, frontier: Frontier) -> None:
@@ -99,13 +106,13 @@ class WorkersContract(ContractTests):
         for worker in ("a", "b"):
             await frontier.beat(heartbeat(worker))
         await harness.advance(1000)
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == []
         await frontier.beat(heartbeat("b"))
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == []
         await stay_alive(harness, frontier, 16)
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == []
         await stay_alive(harness, frontier, 8)
-        assert await frontier.fence_silent() == {"a": 0}
+        assert await frontier.fence_silent() == [SilentWorker("run", "a", 0)]
 
     async def test_a_worker_that_left_is_not_fenced(self, harness: Harness, frontier: Frontier) -> None:
         await frontier.beat(heartbeat("a", 3))
@@ -114,7 +121,7 @@ class WorkersContract(ContractTests):
         await frontier.leave("a", 3)
         assert await frontier.workers() == []
         await stay_alive(harness, frontier, 24)
-        assert await frontier.fence_silent() == {}
+        assert await frontier.fence_silent() == []
         await frontier.beat(heartbeat("a", 3))
 
     async def test_workers_and_what_they_hold(self, harness: Harness, frontier: Frontier) -> None:
@@ -144,13 +151,91 @@ class WorkersContract(ContractTests):
         assert not await dead.advance(claim, b"1", TTL)
         assert await frontier.claim("seed", TTL) is not None
 
-    async def test_workers_of_other_runs_are_not_affected(self, harness: Harness, frontier: Frontier) -> None:
+    # -- workers of other runs
+
+    async def test_a_worker_of_another_run_ends_a_silent_session(self, harness: Harness, frontier: Frontier) -> None:
+        """Nobody else works on that run, and its leases block a host for this one."""
+        await push(frontier, "mine")
+        dead = await harness.open_run("other", FrontierOptions(delay=1), Holder("a", 1))
+        await dead.push([page("theirs")])
+        await dead.beat(heartbeat("a"))
+        lost = await lease_one(dead, ttl=10 * TTL)
+        polite = await harness.open_run("run", FrontierOptions(delay=1), Holder("b", 1))
+        assert await lease_names(polite) == []
+        await stay_alive(harness, frontier, 24)
+        assert await frontier.fence_silent() == [SilentWorker("other", "a", 1)]
+        assert await frontier.fence_silent() == []
+        assert await dead.workers() == []
+        await check_refused(dead, lost)
+        await harness.advance(1)
+        assert await lease_names(polite) == ["mine"]
+        with pytest.raises(FencedError):
+            await dead.beat(heartbeat("a"))
+
+    async def test_workers_of_equal_names_in_two_runs_are_two(self, harness: Harness, frontier: Frontier) -> None:
+        other = await harness.open_run("other")
+        await other.beat(heartbeat("b"))
+        await stay_alive(harness, frontier, 24)
+        assert await frontier.fence_silent() == [SilentWorker("other", "b", 0)]
+        assert [state.worker for state in await frontier.workers()] == ["b"]
+        await frontier.beat(heartbeat("b"))
+        await other.beat(heartbeat("b", 2))
+
+    async def test_several_workers_of_several_runs_die(self, harness: Harness, frontier: Frontier) -> None:
+        others = [await harness.open_run(f"other{number}") for number in range(2)]
+        for each in others:
+            for name in ("x", "y"):
+                await each.beat(heartbeat(name))
+        await stay_alive(harness, frontier, 24)
+        fenced = await frontier.fence_silent()
+        assert sorted((each.run_id, each.worker) for each in fenced) == [
+            ("other0", "x"), ("other0", "y"), ("other1", "x"), ("other1", "y")
+        ]  # fmt: skip
+
+    async def test_the_workers_of_a_deleted_run_are_forgotten(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("other")
         await other.beat(heartbeat("a"))
+        await harness.store.delete_run("other")
+        harness.frontiers.pop("other")
         await stay_alive(harness, frontier, 24)
-        assert await frontier.fence_silent() == {}
-        assert await other.fence_silent() == {}
-        assert [state.worker for state in await other.workers()] == ["a"]
+        assert await frontier.beat(heartbeat("b")) is None
+        assert await frontier.fence_silent() == []
+
+    async def test_time_without_a_heartbeat_of_any_run_does_not_count(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        other = await harness.open_run("other")
+        for worker in ("a", "b"):
+            await (other if worker == "a" else frontier).beat(heartbeat(worker))
+        await harness.advance(1000)
+        await frontier.beat(heartbeat("b"))
+        assert await frontier.fence_silent() == []
+        await other.beat(heartbeat("a"))
+        await stay_alive(harness, frontier, 16)
+        assert await frontier.fence_silent() == []
+
+    async def test_seldom_heartbeats_prove_nothing_about_a_short_session(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        """The store may have been away between two heartbeats of a long session. While another worker is late, they
+        come more often."""
+        other = await harness.open_run("other")
+        long = heartbeat("long", session=10 * SESSION)
+        await other.beat(heartbeat("a"))
+        for _ in range(4):
+            await frontier.beat(long)
+            await harness.advance(40)
+        due = await frontier.beat(long)
+        assert due is not None
+        assert 0 < due <= SESSION / 4
+        assert await frontier.fence_silent() == []
+        for _ in range(4):
+            await harness.advance(4)
+            await frontier.beat(long)
+            assert await frontier.fence_silent() == []
+        await harness.advance(5)
+        assert await frontier.beat(long) == 0
+        assert await frontier.fence_silent() == [SilentWorker("other", "a", 0)]
 
     async def test_a_fence_forgets_the_worker(self, frontier: Frontier) -> None:
         await frontier.beat(heartbeat("a", 4))

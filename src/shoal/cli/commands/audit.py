@@ -13,11 +13,16 @@ import typer
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
+from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.crawling.outcome import EXIT_FAILED
 from shoal.crawling.stats import STATE_NAMES
+from shoal.errors import RunError
 from shoal.printable import printable
+from shoal.runs.outcome import read_outcome
 
 if TYPE_CHECKING:
+    from shoal.crawling.outcome import Outcome
+    from shoal.monitoring.limits import LimitReached
     from shoal.monitoring.outputs import OutputReport
     from shoal.monitoring.url_report import UrlReport
     from shoal.ports import Rewind, Run, Stats
@@ -36,11 +41,14 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
 
     It counts all requests again. Each pushed request must be ready, waiting, in flight, done or failed. It also counts
     the items in each output, where they are: see `shoal outputs`. The exit code is 1 if the numbers do not add up, or
-    if an output lacks items.
+    if an output lacks items, and 5 if the outcome of the run is "failed".
     """
 
-    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport]]:
-        async with opened_run(frontier, run_id, readonly=True) as (run, store):
+    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport], Outcome | None, LimitReached | None]:
+        from shoal.monitoring.limits import limit_of
+
+        async with opened_store(frontier, readonly=True) as documents:
+            run, store = await find_run(documents, frontier, run_id)
             counted, kept = await store.audit(), await store.stats()
             _print_ledger(run, counted, await store.dead_kinds())
             if counted != kept:
@@ -49,17 +57,27 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
             if reports:
                 print("\noutputs")
                 print_outputs(run.run_id, reports, frontier)
-            return counted, counted.balanced and counted == kept, await store.rewinds(), reports
+            outcome, limit = await read_outcome(documents, run, store), await limit_of(documents, run)
+            balanced = counted.balanced and counted == kept
+            return counted, balanced, await store.rewinds(), reports, outcome, limit
 
-    counted, balanced, rewinds, reports = asyncio.run(work())
+    counted, balanced, rewinds, reports, outcome, limit = asyncio.run(work())
     complete = not any(is_wrong(report) for report in reports)
     print()
     for line in _verdict(counted, balanced, rewinds, complete):
         print(line)
+    if limit is not None:
+        print(f"the run {limit}: it has not fetched everything that it found")
     if uncounted := sum(report.count is None for report in reports):
         print(f"{uncounted} of {len(reports)} outputs could not be counted: see above")
+    if outcome is not None and outcome.verdict != "good":
+        print(f"outcome {outcome.verdict}: {outcome.accounted}")
+        for reason in outcome.reasons:
+            print(f"  {printable(reason)}")
     if not balanced or not complete:
         sys.exit(1)
+    if outcome is not None and outcome.verdict == "failed":
+        sys.exit(EXIT_FAILED)
 
 
 def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind], complete: bool) -> list[str]:
@@ -122,8 +140,8 @@ def why(
 ) -> None:
     """Show what happened to a URL.
 
-    This shows the page that links to it, its attempts and waits, what robots.txt said, and its first items. The exit
-    code is 1 if the run has not seen the URL.
+    This shows the page that links to it, its attempts and waits, its chain of redirects and how that ended, what
+    robots.txt said, and its first items. The exit code is 1 if the run has not seen the URL.
     """
 
     async def work() -> bool:
@@ -149,6 +167,11 @@ def _print_report(report: UrlReport, items: Sequence[str]) -> None:
     history = report.history
     status = f", HTTP {history.status}" if history.status else ""
     print(f"{history.url}\n  state     {STATE_NAMES.get(history.state, history.state)}{status}")
+    if report.outcome:
+        print(f"  outcome   {printable(report.outcome)}")
+        for number, hop in enumerate(report.redirects):
+            arrow = "→ " if number else ""
+            print(f"  {'' if number else 'redirects':<9} {arrow}{printable(f'{hop.url}: {hop.text}')}")
     if history.worker:
         print(f"  worker    {printable(history.worker)}")
     if history.reason:
@@ -194,23 +217,27 @@ def retry_failed(
 ) -> None:
     """Queue the failed requests of a run again.
 
-    They get all their attempts again. Requests that robots.txt disallowed stay failed. Links that were refused because
-    the queue was full return only while it has room: run this command again later. `shoal audit` lists the kinds of
-    failures.
+    They get all their attempts again. A finished run is reopened, and the command says what continues it. Requests that
+    robots.txt disallowed stay failed. Links that were refused because the queue was full return only while it has room:
+    run this command again later. `shoal audit` lists the kinds of failures.
     """
 
     async def work() -> None:
+        from shoal.batch.spider import BatchSpider
         from shoal.frontier.rules import FULL_KIND, is_retried
-        from shoal.runs.dead_requests import DeadFilter, retry_matching
+        from shoal.runs.dead_requests import DeadFilter, retry_failed
 
         which = DeadFilter.of(kind, host, url)
         async with opened_store(frontier) as store:
             run, found = await find_run(store, frontier, run_id)
-            count = await retry_matching(found, which)
+            if run.spider == BatchSpider.name:
+                raise RunError(f"run {run.run_id} is a batch of the HTTP API: send its failed URLs as a new batch")
+            result = await retry_failed(store, run, found, which)
             every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
             refused = (await found.dead_kinds()).get(FULL_KIND, 0) if every else 0
-            await record_action(store, "retry", run.run_id, f"{count} requests, {which}", run.project)
-        print(f"{count} requests of run {run.run_id} are queued again: run the crawl's command again to fetch them")
+            detail = f"{result.count} requests, {which}{'; the run is reopened' * result.reopened}"
+            await record_action(store, "retry", run.run_id, detail, run.project)
+        print(result)
         if refused:
             print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")
 

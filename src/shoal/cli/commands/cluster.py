@@ -131,6 +131,7 @@ def node(
     Runners crawl. Backup Runners wait and take over when a Runner dies. Start this command once for each node that you
     want, on one or more machines.
     """
+    from shoal.cli.next_steps import resume_command
     from shoal.cluster.node import Node
 
     options = given(
@@ -149,6 +150,7 @@ def node(
         Node(
             made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=outputs_of(output, replace),
             keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved),
+            command=resume_command(sys.argv[1:]),
         ),
         resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui,
     )  # fmt: skip

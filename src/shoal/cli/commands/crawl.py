@@ -16,6 +16,7 @@ from shoal.cli.options import (
     Concurrency,
     Dashboard,
     Delay,
+    FailAbove,
     FrontierUrl,
     InProject,
     MetricsPort,
@@ -39,6 +40,7 @@ from shoal.cli.options import (
     pairs,
     resolve,
     set_rendering,
+    share_of,
     starts_anew,
 )
 from shoal.cli.spider_lookup import find_spider, make_spider
@@ -141,6 +143,7 @@ def crawl(
     setting: Setting = [],
     new_run: NewRun = False,
     processes: Processes = 1,
+    fail_above: FailAbove = None,
     metrics_port: MetricsPort = None,
     ui: Dashboard = False,
     quiet: Quiet = False,
@@ -160,7 +163,9 @@ def crawl(
     set_rendering(spider, render, render_auto)
     if screenshots is not None:
         spider.take_screenshots(screenshots)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor, warc=warc)
+    options = _crawl_options(
+        delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor, warc=warc, fail_above=fail_above
+    )
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port, processes=forked, ui=ui,
@@ -198,6 +203,7 @@ def run(
     new_run: NewRun = False,
     resume: Resume = False,
     processes: Processes = 1,
+    fail_above: FailAbove = None,
     metrics_port: MetricsPort = None,
     ui: Dashboard = False,
     quiet: Quiet = False,
@@ -206,14 +212,16 @@ def run(
 
     With --frontier sqlite:///file.db the crawl survives a crash: run the same command again to resume it. With
     --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
-    terminal.
+    terminal. The exit code is 5 if the outcome of the run is "failed": see --fail-above.
     """
     new_run = starts_anew(new_run, resume)
     forked = fork_ahead(processes)
     reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     set_rendering(made, render, render_auto)
-    options = _crawl_options(delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc)
+    options = _crawl_options(
+        delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc, fail_above=fail_above
+    )
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui,
@@ -223,6 +231,7 @@ def run(
 def _crawl_options(
     delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
     proxies: list[str], depth: int | None = None, *, tor: bool = False, warc: str | None = None,
+    fail_above: str | None = None,
 ) -> dict[str, object]:  # fmt: skip
     return given(
         {
@@ -235,6 +244,7 @@ def _crawl_options(
             "tor.enabled": tor or None,
             "proxies": proxies or None,
             "warc.folder": warc,
+            "outcome.max_failed": None if fail_above is None else share_of(fail_above, "--fail-above"),
         }
     )
 
@@ -245,6 +255,7 @@ def execute(
     ui: bool = False,
 ) -> NoReturn:  # fmt: skip
     """Crawl on this machine, then show the summary and exit."""
+    from shoal.cli.next_steps import resume_command
     from shoal.runs.crawl import Crawl
 
     run_if_worker_process(spider, resolved, quiet=quiet)
@@ -253,6 +264,7 @@ def execute(
     else:
         made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
     made.serves = True
+    made.command = resume_command(sys.argv[1:])
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)
 
 
@@ -263,10 +275,11 @@ def show_and_exit(
     """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed.
 
     With a ``command`` (the words after ``shoal``) the run is this process's own, and the exit code also tells a run
-    that achieved nothing. A worker is one of several, and a supervisor restarts a worker that fails.
+    whose outcome is ``failed``. A worker is one of several, and a supervisor restarts a worker that fails: when the run
+    has ended, its exit code is 0.
     """
     from shoal.cli import progress, summary
-    from shoal.crawling.verdict import Outcome, judge
+    from shoal.crawling.outcome import EXIT_FAILED
     from shoal.runs.crawl import run_blocking
 
     collect_rarely()
@@ -278,8 +291,7 @@ def show_and_exit(
     if made.summary is None:  # a worker that had no run
         sys.exit(0)
     summary.show(console, made.summary, resolved.config, command)
-    outcome, _ = judge(made.summary)
-    sys.exit(outcome.value if command or outcome is Outcome.FAILED else 0)
+    sys.exit(1 if made.summary.state == "failed" else EXIT_FAILED if command and made.summary.has_failed else 0)
 
 
 def _beside(show: During | None, metrics_port: str | None, *, ui: bool) -> During | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of
+from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of, shown_output
 from shoal.cli.run_store import opened_run
 from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError
@@ -38,7 +38,6 @@ def export(
 
     With --missing, existing rows stay as they are, including those of later runs.
     """
-    from shoal.config import mask
     from shoal.sinks import open_sink
     from shoal.sinks.drainer import export as drain
     from shoal.sinks.drainer import first_after
@@ -62,9 +61,9 @@ def export(
                 sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)
                 count = await drain(store, sink, on_progress=_progress)
                 written = getattr(sink, "added", 0) if missing else count - sum(rejects)
-                print(f"wrote {written}{' missing' if missing else ''} items to {mask(spec)}", file=sys.stderr)
+                print(f"wrote {written}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
                 if rejects:
-                    print(f"could not write {sum(rejects)} items to {mask(spec)}", file=sys.stderr)
+                    print(f"could not write {sum(rejects)} items to {shown_output(spec)}", file=sys.stderr)
                 if count < (logged := (await store.stats()).items):
                     print(
                         f"the run had {logged} items: the others are deleted, because items.keep is false",

@@ -119,7 +119,6 @@ def workers(
     from shoal.monitoring.fleet import read_fleet
     from shoal.monitoring.processes import read_run_processes
     from shoal.monitoring.snapshot import SnapshotTaker
-    from shoal.runs.queries import run_options
 
     async def work() -> tuple[str, Sequence[RunProcess]]:
         config = resolve(None, given({"frontier": frontier}), []).config
@@ -127,7 +126,7 @@ def workers(
             if active:
                 return "that is active", await read_fleet(store, await SnapshotTaker(store, config).take())
             chosen = await choose_run(store, run)
-            opened = await store.frontier(chosen.run_id, run_options(chosen, config))
+            opened = await store.frontier(chosen.run_id)
             return chosen.run_id, await read_run_processes(store, opened, chosen.run_id)
 
     run_id, found = asyncio.run(work())
@@ -188,9 +187,8 @@ def compare(
     from shoal.monitoring.compare import compare_runs
 
     async def work() -> Comparison:
-        config = resolve(None, given({"frontier": frontier}), []).config
         async with opened_store(frontier, readonly=True) as store:
-            return await compare_runs(store, await choose_run(store, first), await choose_run(store, second), config)
+            return await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
 
     found = asyncio.run(work())
     if as_json:

@@ -61,13 +61,12 @@ async def _hosts_of(
     store: Store, run_id: str | None, limit: int, search: str
 ) -> tuple[list[HostState], dict[str, dict[str, Need]]]:
     """The hosts of one run, or of all unfinished runs: these share the limits of a host. And what their pages need."""
-    from shoal.config import Config
     from shoal.runs.queries import hosts_of, page_needs_of
 
     chosen = await _chosen_runs(store, run_id)
-    found = await hosts_of(store, chosen, Config(), _MAX_SEARCHED if search else limit)
+    found = await hosts_of(store, chosen, _MAX_SEARCHED if search else limit)
     states = [state for state in found if search in state.host][:limit]
-    return states, await page_needs_of(store, chosen[0], Config(), [state.host for state in states])
+    return states, await page_needs_of(store, chosen[0], [state.host for state in states])
 
 
 async def _chosen_runs(store: Store, run_id: str | None) -> list[Run]:

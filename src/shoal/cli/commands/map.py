@@ -119,7 +119,7 @@ class _Printer:
 
 def _report(made: SiteMap, printer: _Printer, *, quiet: bool) -> int:
     """Print what was found, and return the exit code."""
-    from shoal.crawling.verdict import judge
+    from shoal.crawling.outcome import EXIT_FAILED
 
     printer.flush()
     summary = made.summary
@@ -135,7 +135,6 @@ def _report(made: SiteMap, printer: _Printer, *, quiet: bool) -> int:
             print("there may be more: --max-pages is reached", file=sys.stderr)
     if made.count:
         return 0
-    outcome, why = judge(summary)
-    if why:
-        print(f"shoal: {why}", file=sys.stderr)
-    return outcome.value or 4
+    for reason in () if summary.outcome is None else summary.outcome.reasons:
+        print(f"shoal: {reason}", file=sys.stderr)
+    return EXIT_FAILED

@@ -10,12 +10,13 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun
-from shoal.cli.run_store import choose_run, current_project, opened_run, opened_store, record_action
+from shoal.cli.run_store import choose_run, current_project, find_run, opened_store, record_action
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.monitoring.limits import LimitReached
     from shoal.ports import RunState, Stats, WorkerState
 
 app = Commands()
@@ -51,21 +52,25 @@ def runs(
     states = None if state is None else [_checked_state(state)]
 
     async def work() -> None:
-        from shoal.config import Config
-        from shoal.crawling.scheduler import frontier_options
+        from shoal.monitoring.limits import limit_of
+        from shoal.runs.outcome import read_outcome
         from shoal.runs.queries import matching_runs
 
         async with opened_store(frontier, readonly=True) as store:
             project = None if all_projects else current_project()
             found = matching_runs(await store.list_runs(spider, project, states=states), search)
-            heading = f"{'run':<26} {'spider':<16} {'state':<10} {'started':<19}"
+            heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
             print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
-                ledger = await (await store.frontier(run.run_id, frontier_options(Config()))).stats()
+                view = await store.frontier(run.run_id)
+                ledger, outcome = await view.stats(), await read_outcome(store, run, view)
+                verdict = "" if outcome is None else outcome.verdict
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
                 numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)
-                line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {started}"
-                print(line, *map(_column, numbers), *[run.project] * all_projects)
+                line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {verdict:<9} {started}"
+                ending = await limit_of(store, run)
+                notes = [] if ending is None else [f" {ending}"]
+                print(line, *map(_column, numbers), *[run.project] * all_projects, *notes)
             if len(found) > limit:
                 print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")
 
@@ -100,18 +105,23 @@ def stats(
     """Count the queued, done and failed requests of a run."""
 
     async def work() -> None:
-        async with opened_run(frontier, run, readonly=True) as (chosen, found):
+        from shoal.monitoring.limits import limit_of
+
+        async with opened_store(frontier, readonly=True) as store:
+            chosen, found = await find_run(store, frontier, run)
+            limit = await limit_of(store, chosen)
             before, at = await found.stats(), time.monotonic()
             # A run may have many failed requests, so they are not counted every second.
             kinds = await found.dead_kinds() if before.dead else {}
-            _print_stats(chosen.run_id, before, None, await found.workers(), kinds, as_json=as_json)
-            while watch and not before.finished:
+            _print_stats(chosen.run_id, before, None, await found.workers(), kinds, limit, as_json=as_json)
+            while watch and not before.finished and limit is None:
                 await asyncio.sleep(1.0)
                 now = await found.stats()
                 speed = (now.done - before.done) / (time.monotonic() - at)
                 before, at = now, time.monotonic()
                 kinds = await found.dead_kinds() if now.dead and now.finished else {}
-                _print_stats(chosen.run_id, now, speed, await found.workers(), kinds, as_json=as_json)
+                limit = await limit_of(store, await store.get_run(chosen.run_id) or chosen)
+                _print_stats(chosen.run_id, now, speed, await found.workers(), kinds, limit, as_json=as_json)
 
     asyncio.run(work())
 
@@ -120,8 +130,8 @@ _SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
 
 
 def _print_stats(
-    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int], *,
-    as_json: bool,
+    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int],
+    limit: LimitReached | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """``kinds``: of the failed requests; empty if they were not counted."""
     import json
@@ -133,7 +143,8 @@ def _print_stats(
     if as_json:
         shown = [asdict(worker) for worker in workers]
         counted = {"failed_kinds": kinds} if kinds else {}
-        print(json.dumps({"run_id": run_id, **ledger(found), **counted, "workers": shown}), flush=True)
+        ended = {} if limit is None else {"limit": asdict(limit)}
+        print(json.dumps({"run_id": run_id, **ledger(found), **counted, **ended, "workers": shown}), flush=True)
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
     seeding = "  (seeding)" if found.seeding else ""
@@ -141,6 +152,8 @@ def _print_stats(
     print(f"{time.strftime('%H:%M:%S')} {words}  items {found.items}{pace}{seeding}", flush=True)
     if kinds:
         print("failed:", ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items(), key=lambda pair: -pair[1])))
+    if limit is not None:
+        print(f"run {run_id} {limit}")
     for worker in workers:
         if worker.leases:
             pages = "1 page" if worker.leases == 1 else f"{worker.leases} pages"

@@ -189,9 +189,12 @@ def list_schedules(frontier: FrontierUrl = None, as_json: AsJson = False) -> Non
             return
         print(f"{'name':<20} {'spider':<16} {'when':<30} {'next':<20} last run")
         for each, page in found:
-            following = "paused" if each.paused else _moment(page["next"], each)
+            following = "orphaned" if each.orphaned_at else "paused" if each.paused else _moment(page["next"], each)
             last = f"{each.run_id} ({page['run_state'] or 'deleted'})" if each.run_id else "none"
             error = f"; {each.error}" if each.error else ""
+            if each.orphaned_at is not None:
+                since, remove = _moment(each.orphaned_at, each), f"`shoal schedule rm {each.name}` removes it"
+                error += f"; since {since} no server has it in its shoal.toml; {remove}"
             timing = describe_timing(each.definition)
             print(f"{each.name:<20} {each.definition.spider:<16} {timing:<30} {following:<20} {last}{error}")
 
@@ -214,12 +217,12 @@ def show(name: Name, frontier: FrontierUrl = None, as_json: AsJson = False) -> N
             print(json.dumps(page))
             return
         page["next"] = None if page["next"] is None else _moment(page["next"], found)
-        for key in ("waiting", "fired_at", "missed_at"):
+        for key in ("waiting", "fired_at", "missed_at", "orphaned_at"):
             page[key] = None if page[key] is None else _moment(page[key], found)
         for key, value in page.items():
             if value not in (None, "", {}):
                 print(f"{key.replace('_', ' '):<14} {value}")
-        if not found.paused:
+        if not found.paused and found.orphaned_at is None:
             upcoming = islice(each_after(found.definition.times, max(found.last, schedules.now())), 5)
             print(f"{'times':<14} {', '.join(_moment(due, found) for due in upcoming)}")
         for run in (await schedules.runs(name))[:5]:

@@ -113,6 +113,7 @@ def worker(
         _run_processes(processes, metrics_port)
     if scrapy or scrapy_setting or in_project is not None:
         spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    from shoal.cli.next_steps import resume_command
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
@@ -127,7 +128,10 @@ def worker(
 
     def make_worker(run_id: str, made: Spider, resolved: Resolved) -> Worker:
         set_rendering(made, render, render_auto)
-        how = WorkerOptions(keep_alive=stays, allow_changed=allow_changed, grace=shutdown_grace(resolved))
+        how = WorkerOptions(
+            keep_alive=stays, allow_changed=allow_changed, grace=shutdown_grace(resolved),
+            command=resume_command(sys.argv[1:]),
+        )  # fmt: skip
         return Worker(made, resolved.config, run_id, outputs=outputs, options=how)
 
     if run_id is not None:

@@ -29,10 +29,23 @@ NoNodeError = exceptions.NoNodeError
 _CLOSE_TIMEOUT = 1.0
 _PROBE_TIMEOUT = 1.0
 _MAX_RETRY_DELAY = 1.0  # seconds between two attempts to connect
-_AWAY = (
-    exceptions.ConnectionLoss, exceptions.ConnectionClosedError, exceptions.SessionExpiredError,
-    exceptions.SessionMovedError, exceptions.OperationTimeoutError, exceptions.ConnectionDropped, TimeoutError,
-)  # fmt: skip
+_LOST = (exceptions.ConnectionClosedError, exceptions.ConnectionDropped, TimeoutError)
+_AWAY = {
+    -1: "system error",
+    -4: "connection loss",
+    -7: "operation timeout",
+    -12: "unknown session",
+    -13: "no quorum for a new configuration",
+    -14: "reconfiguration in process",
+    -112: "session expired",
+    -118: "session moved",
+    -119: "read-only",  # a server without a majority
+    -122: "request timeout",
+    -125: "quota exceeded",
+    -127: "throttled operation",
+}
+"""Error codes of a server that cannot do it now. All others are final: the same call would get the same answer. Older
+versions of kazoo have no exceptions for some of them."""
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)  # Shoal's own errors report lost connections
@@ -114,7 +127,7 @@ class ZookeeperSession:
         try:
             async with asyncio.timeout(min(self.address.timeout, call_timeout(self.ttl))):
                 yield
-        except _AWAY as exc:
+        except _LOST as exc:
             if isinstance(exc, TimeoutError):
                 self._connection.drop(wire)
             raise self._away(type(exc).__name__) from exc
@@ -124,6 +137,8 @@ class ZookeeperSession:
                 "Pass user and password as zookeeper://user:password@host"
             ) from exc
         except exceptions.KazooException as exc:
+            if (code := getattr(exc, "code", None)) in _AWAY:
+                raise self._away(_AWAY[code]) from exc
             raise CoordinatorError(
                 f"{self.address.shown} refuses the call: {type(exc).__name__} {exc}".rstrip()
             ) from exc

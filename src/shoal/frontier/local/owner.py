@@ -24,7 +24,7 @@ from shoal.frontier.local import wire
 from shoal.frontier.local.places import name_of_file, reserved
 from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, name_process
 from shoal.frontier.local.server import FrontierServer
-from shoal.ports import FrontierOptions, Holder, Store
+from shoal.ports import Holder, Store
 
 log = logging.getLogger("shoal.frontier")
 
@@ -48,7 +48,7 @@ async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
 
     def keeps(store: SQLiteStore, run_id: str, holder: Holder | None) -> bool:
         async def fence(slot: str, epoch: int) -> int:
-            return await (await store.frontier(run_id, FrontierOptions())).fence(slot, epoch)
+            return await (await store.frontier(run_id)).fence(slot, epoch)
 
         slot = None if holder is None else ProcessSlot.of(holder)
         if slot is None:
@@ -70,7 +70,7 @@ async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str
         await server.start(path)
         try:
             if file is not None:
-                from shoal.frontier.sqlite.file import announce_socket  # a crawl in memory needs no SQLite
+                from shoal.frontier.sqlite.file_lock import announce_socket  # a crawl in memory needs no SQLite
 
                 announce_socket(file, str(path))
             yield server

@@ -106,7 +106,9 @@ _FILE_PREFIX = "file-"
 
 def name_of_file(path: str) -> str:
     """The name of the socket of a SQLite file."""
-    return _FILE_PREFIX + blake2b(os.path.realpath(path).encode(), digest_size=12).hexdigest()
+    from shoal.frontier.sqlite.file_lock import name_in_use  # a crawl in memory needs no SQLite
+
+    return _FILE_PREFIX + blake2b(os.fsencode(name_in_use(path)), digest_size=12).hexdigest()
 
 
 def _folders() -> list[Path]:

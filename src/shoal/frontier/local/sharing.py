@@ -35,7 +35,7 @@ async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> St
 
     Waits for a process that no longer serves clients but still has to close the file. StoreBusyError if another process
     uses the file alone."""
-    from shoal.frontier.sqlite.file import announced_socket  # takes a while to import
+    from shoal.frontier.sqlite.file_lock import announced_socket  # takes a while to import
 
     until = time.monotonic() + _PATIENCE
     while True:
@@ -84,7 +84,7 @@ async def _start(file: str, *, join: bool) -> str:
 
 def _socket_of(file: str) -> str | None:
     """The socket of the process that works on a file. None if nobody listens there."""
-    from shoal.frontier.sqlite.file import announced_socket
+    from shoal.frontier.sqlite.file_lock import announced_socket
 
     path = announced_socket(file)
     if path is None:

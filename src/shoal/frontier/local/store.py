@@ -94,7 +94,9 @@ class SocketStore(_Remote):
         await connection.open()
         return cast("Store", cls(connection))
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
         key = wire.encode(wire.RunKey(run_id, options, holder))
         frontier = cast("Frontier", SocketFrontier(self._connection, wire.FRONTIER, key))
         await frontier.roles()  # RunError if there is no such run

@@ -107,7 +107,7 @@ class RunKey(msgspec.Struct, frozen=True, array_like=True):
     connects to the next owner has nothing to open again."""
 
     run_id: str
-    options: FrontierOptions
+    options: FrontierOptions | None
     holder: Holder | None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shoal.frontier.composed import ComposedFrontier
-from shoal.frontier.local_workers import LocalWorkers
+from shoal.frontier.local_workers import LocalSessions, LocalWorkers
 from shoal.frontier.memory.hosts import Facts, MemoryHosts
 from shoal.frontier.memory.inspection import MemoryInspection
 from shoal.frontier.memory.items import MemoryItemLog
@@ -22,24 +23,33 @@ class MemoryFrontier(ComposedFrontier):
 
     def __init__(
         self,
-        options: FrontierOptions,
+        run_id: str,
         hosts: dict[str, Host],
         clock: Callable[[], float],
         runs: OpenRuns[MemoryFrontier],
         facts: Facts,
+        sessions: LocalSessions,
     ) -> None:
-        """``hosts``, ``runs`` and ``facts`` are shared by all runs of the store."""
-        self._requests = requests = Requests(options, hosts)
+        """``hosts``, ``runs``, ``facts`` and ``sessions`` are shared by all runs of the store."""
+        self._requests = requests = Requests(FrontierOptions(), hosts)
         roles = MemoryRoles(clock)
         items = MemoryItemLog(roles)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
-            options, requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now)
+            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now)
         )
         self.expire_leases = queue.expire_leases
-        inspection = MemoryInspection(requests, stages, queue, roles, items, clock)
-        workers = LocalWorkers(clock, queue.fence, queue.holders)
+        self._clock = clock
+        self.held_at = queue.held_at
+        holders = partial(sessions.holders, runs)
+        inspection = MemoryInspection(requests, stages, queue, roles, items, clock, holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, queue.holders)
         super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
+
+    def set_options(self, options: FrontierOptions) -> None:
+        """Change the options of the run."""
+        if options != self._requests.options:
+            self._requests.set_options(options, self._clock())
 
     def halt(self, halted: bool) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""

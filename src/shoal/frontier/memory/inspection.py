@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from heapq import nsmallest
 
 import msgspec
@@ -24,9 +24,11 @@ from shoal.frontier.rules import (
     SEED_ROLE,
     STATE_NAMES,
     is_retried,
+    retry_reason,
+    sought_fingerprint,
 )
 from shoal.http import Request
-from shoal.ports import Event, History, LeaseKey, LeaseOutcome, Rewind, Stats
+from shoal.ports import Event, History, LeaseHolder, LeaseKey, LeaseOutcome, Rewind, Stats, Waits
 
 
 class MemoryInspection:
@@ -40,13 +42,16 @@ class MemoryInspection:
         roles: MemoryRoles,
         items: MemoryItemLog,
         clock: Callable[[], float],
+        holders: Callable[[Collection[str]], list[LeaseHolder]],
     ) -> None:
+        """``holders``: who has leased requests of hosts."""
         self._requests = requests
         self._stages = stages
         self._queue = queue
         self._roles = roles
         self._items = items
         self._clock = clock
+        self._holders = holders
 
     async def stats(self) -> Stats:
         return self._stats(self._requests.counts, self._stages.incoming)
@@ -73,6 +78,8 @@ class MemoryInspection:
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
+            redirects=self._requests.redirects,
+            item_errors=self._requests.item_errors,
             incoming=incoming,
             seeding=not self._roles.is_finished(SEED_ROLE),
         )
@@ -82,8 +89,8 @@ class MemoryInspection:
 
     # -- histories
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        fingerprint = request.fingerprint()
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
+        fingerprint = sought_fingerprint(request, parent)
         number = self._requests.fingerprints.find(fingerprint)
         if number is None:
             if (staged := self._stages.find(fingerprint)) is not None:
@@ -111,6 +118,14 @@ class MemoryInspection:
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         return [self._queue.outcome_of(lease) for lease in leases]
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        holders = self._holders(frozenset(hosts))
+        if (retry := self._queue.next_retry()) is None:
+            return Waits(holders=holders)
+        at, number = retry
+        reason = retry_reason(self._requests.events[number][-1].detail)
+        return Waits(holders=holders, retry_in=max(0.0, at - self._clock()), retry_reason=reason)
 
     # -- dead requests
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -44,7 +44,6 @@ from shoal.ports import (
     Claim,
     Completion,
     Failure,
-    FrontierOptions,
     Holder,
     Lease,
     Leased,
@@ -79,7 +78,6 @@ class MemoryQueue:
 
     def __init__(
         self,
-        options: FrontierOptions,
         requests: Requests,
         stages: MemoryStages,
         items: MemoryItemLog,
@@ -89,7 +87,6 @@ class MemoryQueue:
     ) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
-        self._options = options
         self._requests = requests
         self._stages = stages
         self._items = items
@@ -114,7 +111,7 @@ class MemoryQueue:
             (push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests)
         )
         counts = self._requests.counts
-        check_queue_size(self._options.max_queue_size, counts[READY] + counts[WAITING], len(new))
+        check_queue_size(self._requests.options.max_queue_size, counts[READY] + counts[WAITING], len(new))
         self._requests.add(new, NO_PARENT, len(requests), self._clock())
         if seed is not None:
             self._roles.save_cursor(seed.role, cursor)
@@ -285,7 +282,7 @@ class MemoryQueue:
         requests = self._requests
         old = requests.records.head(number)
         head = old._replace(status=failure.status, at=now)
-        waits = failure.retry_in is not None and head.attempts < self._options.max_attempts
+        waits = failure.retry_in is not None and head.attempts < self._requests.options.max_attempts
         requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits), head.worker)
         if waits:
             assert failure.retry_in is not None
@@ -325,7 +322,7 @@ class MemoryQueue:
         head = requests.records.head(number)
         reason = lost_reason(head.attempts)
         requests.add_event(number, now, LOST_EVENT, reason, head.worker)
-        if head.attempts >= self._options.max_attempts:
+        if head.attempts >= self._requests.options.max_attempts:
             requests.deaths[number] = (LOST_KIND, reason)
             requests.update(number, head, head._replace(state=DEAD, at=now))
         else:
@@ -369,6 +366,18 @@ class MemoryQueue:
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""
         return [held.holder for held in self._held.values()]
+
+    def held_at(self, hosts: Collection[str]) -> list[tuple[str, str]]:
+        """See `shoal.frontier.politeness.OpenRun`."""
+        return [
+            (held.lane.host.name, "" if held.holder is None else held.holder.slot)
+            for held in self._held.values()
+            if held.lane.host.name in hosts
+        ]
+
+    def next_retry(self) -> tuple[float, int] | None:
+        """When the next waiting request is ready, and its number."""
+        return self._waiting[0] if self._waiting else None
 
     def is_unbegun(self, fingerprint: bytes) -> bool:
         """Whether a request is leased and its attempt does not count yet."""

@@ -62,7 +62,7 @@ class Requests:
         self.records = Records()
         self.counts = [0] * len(STATE_NAMES)
         """How many requests are in each state."""
-        self.pushed = self.duplicates = 0
+        self.pushed = self.duplicates = self.redirects = self.item_errors = 0
         self.deaths: dict[int, tuple[str, str]] = {}
         """Kind and reason of each dead request."""
         self.events: dict[int, list[Event]] = {}
@@ -70,11 +70,16 @@ class Requests:
         """The numbers of workers and slots of clusters in records, by name."""
         self._worker_names = [""]
         self._spill: Spill | None = None
-        self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
         self._spilled = 0
-        self._link_limit = options.link_limit
         self._room: int | None = None
-        self._refusal = FULL_KIND, FULL_REASON % options.link_limit
+        self.set_options(options, 0.0)
+
+    def set_options(self, options: FrontierOptions, now: float) -> None:
+        """Change the options of the run."""
+        self.options = options
+        self._spill_above = min(options.in_memory, options.max_queue_size or options.in_memory)
+        self._link_limit = options.link_limit
+        self.lanes.set_options(options, now)
 
     # -- adding
 
@@ -109,6 +114,8 @@ class Requests:
             is_limited = not is_redirect(ended)
             refused = self.add_links(new, parent, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
+        self.redirects += is_redirect(ended)
+        self.item_errors += ended.item_errors
         return Pushed(len(new) - refused, len(ended.children) - len(new) + duplicates, refused)
 
     def add_links(self, new: NewRequests, parent: int, offered: int, now: float, *, is_limited: bool = True) -> int:
@@ -127,8 +134,9 @@ class Requests:
     def _refuse(self, new: NewRequests, parent: int, now: float) -> None:
         """Record links that do not fit into the queue as dead."""
         head = pack_head(Head(DEAD, 0, 0, 0, 0, now, parent))
+        refusal = FULL_KIND, FULL_REASON % self._link_limit
         for fingerprint, (_, payload) in new.items():
-            self.deaths[self.fingerprints.add(fingerprint)] = self._refusal
+            self.deaths[self.fingerprints.add(fingerprint)] = refusal
             self.records.append(make_record(head, payload))
         self.counts[DEAD] += len(new)
         self.pushed += len(new)

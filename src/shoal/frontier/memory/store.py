@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
+from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
@@ -28,6 +29,7 @@ class MemoryStore(MemoryDocuments):
         self._frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
         self._hosts: dict[str, Host] = {}
         self._facts: Facts = {}
+        self._sessions = LocalSessions(self._clock)
 
     async def create_run(self, run: Run) -> Run:
         if run.run_id in self._runs:
@@ -68,18 +70,23 @@ class MemoryStore(MemoryDocuments):
         if self._runs.pop(run_id, None) is None:
             raise no_run(run_id)
         self.discard(run_id)
+        self._sessions.forget_run(run_id)
         frontier = self._frontiers.pop(run_id, None)
         if frontier is not None:
             frontier.discard()
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
         if run_id not in self._runs:
             raise no_run(run_id)
         if run_id not in self._frontiers:
-            frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._facts)
+            frontier = MemoryFrontier(run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions)
             frontier.halt(self._runs[run_id].state in HALTED)
             self._frontiers[run_id] = frontier
         found = self._frontiers[run_id]
+        if options is not None:
+            found.set_options(options)
         return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:

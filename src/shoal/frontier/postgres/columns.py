@@ -24,7 +24,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 _MAX_STATUS = 32_767
 
-_USUAL = (200, True, False, 0, None, "", None, "", 0, 0, 0)
+_USUAL = (200, True, False, 0, 0, None, "", None, "", 0, 0, 0)
 """The usual values of the columns of a lease that ends, from its status on. `finish` has the same ones."""
 
 # A Request in msgpack begins with the number of its fields, in three bytes, and its URL, which is stored in a column of
@@ -115,8 +115,8 @@ class EndingColumns:
 
     @staticmethod
     def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
-        """Token, fingerprint, status, contacted, redirected, duplicates, kind, reason, retry in, its text in the event,
-        number of items, and numbers of staged chunks and links."""
+        """Token, fingerprint, status, contacted, redirected, duplicates, item errors, kind, reason, retry in, its text
+        in the event, number of items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
         status = ended.status if 0 <= ended.status <= _MAX_STATUS else _MAX_STATUS * (ended.status > 0)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
@@ -124,13 +124,13 @@ class EndingColumns:
         if isinstance(ended, Completion):
             known, note = known + ended.duplicates, storable_text(ended.note)
             return (
-                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, None, note, None, "",
-                items, *staged,
+                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, ended.item_errors,
+                None, note, None, "", items, *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (
-            lease.token, lease.fingerprint, status, ended.contacted, False, known, storable_text(ended.kind),
-            storable_text(ended.reason), ended.retry_in, waits, items, *staged,
+            lease.token, lease.fingerprint, status, ended.contacted, False, known, ended.item_errors,
+            storable_text(ended.kind), storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 
     def bury(self, lease: Lease, kind: str, reason: str) -> None:

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from shoal.frontier import host_policy, rules
 from shoal.stores.postgres import errors
-from shoal.stores.postgres.schema import Component
+from shoal.stores.postgres.schema import Component, Repair
 
 ALREADY_DONE = len(rules.STATE_NAMES)
 """The state that ``finish`` returns for a request that was done under the same token before."""
@@ -46,8 +46,16 @@ CONSTANTS = {
     "MAX_LEASES": str(rules.MAX_LEASES),
     "MAX_FULL_LANES": str(_MAX_FULL_LANES),
     "HEARD_GAP": str(rules.HEARD_GAP),
+    "MAX_HELD": str(rules.MAX_HELD),
     "HALTED": ", ".join(map(_literal, sorted(rules.HALTED))),
     **{name: _literal(text) for name, text in _TEXTS.items()},
     **host_policy.sql(),
 }
-COMPONENT = Component("frontier", "shoal.frontier.postgres", tuple(CONSTANTS.items()))
+_GENERATED_LANES = Repair(
+    1,
+    (None, "ab91e726651705e8"),
+    "SELECT attgenerated = 's' FROM pg_attribute WHERE attrelid = '{schema}.lane'::regclass AND attname = 'id'",
+    "ALTER TABLE lane ALTER COLUMN id DROP EXPRESSION",
+)
+"""The key of a lane was a generated column."""
+COMPONENT = Component("frontier", "shoal.frontier.postgres", tuple(CONSTANTS.items()), (_GENERATED_LANES,))

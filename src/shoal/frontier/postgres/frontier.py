@@ -21,7 +21,7 @@ from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.host_policy import host_state
+from shoal.frontier.host_policy import Delays, Limits, host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
 from shoal.frontier.postgres.histories import history_of, incoming
@@ -40,6 +40,7 @@ from shoal.frontier.rules import (
     push_fingerprint,
     queue_full,
     reissued_token,
+    sought_fingerprint,
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
@@ -85,10 +86,11 @@ class PostgresFrontier:
         self,
         database: PostgresClient,
         run: int,
-        options: FrontierOptions,
+        options: FrontierOptions | None,
         offset: Callable[[], float],
         holder: Holder | None = None,
     ) -> None:
+        """``options``: those of the run from ``join`` on. None: it is only looked at."""
         self._database = database
         self._run = run
         self._options = options
@@ -98,13 +100,13 @@ class PostgresFrontier:
         if holder is not None:
             self.hold(holder)
         self._time = ServerClock(database.address.timeout)
-        self._has_set_options = False
+        self._has_joined = False
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
         self._stages = Stages(database, run, offset)
         workers = PostgresWorkers(database, run, offset)
         self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
-        self.workers = workers.workers
+        self.workers, self.waits = workers.workers, workers.waits
 
     def hold(self, holder: Holder) -> None:
         self._holder = storable_text(holder.slot), holder.epoch
@@ -114,13 +116,21 @@ class PostgresFrontier:
         """The request and token to present."""
         return self._receipts.proof or (None, None)
 
+    async def join(self) -> None:
+        """Set the options of the run, once, and again after a rewind. Does nothing if it is only looked at."""
+        options = self._options
+        if options is not None and not self._has_joined:
+            values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
+            await self._database.call("set_options", self._run, *values)
+            self._has_joined = True
+
     # -- pushing
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         offered = RequestColumns()
         offered.add(1, ((push_fingerprint(each, seed, cursor, i), each) for i, each in enumerate(requests)))
         role = (None,) * 4 if seed is None else (storable_text(seed.role), seed.token, seed.cursor, cursor)
-        most = self._options.max_queue_size
+        most = None if self._options is None else self._options.max_queue_size
         try:
             with self._receipts.watch("" if seed is None else seed.role, proven=True) as call:
                 added: int | None = await self._database.value(
@@ -142,11 +152,7 @@ class PostgresFrontier:
         )
 
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
-        if not self._has_set_options:
-            options = self._options
-            values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
-            await self._database.call("set_options", self._run, *values)
-            self._has_set_options = True
+        await self.join()
         used = 0
         while True:
             sent = clock.now()
@@ -342,19 +348,11 @@ class PostgresFrontier:
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         rows = await self._database.call("host_states", self._run, self._offset(), min(limit, _MAX_HOSTS))
-        return [self._state(row) for row in rows]
+        return [_host_state(*row) for row in rows]
 
     async def host_state(self, host: str) -> HostState:
         (row,) = await self._database.call("host_state", self._run, self._offset(), storable_text(host))
-        return self._state(row)
-
-    def _state(self, row: asyncpg.Record) -> HostState:
-        host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
-        options = self._options
-        return host_state(
-            host, (own, everyone, options.delay, crawl, learned), (concurrency, None, options.concurrency_per_host),
-            in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason,
-        )  # fmt: skip
+        return _host_state(*row)
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         await self._database.call("remember", self._offset(), key.encode(errors="surrogatepass"), value, ttl)
@@ -398,15 +396,15 @@ class PostgresFrontier:
                 [number for _, (number, _) in ages], [token for _, (_, token) in ages],
             )  # fmt: skip
             self._receipts.clear()
-            self._has_set_options = False
+            self._has_joined = False  # the options may have gone back too
             return Rewind(at=rows[0][0], lost_seconds=rows[0][1])
 
     async def rewinds(self) -> list[Rewind]:
         rows = await self._database.call("rewinds", self._run)
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        fingerprint = request.fingerprint()
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
+        fingerprint = sought_fingerprint(request, parent)
         number = await self._database.value("find", self._run, fingerprint)
         if number is None:
             staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)
@@ -451,6 +449,14 @@ def _counters(rows: Sequence[asyncpg.Record]) -> dict[str, Any]:
 
 def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
     return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
+
+
+def _host_state(
+    host: str, delays: Delays, limits: Limits, in_flight: int, ready: int, blocked_for: float, reason: str
+) -> HostState:
+    return host_state(
+        host, delays, limits, in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason
+    )
 
 
 def _entries(column: list[object] | None) -> Sequence[Any]:

@@ -104,11 +104,15 @@ class PostgresStore(PostgresDocuments):
             pass
         await self._database.call("end_delete", number)
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> PostgresFrontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> PostgresFrontier:
         found = await self._find(run_id)
         if found is None:
             raise no_run(run_id)
-        return PostgresFrontier(self._database, found[0], options, self._offset, holder)
+        frontier = PostgresFrontier(self._database, found[0], options, self._offset, holder)
+        await frontier.join()
+        return frontier
 
     async def close(self) -> None:
         """Close the connections. Leases that were not released expire."""

@@ -1,10 +1,11 @@
-"""The workers of a run in a PostgreSQL database."""
+"""The workers of runs in a PostgreSQL database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from shoal.ports import Heartbeat, WorkerState
+from shoal.frontier.rules import retry_reason
+from shoal.ports import Heartbeat, LeaseHolder, SilentWorker, Waits, WorkerState
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
 
@@ -23,11 +24,11 @@ class PostgresWorkers:
         )  # fmt: skip
         return due
 
-    async def fence_silent(self) -> dict[str, int]:
-        """See `shoal.ports.Workers`. Makes one call for each dead worker."""
-        fenced: dict[str, int] = {}
-        while rows := await self._database.call("fence_silent", self._run, self._offset()):
-            fenced |= {row["worker"]: row["leases"] for row in rows}
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each worker."""
+        fenced: list[SilentWorker] = []
+        while rows := await self._database.call("fence_silent", self._offset()):
+            fenced += [SilentWorker(*row) for row in rows]
         return fenced
 
     async def leave(self, worker: str, epoch: int) -> None:
@@ -36,3 +37,13 @@ class PostgresWorkers:
     async def workers(self) -> list[WorkerState]:
         rows = await self._database.call("workers", self._run, self._offset())
         return [WorkerState(**dict(row)) for row in rows]
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        """See `shoal.ports.Inspection`."""
+        retries = await self._database.call("next_retry", self._run, self._offset())
+        names = [storable_text(host) for host in hosts]
+        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
+        holders = [LeaseHolder(**dict(row)) for row in rows]
+        if not retries:
+            return Waits(holders=holders)
+        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))

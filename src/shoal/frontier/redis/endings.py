@@ -61,7 +61,7 @@ class Endings:
         def add(parcel: Parcel, page: Completion, stage: _Stage | None) -> None:
             parcel.add_ending(
                 page.lease, DONE, contacted=page.contacted, redirected=page.redirected, status=page.status,
-                duplicates=page.duplicates, text=page.note, items=page.items,
+                duplicates=page.duplicates, item_errors=page.item_errors, text=page.note, items=page.items,
                 children=0 if stage else len(page.children), staged=stage or (0, 0),
             )  # fmt: skip
 
@@ -74,7 +74,7 @@ class Endings:
                 failure.lease, DEAD if failure.retry_in is None else WAITING, contacted=failure.contacted,
                 status=failure.status, retry_in=min(failure.retry_in or 0.0, FOREVER), kind=failure.kind,
                 text=failure.reason, items=failure.items, children=0 if stage else len(failure.children),
-                staged=stage or (0, 0),
+                staged=stage or (0, 0), item_errors=failure.item_errors,
             )  # fmt: skip
 
         settled = await self._end(failures, add)

@@ -64,13 +64,14 @@ class RedisFrontier:
     """See `shoal.ports.Frontier`. The process keeps only receipts, to notice a store that went back in time."""
 
     def __init__(
-        self, scripts: FrontierScripts, run_id: str, number: int, options: FrontierOptions, holder: Holder | None
+        self, scripts: FrontierScripts, run_id: str, number: int, options: FrontierOptions | None, holder: Holder | None
     ) -> None:
+        """``options``: those of the run from ``join`` on. None: it is only looked at."""
         self._scripts = scripts
         self._run_id = run_id
         self._run_key = b"%d %b" % (number, storable_bytes(run_id))
-        self._max_queue = options.max_queue_size
-        self._options = pack_options(options)
+        self._max_queue = None if options is None else options.max_queue_size
+        self._options = pack_options(options or FrontierOptions())
         self._slot: tuple[bytes, int] | tuple[()] = ()
         if holder is not None:
             self.hold(holder)
@@ -80,6 +81,7 @@ class RedisFrontier:
         self._lanes = Lanes(self._run, scripts, self._options)
         self._endings = endings = Endings(self._run_proven, self._receipts)
         self._time = ServerClock(scripts.client.address.timeout)
+        self._takes_part = options is not None
         self._has_joined = False
         self._has_stale_lanes = False
         """Whether the lanes were placed under other options, and must be placed again."""
@@ -92,8 +94,8 @@ class RedisFrontier:
         self.find, self.dead_kinds, self.dead = inspection.find, inspection.dead_kinds, inspection.dead
         self.lease_outcomes = inspection.lease_outcomes
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
-        self.host_state = inspection.host_state
-        workers = RedisWorkers(self._run)
+        self.host_state, self.waits = inspection.host_state, inspection.waits
+        workers = RedisWorkers(self._run, scripts, self._options)
         self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
         self.workers = workers.workers
 
@@ -120,6 +122,15 @@ class RedisFrontier:
         if continues and answer:
             self._receipts.confirmed(call, continues)
         return answer
+
+    async def join(self) -> None:
+        """Set the options of the run, once, and again after a rewind. Does nothing if it is only looked at."""
+        if self._takes_part and not self._has_joined:
+            self._has_stale_lanes = bool(await self._run("join")) or self._has_stale_lanes
+            self._has_joined = True
+        if self._has_stale_lanes:
+            await self._lanes.place(self._run_key)
+            self._has_stale_lanes = False
 
     # -- pushing
 
@@ -148,12 +159,7 @@ class RedisFrontier:
 
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, nonce: bytes) -> Leased:
         self._receipts.check()
-        if not self._has_joined:
-            self._has_stale_lanes = bool(await self._run("join")) or self._has_stale_lanes
-            self._has_joined = True
-        if self._has_stale_lanes:
-            await self._lanes.place(self._run_key)
-            self._has_stale_lanes = False
+        await self.join()
         limit, part = min(max(0, limit), MAX_LEASES), 0
         while True:
             # Each part of a call has its own tokens. A repeated call gets the leases of the last part.

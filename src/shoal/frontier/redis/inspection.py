@@ -27,9 +27,19 @@ from shoal.frontier.redis.records import (
     read_rewind,
     state_of,
 )
-from shoal.frontier.rules import DEAD, DONE, FULL_KIND, KINDS_NOT_RETRIED, LEASED, STATE_NAMES, is_retried
+from shoal.frontier.rules import (
+    DEAD,
+    DONE,
+    FULL_KIND,
+    KINDS_NOT_RETRIED,
+    LEASED,
+    STATE_NAMES,
+    is_retried,
+    retry_reason,
+    sought_fingerprint,
+)
 from shoal.http import Request
-from shoal.ports import Event, History, HostState, LeaseKey, LeaseOutcome, LoggedItem, Rewind, Stats
+from shoal.ports import Event, History, HostState, LeaseHolder, LeaseKey, LeaseOutcome, LoggedItem, Rewind, Stats, Waits
 from shoal.stores.redis.client import Answer, Word, storable_bytes
 
 _SEARCH_STEP = 10_000
@@ -95,10 +105,24 @@ class RunInspection:
             for record, ready in zip(rest[::2], rest[1::2], strict=True)
         ]
 
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        retry_in, events, *rest = await self._run("waits", *map(storable_bytes, hosts))
+        holders = [
+            LeaseHolder(
+                host=host.decode(errors="replace"), run_id=run_id.decode(errors="replace"),
+                worker=worker.decode(errors="replace"), leases=leases, silent_for=float(silent_for),
+            )
+            for host, run_id, worker, leases, silent_for in zip(*(rest[part::5] for part in range(5)), strict=True)
+        ]  # fmt: skip
+        if not retry_in:
+            return Waits(holders=holders)
+        reason = retry_reason(read_events(events)[-1].detail) if events else ""
+        return Waits(holders=holders, retry_in=float(retry_in), retry_reason=reason)
+
     # -- histories
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
-        fingerprint = request.fingerprint()
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
+        fingerprint = sought_fingerprint(request, parent)
         (found,) = await self._histories([fingerprint])
         if found is None and not exact and (other := await self._search(request.url)) is not None:
             (found,) = await self._histories([other])

@@ -78,7 +78,7 @@ OFFER = Layout(size=U32, fingerprint=FINGERPRINT, host=U32, rank=F64)
 The part of its record that never changes follows."""
 LEASE = Layout(fingerprint=FINGERPRINT, token=TOKEN)
 TO_END = LEASE + Layout(outcome=U8, redirected=U8, has_texts=U8, items=U32, children=U32, chunks=U32, links=U32)
-HOW_ENDED = Layout(contacted=U8, status=U16, duplicates=U32, retry_in=F64)
+HOW_ENDED = Layout(contacted=U8, status=U16, duplicates=U32, item_errors=U32, retry_in=F64)
 ENDING = TO_END + HOW_ENDED
 """The end of a lease, in two parts. Its texts, items and children are in another argument: two texts (the kind of a
 failure, and its reason or a note), the items as texts, and the children as offers."""
@@ -120,8 +120,9 @@ CLAIM = Layout(epoch=U64)
 WORKER = Layout(epoch=U64, session=F64, beat_at=F64, pid=U32, machine=TEXT)
 """A worker that sends heartbeats."""
 
-COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "incoming")
-"""The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them."""
+COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "incoming", "redirects", "item_errors")
+"""The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: the
+counters that an earlier version stored end before them."""
 
 FORMAT = 6
 """Version of the stored data. Data of another version is not touched."""
@@ -155,7 +156,7 @@ def lua_literals() -> dict[str, str]:
         "RANK_SIZE": RANK.size,
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
         "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
-        "MAX_WORKERS": rules.MAX_WORKERS,
+        "MAX_WORKERS": rules.MAX_WORKERS, "MAX_HELD": rules.MAX_HELD,
     }  # fmt: skip
     texts = {
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,

@@ -139,6 +139,7 @@ class Parcel:
         redirected: bool = False,
         status: int = 0,
         duplicates: int = 0,
+        item_errors: int = 0,
         retry_in: float = 0.0,
         kind: str = "",
         text: str = "",
@@ -152,7 +153,7 @@ class Parcel:
         self._endings.append(
             ENDING.pack(
                 lease.fingerprint, lease.token, outcome, redirected, has_texts, len(items), children, *staged,
-                contacted, min(max(status, 0), 65535), max(duplicates, 0), retry_in,
+                contacted, min(max(status, 0), 65535), max(duplicates, 0), item_errors, retry_in,
             )
         )  # fmt: skip
         texts = (storable_bytes(kind), storable_bytes(text)) if has_texts else ()

@@ -11,7 +11,11 @@ SCRIPTS = ScriptFolder(
     "shoal.frontier.redis",
     ("base", "hosts", "lanes", "requests", "slots", "stages"),
     tuple(lua_constants().items()),
-    (("lease", "choosing"), *((name, "faults") for name in ("audit", "audit_lanes", "audit_items", "repair"))),
+    (
+        ("lease", "choosing"),
+        *((script, "faults") for script in ("audit", "audit_lanes", "audit_items", "repair")),
+        *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits")),
+    ),
     tuple(lua_literals().items()),
 )
 

@@ -21,7 +21,8 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 - ``run:N:stage:TOKEN``, ``run:N:stages``: links of very large pages on their way into the queue.
 - ``run:N:rewinds``: rewinds of the store that clients noticed.
 - ``run:N:slot``, ``run:N:role_slot``, ``run:N:fence``: leases and roles held by workers or under slots of clusters, and
-  the epoch before which a slot gets nothing. ``run:N:worker``, ``run:N:beat``: workers that send heartbeats.
+  the epoch before which a slot gets nothing. ``run:N:worker``: workers that send heartbeats; ``beat``, ``heard``: when
+  each of them is late, and when heartbeats of any arrived.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
+
+_READABLE = frozenset({5})
+"""Older formats whose records this version reads. 5: all records of hosts are long."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
@@ -74,13 +78,24 @@ class RedisStore(RedisDocuments):
 
     async def _check_format(self) -> None:
         found = await self._run("value", "HGET", "store", "format")
-        if found and int(found) != FORMAT:
-            age, advice = (
-                ("a newer", "upgrade") if int(found) > FORMAT else ("an older", "finish its runs with that version")
-            )
+        written, where = int(found or FORMAT), self._scripts.client.address.shown
+        if written in _READABLE:
+            if leased := await self._run("upgrade", written, FORMAT):
+                raise StoreError(
+                    f"an older Shoal (format {written}, this one uses {FORMAT}) works on the data at {where}; requests "
+                    f"that it has leased: {leased}. Stop its workers, or wait until their leases end, and try again; "
+                    "or use another prefix with ?prefix=name"
+                )
+        elif written > FORMAT:
             raise StoreError(
-                f"the data at {self._scripts.client.address.shown} was written by {age} Shoal (format {int(found)}, "
-                f"this one knows {FORMAT}); {advice}, or use another prefix with ?prefix=name"
+                f"the data at {where} was written by a newer Shoal (format {written}, this one knows {FORMAT}); "
+                "upgrade, or use another prefix with ?prefix=name"
+            )
+        elif written < FORMAT:
+            raise StoreError(
+                f"the data at {where} was written by an older Shoal (format {written}, this one knows {FORMAT}). "
+                "Finish its runs with that version, and export their items; meanwhile use another prefix for new runs, "
+                "with ?prefix=name"
             )
 
     async def _run(self, step: str, *arguments: Word, run: int | None = None) -> Answer:
@@ -145,11 +160,15 @@ class RedisStore(RedisDocuments):
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> RedisFrontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> RedisFrontier:
         found = await self._find(run_id)
         if found is None:
             raise no_run(run_id)
-        return RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        frontier = RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        await frontier.join()
+        return frontier
 
     async def close(self) -> None:
         """Close the connections. Leases that were not released expire."""

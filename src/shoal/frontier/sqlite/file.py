@@ -7,18 +7,30 @@ old. The pages after it are fetched again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from shoal.errors import FrontierError, ShoalError, StoreBusyError, StoreError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError
+from shoal.frontier.sqlite.file_lock import (
+    NAME_KEY,
+    FileLock,
+    check_log,
+    is_open_here,
+    name_in_use,
+    name_record,
+    recorded_name,
+)
 from shoal.frontier.sqlite.step_thread import StepThread
+from shoal.frontier.sqlite.upgrade import OLDEST, missing_table, upgrade
+from shoal.stores import sqlite_errors
+from shoal.stores.severity import Severity
 
 T = TypeVar("T")
 StoredRow: TypeAlias = tuple[Any, ...]
@@ -26,15 +38,7 @@ StoredRow: TypeAlias = tuple[Any, ...]
 
 APPLICATION_ID = 0x53686F6C
 VERSION = 12
-_UPGRADES = {
-    10: "ALTER TABLE role ADD COLUMN claim_epoch INTEGER NOT NULL DEFAULT 0",
-    11: "ALTER TABLE run ADD COLUMN trimmed INTEGER",
-}
-"""For each older format that can still be used: the statement that makes it the next one. Readers need none of them."""
 _MAGIC = b"SQLite format 3\0"
-_TABLES = frozenset(
-    {"run", "host", "lane", "request", "seen", "seen_slice", "stage", "item", "event", "role", "fence", "note"}
-)
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -43,6 +47,8 @@ PRAGMA journal_size_limit = 67108864;
 PRAGMA secure_delete = OFF;
 """
 _BUSY_SECONDS = 10.0
+_SECONDS_BETWEEN_CHECKS = 1.0
+"""How often it is checked that the file still has its name."""
 
 
 class SQLiteFile:
@@ -53,11 +59,12 @@ class SQLiteFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool) -> None:
-        self.path = os.path.realpath(path)
+        self.path = name_in_use(path)
         self.readonly = readonly
         self.restore: Callable[[], None] = lambda: None
         self.db: sqlite3.Connection
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
+        self._check_at = 0.0
         self._stale = False
         self._closed = True
         self._on_commit: list[Callable[[], None]] = []
@@ -80,25 +87,25 @@ class SQLiteFile:
             )
         try:
             self._check_header()
-            self._lock = None if self.readonly else self._take_lock()
+            recorded = recorded_name(self.path)
+            self._lock = None if self.readonly else FileLock(self.path)
         except OSError as exc:
             raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
         try:
-            if not self.readonly:
-                # Requests may hold cookies and passwords. SQLite gives its log and index the mode of the file.
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            check_log(self.path, recorded)
             self._connect()
         except BaseException as exc:
             self._drop_lock()
-            if isinstance(exc, OSError):
-                raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
             if isinstance(exc, sqlite3.Error):
-                raise self._explain(exc) from exc
+                error = self._explain(exc)
+                raise (error if isinstance(error, StoreAwayError) else StoreError(str(error))) from exc
             raise
         self._closed = False
 
     def _check_header(self) -> None:
         """Check the first bytes, so that SQLite does not even open a file of another program."""
+        if is_open_here(self.path):
+            return
         try:
             with open(self.path, "rb") as file:
                 header = file.read(100)
@@ -116,8 +123,12 @@ class SQLiteFile:
     def _check_format(self, application: int, version: int) -> None:
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is a database of another program; name another file")
-        if version < min(_UPGRADES):
-            raise StoreError(f"{self.path} was written by an older Shoal (format {version}); name another file")
+        if version < OLDEST:
+            raise StoreError(
+                f"{self.path} was written by an older Shoal (format {version}), and this one reads formats from "
+                f"{OLDEST} on. Finish its runs with that version, and export their items; meanwhile name another file "
+                "for new runs"
+            )
         if version > VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer Shoal (format {version}, this one knows {VERSION}); upgrade"
@@ -129,61 +140,41 @@ class SQLiteFile:
         self.db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, cached_statements=256)
         try:
             self.db.executescript("PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;")
-            tables = {name for (name,) in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not tables and not self.readonly:
+            schema = files("shoal.frontier.sqlite").joinpath("schema.sql").read_text("utf-8")
+            if not self.readonly and self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
                 # Before the write-ahead log is on, so that the first page of the file itself has its format.
-                schema = files("shoal.frontier.sqlite").joinpath("schema.sql").read_text("utf-8")
                 self.db.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
-                tables = set(_TABLES)
             (application,), (version,) = (
                 self.db.execute(f"PRAGMA {mark}").fetchone() for mark in ("application_id", "user_version")
             )
             self._check_format(application, version)
-            if missing := _TABLES - tables:
-                raise StoreError(f"{self.path} is damaged: it has no table {min(missing)}; name another file")
+            if missing := missing_table(self.db, schema):
+                raise StoreError(f"{self.path} is damaged: it has no table {missing}; name another file")
+            if self.readonly and version < VERSION:
+                self._copy()
+            if version < VERSION:
+                upgrade(self.db, schema)
             if not self.readonly:
                 self.db.executescript(_PRAGMAS)
-                self._upgrade(version)
+                self._record_name()
         except BaseException:
             self.db.close()
             raise
 
-    def _upgrade(self, version: int) -> None:
-        """Change a file of an older format, in one transaction."""
-        statements = [_UPGRADES[number] for number in range(version, VERSION)]
-        if statements:
-            self.db.executescript(
-                ";\n".join(("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version = {VERSION}", "COMMIT"))
-            )
+    def _copy(self) -> None:
+        """Read a temporary copy: a reader does not change the format of a file that an older version may still use."""
+        with closing(self.db) as file:
+            self.db = sqlite3.connect("", isolation_level=None)
+            file.backup(self.db)
 
-    # -- the lock
-
-    def _take_lock(self) -> int:
-        """Lock the file for this process. The system releases the lock when the process ends, however that happens."""
-        name = self.path + ".lock"
-        while True:
-            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = os.pread(lock, 20, 0).decode(errors="replace").partition("\n")[0]
-                os.close(lock)
-                raise StoreBusyError(
-                    f"another process{f' (pid {pid})' if pid else ''} works on {self.path}; "
-                    "stop it first, or name another file"
-                ) from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), os.stat(name)):
-                    os.ftruncate(lock, 0)
-                    os.pwrite(lock, b"%d" % os.getpid(), 0)
-                    return lock
-            os.close(lock)  # its last holder has just removed it
+    def _record_name(self) -> None:
+        """Write the name of the file into the file itself, not only into its log."""
+        self.db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, 1e18)", (NAME_KEY, name_record(self.path)))
+        self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _drop_lock(self) -> None:
         if self._lock is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path + ".lock")
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     # -- transactions
@@ -232,6 +223,9 @@ class SQLiteFile:
         self._on_commit.append(callback)
 
     def _begin(self, begin: str) -> None:
+        if self._lock is not None and time.monotonic() > self._check_at:
+            self._lock.check()
+            self._check_at = time.monotonic() + _SECONDS_BETWEEN_CHECKS
         self._roll_back()
         if self._stale:
             self.restore()
@@ -244,22 +238,13 @@ class SQLiteFile:
 
     def _explain(self, exc: sqlite3.Error) -> FrontierError:
         """The ShoalError for an error of SQLite. Its text says what failed, and what to do."""
-        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            return FrontierError(
-                f"no room on the disk for {self.path}; nothing was changed. Free some space and try again"
-            )
-        if code == sqlite3.SQLITE_IOERR:
-            return FrontierError(f"cannot read or write {self.path} ({exc}); nothing was changed. Check the disk")
-        if code == sqlite3.SQLITE_BUSY:
-            return FrontierError(
-                f"another program holds a lock on {self.path}; nothing was changed. Close that program"
-            )
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        meaning = sqlite_errors.meaning(exc)
+        if getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreError(f"cannot open {self.path} ({exc}); check the permissions of the file and its folder")
-        return FrontierError(f"{self.path}: {exc}; nothing was changed")
+        kind = {Severity.AWAY: StoreAwayError, Severity.FINAL: StoreError}.get(meaning.severity, FrontierError)
+        return kind(
+            f"{self.path}: {meaning.advice} ({exc})" if meaning.advice else f"{self.path}: {exc}; nothing was changed"
+        )
 
     def damaged(self, what: str) -> StoreError:
         """The error for a file that has unexpected content."""
@@ -280,23 +265,8 @@ class SQLiteFile:
         try:
             if not self.readonly:
                 with suppress(sqlite3.Error):  # nothing is lost: the next process reads the log
+                    self.db.execute("DELETE FROM note WHERE key = ?", (NAME_KEY,))
                     self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self.db.close()
         finally:
             self._drop_lock()
-
-
-def announce_socket(path: str, socket: str) -> None:
-    """Write the path of this process's socket into the lock file. Call it while this process has the file open."""
-    with open(os.path.realpath(path) + ".lock", "r+b") as lock:
-        lock.write(b"%d\n%b" % (os.getpid(), os.fsencode(socket)))
-
-
-def announced_socket(path: str) -> str | None:
-    """The path of the socket in the lock file of a file. The process that announced it may have been killed since."""
-    try:
-        with open(os.path.realpath(path) + ".lock", "rb") as lock:
-            socket = lock.read(4096).partition(b"\n")[2]
-    except OSError:
-        return None
-    return os.fsdecode(socket) or None

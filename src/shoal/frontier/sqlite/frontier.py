@@ -8,9 +8,10 @@ when the run is opened, and again after a transaction was rolled back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shoal.frontier.composed import ComposedFrontier
-from shoal.frontier.local_workers import LocalWorkers
+from shoal.frontier.local_workers import LocalSessions, LocalWorkers
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED
 from shoal.frontier.sqlite.file import SQLiteFile
@@ -33,24 +34,27 @@ class SQLiteFrontier(ComposedFrontier):
     def __init__(
         self,
         file: SQLiteFile,
+        run_id: str,
         number: int,
-        options: FrontierOptions,
         hosts: SharedHosts,
         clock: Callable[[], float],
         runs: OpenRuns[SQLiteFrontier],
+        sessions: LocalSessions,
     ) -> None:
-        """``hosts`` and ``runs`` are shared by all runs of the file."""
+        """``hosts``, ``runs`` and ``sessions`` are shared by all runs of the file."""
         self._run = run = RunFile(file, number, clock)
         self._seen = seen = Seen(file.db, number)
-        self._lanes = lanes = StoredLanes(run, hosts, options)
+        self._lanes = lanes = StoredLanes(run, hosts)
         self._roles = roles = SQLiteRoles(run)
         histories, items = Histories(run), SQLiteItemLog(run, roles)
-        self._leases = Leases(run, lanes, hosts, histories, options.max_attempts)
+        self._leases = Leases(run, lanes, hosts, histories)
         tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
-        self._queue = queue = SQLiteQueue(tables, options, lambda now: runs.expire_others(self, now))
+        self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now))
         self.expire_leases = queue.expire_leases
-        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages)
-        workers = LocalWorkers(clock, queue.fence, self._leases.holders)
+        self.held_at = self._leases.held_at
+        holders = partial(sessions.holders, runs)
+        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages, holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, self._leases.holders)
         sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
         super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
 
@@ -68,8 +72,18 @@ class SQLiteFrontier(ComposedFrontier):
         self._seen.load()
 
     def _load_queue(self) -> None:
+        self._run.load_options()
         self._lanes.load()
         self._leases.load()
+
+    @property
+    def options(self) -> FrontierOptions:
+        return self._run.options
+
+    def set_options(self, options: FrontierOptions) -> None:
+        """Change the options of the run."""
+        self._run.save_options(options)
+        self._lanes.set_options(options, self._run.clock())
 
     def place(self) -> None:
         """Make the lanes available for leasing."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 
 import msgspec
 
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES
+from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES, WAITING, retry_reason, sought_fingerprint
 from shoal.frontier.sqlite.audit import find_faults, repair
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
@@ -17,7 +17,7 @@ from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
 from shoal.frontier.sqlite.stages import Stages
 from shoal.http import Request
-from shoal.ports import History, LeaseKey, LeaseOutcome, Rewind, Stats
+from shoal.ports import History, LeaseHolder, LeaseKey, LeaseOutcome, Rewind, Stats, Waits
 
 
 class SQLiteInspection:
@@ -31,13 +31,16 @@ class SQLiteInspection:
         histories: Histories,
         roles: SQLiteRoles,
         stages: Stages,
+        holders: Callable[[Collection[str]], list[LeaseHolder]],
     ) -> None:
+        """``holders``: who has leased requests of hosts."""
         self._file = run
         self._seen = seen
         self._lanes = lanes
         self._histories = histories
         self._roles = roles
         self._stages = stages
+        self._holders = holders
 
     async def stats(self) -> Stats:
         return await self._file.read(self._stats)
@@ -67,16 +70,30 @@ class SQLiteInspection:
 
         await self._file.file.write(step)
 
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        def read() -> Waits:
+            holders, file = self._holders(frozenset(hosts)), self._file
+            waiting = f"run = ? AND due IS NOT NULL AND state = {WAITING}"
+            sql = f"SELECT id, due FROM request WHERE {waiting} ORDER BY due LIMIT 1"
+            row = file.db.execute(sql, (file.number,)).fetchone()
+            if row is None:
+                return Waits(holders=holders)
+            sql = "SELECT detail FROM event WHERE request = ? ORDER BY id DESC LIMIT 1"
+            (detail,) = file.db.execute(sql, row[:1]).fetchone()
+            return Waits(holders=holders, retry_in=max(0.0, row[1] - file.clock()), retry_reason=retry_reason(detail))
+
+        return await self._file.read(read)
+
     async def rewinds(self) -> list[Rewind]:
         return []
 
     # -- histories
 
-    async def find(self, request: Request, *, exact: bool = False) -> History | None:
+    async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         def step() -> History | None:
             if self._file.file.readonly:
                 self._seen.load()
-            fingerprint = request.fingerprint()
+            fingerprint = sought_fingerprint(request, parent)
             number = self._seen.find(fingerprint)
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged

@@ -120,23 +120,19 @@ class SharedHosts:
 class StoredLanes:
     """The lanes of one run and their ready requests. Call all methods within a transaction."""
 
-    def __init__(self, run: RunFile, hosts: SharedHosts, options: FrontierOptions) -> None:
+    def __init__(self, run: RunFile, hosts: SharedHosts) -> None:
         self._db = run.db
+        self._file = run
         self._run = run.number
         self._hosts = hosts
-        self._options = options
-        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, options)
+        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, run.options)
         self._by_number: dict[int, StoredLane] = {}
-        self._link_limit: int | None = None
-        """`FrontierOptions.link_limit` of the last worker, for commands that do not know its options."""
 
     def load(self) -> None:
         """Read the lanes from the file into new hosts. The caller then counts the requests in flight and places the
         lanes."""
-        sql = "SELECT link_limit FROM run WHERE number = ?"
-        (self._link_limit,) = self._db.execute(sql, (self._run,)).fetchone()
         self._hosts.load(DEFAULT_HOST)
-        self._lanes = LaneTable(self._hosts.by_name, self._options)
+        self._lanes = LaneTable(self._hosts.by_name, self._file.options)
         self._by_number = {}
         sql = (
             "SELECT lane, count(*) FROM request"
@@ -183,12 +179,9 @@ class StoredLanes:
     def _ahead_limit(self) -> int:
         return max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
 
-    def save_limit(self) -> None:
-        """Save the queue size at which links are refused."""
-        limit = self._options.link_limit
-        if limit != self._link_limit:
-            self._db.execute("UPDATE run SET link_limit = ? WHERE number = ?", (limit, self._run))
-            self._link_limit = limit
+    def set_options(self, options: FrontierOptions, now: float) -> None:
+        """Apply other options of the run."""
+        self._lanes.set_options(options, now)
 
     def add(self, new: Sequence[NewRequest], now: float, refused: Collection[bytes] = ()) -> dict[bytes, int]:
         """Store new requests after all others of their priority; those that are refused are dead. Returns their
@@ -205,7 +198,7 @@ class StoredLanes:
             row = (number, run, lane.queue.number, rank, now, parent, fingerprint, payload)
             numbers[fingerprint] = number
             if refused and fingerprint in refused:
-                dead.append((*row, DEAD, FULL_KIND, FULL_REASON % self._options.link_limit))
+                dead.append((*row, DEAD, FULL_KIND, FULL_REASON % self._file.options.link_limit))
                 continue
             rows.append(row)
             self.add_ready(lane, (rank, number), now)
@@ -261,7 +254,7 @@ class StoredLanes:
         chosen = f"{dead} {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
         count = self._revive(chosen, (self._run, listed), RETRIED_DETAIL, ledger, now)
         if is_retried(FULL_KIND, kinds):
-            room = room_for_links(self._link_limit, ledger.ready + ledger.waiting)
+            room = room_for_links(self._file.options.link_limit, ledger.ready + ledger.waiting)
             chosen = f"id IN (SELECT id FROM request WHERE {dead} = ? ORDER BY rank, id LIMIT ?)"
             which = (self._run, FULL_KIND, -1 if room is None else room)
             count += self._revive(chosen, which, ADMITTED_DETAIL, ledger, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -63,16 +63,13 @@ class LeaseCall(msgspec.Struct, frozen=True):
 class Leases:
     """Grants, extends and ends the leases of one run. Call all methods within a transaction."""
 
-    def __init__(
-        self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories, max_attempts: int
-    ) -> None:
+    def __init__(self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories) -> None:
         self._file = run
         self._db = run.db
         self._run = run.number
         self._lanes = lanes
         self._hosts = hosts
         self._histories = histories
-        self._max_attempts = max_attempts
         self._held: dict[bytes, HeldLease] = {}
 
     def load(self) -> None:
@@ -97,6 +94,14 @@ class Leases:
     def holders(self) -> list[Holder | None]:
         """The holder of each lease."""
         return [held.holder for held in list(self._held.values())]
+
+    def held_at(self, hosts: Collection[str]) -> list[tuple[str, str]]:
+        """See `shoal.frontier.politeness.OpenRun`."""
+        return [
+            (held.lane.host.name, "" if held.holder is None else held.holder.slot)
+            for held in self._held.values()
+            if held.lane.host.name in hosts
+        ]
 
     def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
         """The leases that the slot holds under earlier epochs."""
@@ -234,7 +239,7 @@ class Leases:
         for held in lost:
             reason = lost_reason(held.attempts)
             self._histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
-            if held.attempts >= self._max_attempts:
+            if held.attempts >= self._file.options.max_attempts:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:
                 ready.append((now, held.number))

@@ -41,7 +41,6 @@ from shoal.ports import (
     Claim,
     Completion,
     Failure,
-    FrontierOptions,
     Holder,
     Lease,
     Leased,
@@ -68,10 +67,9 @@ class Tables(msgspec.Struct, frozen=True):
 class SQLiteQueue:
     """See `shoal.ports.Queue`. Each call is one transaction, but a large page needs more: see `Stages`."""
 
-    def __init__(self, tables: Tables, options: FrontierOptions, expire_others: Callable[[float], None]) -> None:
+    def __init__(self, tables: Tables, expire_others: Callable[[float], None]) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
-        self._options = options
         self._run = tables.run
         self._db = tables.run.db
         self._seen = tables.seen
@@ -94,7 +92,7 @@ class SQLiteQueue:
                     return Pushed(0, 0)
                 self._roles.check_cursor(seed, cursor)
             new = self._select_new([(push_fingerprint(r, seed, cursor, i), r, None) for i, r in enumerate(requests)])
-            check_queue_size(self._options.max_queue_size, ledger.ready + ledger.waiting, len(new))
+            check_queue_size(self._run.options.max_queue_size, ledger.ready + ledger.waiting, len(new))
             self._add(new, ledger, now)
             ledger.duplicates += len(requests) - len(new)
             if seed is not None:
@@ -136,7 +134,7 @@ class SQLiteQueue:
     ) -> Counter[int | None]:
         """Add links of pages while there is room. ``unlimited``: pages whose links always enter. Returns how many were
         refused, by page."""
-        room = room_for_links(self._options.link_limit, ledger.ready + ledger.waiting)
+        room = room_for_links(self._run.options.link_limit, ledger.ready + ledger.waiting)
         if room is None:
             self._add(new, ledger, now)
             return Counter()
@@ -165,7 +163,6 @@ class SQLiteQueue:
         next_moment = self._leases.expire(now, ledger)
         if self.halted:
             return Leased([], None)
-        self._lanes.save_limit()
         self.stages.help(ledger, now)
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
@@ -267,6 +264,8 @@ class SQLiteQueue:
             known = len(page.children) - new_ones + page.duplicates
             results.append(Pushed(new_ones - beyond, known, beyond))
             ledger.duplicates += known
+            ledger.redirects += page.redirected
+            ledger.item_errors += page.item_errors
             if page.note:
                 self._histories.add_event(held.number, now, NOTE_EVENT, page.note, held.holder)
         ledger.done += len(done)
@@ -280,7 +279,7 @@ class SQLiteQueue:
         for held, failure in zip(holders, failures, strict=True):
             if held is None:
                 states.append(None)
-            elif failure.retry_in is None or held.attempts >= self._options.max_attempts:
+            elif failure.retry_in is None or held.attempts >= self._run.options.max_attempts:
                 states.append("dead")
                 dead.append((held, failure))
             else:
@@ -314,6 +313,7 @@ class SQLiteQueue:
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
         self._add_links(new, ledger, now)
         ledger.duplicates += sum(len(failure.children) for _, failure in dead) - len(new)
+        ledger.item_errors += sum(failure.item_errors for _, failure in dead)
         ledger.dead += len(dead)
         self._leases.end([(held, failure.contacted) for held, failure in dead], ledger, now)
 

@@ -8,11 +8,12 @@ from typing import TypeVar
 import msgspec
 
 from shoal.frontier.sqlite.file import SQLiteFile
-from shoal.ports import RunState
+from shoal.ports import FrontierOptions, RunState
 
 T = TypeVar("T")
 
-_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest, incoming"
+_decode_options = msgspec.msgpack.Decoder(FrontierOptions).decode
+_COUNTERS = "pushed, ready, waiting, leased, done, dead, duplicates, items, newest, incoming, redirects, item_errors"
 
 
 class Ledger(msgspec.Struct):
@@ -28,6 +29,8 @@ class Ledger(msgspec.Struct):
     items: int
     newest: int
     incoming: int
+    redirects: int
+    item_errors: int
 
 
 class RunFile:
@@ -38,6 +41,21 @@ class RunFile:
         self.clock = clock
         self.file = file
         self.db = file.db
+        self.options = FrontierOptions()
+        """The options of the run. The file has the same ones."""
+
+    def load_options(self) -> None:
+        """Read the options from the file. A run in which nobody has taken part yet has none."""
+        # A file that is opened readonly may have an older format.
+        row = self.db.execute("SELECT 1 FROM pragma_table_info('run') WHERE name = 'options'").fetchone()
+        sql = "SELECT options FROM run WHERE number = ?"
+        stored = self.db.execute(sql, (self.number,)).fetchone()[0] if row else None
+        self.options = _decode_options(stored) if stored else FrontierOptions()
+
+    def save_options(self, options: FrontierOptions) -> None:
+        sql = "UPDATE run SET options = ? WHERE number = ?"
+        self.db.execute(sql, (msgspec.msgpack.encode(options), self.number))
+        self.options = options
 
     async def change(self, step: Callable[[Ledger, float], T]) -> T:
         """Run ``step`` with the ledger and the time as one transaction. See `SQLiteFile.write`."""
@@ -70,7 +88,7 @@ class RunFile:
 
     def save(self, ledger: Ledger) -> None:
         self.db.execute(
-            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+            f"UPDATE run SET ({_COUNTERS}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
             (*msgspec.structs.astuple(ledger), self.number),
         )
 

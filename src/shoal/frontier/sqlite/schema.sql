@@ -23,8 +23,10 @@ CREATE TABLE run (
     items INTEGER NOT NULL DEFAULT 0,      -- also the last sequence number of the item log
     newest INTEGER NOT NULL DEFAULT 0,     -- the id of its last request
     incoming INTEGER NOT NULL DEFAULT 0,   -- staged links
-    link_limit INTEGER,                    -- the queue size at which links are refused; null: no limit
-    trimmed INTEGER                        -- how many items were deleted from the log; null: not known
+    redirects INTEGER NOT NULL DEFAULT 0,  -- done requests that were redirects
+    item_errors INTEGER NOT NULL DEFAULT 0, -- items that could not be stored
+    trimmed INTEGER,                       -- how many items were deleted from the log; null: not known
+    options BLOB                           -- FrontierOptions as msgpack; null: nobody has taken part yet
 );
 
 -- The politeness of hosts. All runs in the file share it.

@@ -17,6 +17,7 @@ import msgspec
 
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
+from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
 from shoal.frontier.sqlite.audit import restore_lanes
@@ -61,6 +62,7 @@ class SQLiteStore(SQLiteDocuments):
         self._keeps = keeps
         self._hosts = SharedHosts(file.db)
         self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
+        self._sessions = LocalSessions(clock)
         self._opening = asyncio.Lock()
         file.restore = self._restore
 
@@ -151,6 +153,7 @@ class SQLiteStore(SQLiteDocuments):
             self._file.db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", item_ids(*row))
             self.discard(run_id)
             self._frontiers.pop(run_id, None)
+            self._sessions.forget_run(run_id)
             self._restore()
 
         await self._file.write(delete)
@@ -188,16 +191,22 @@ class SQLiteStore(SQLiteDocuments):
 
         return await self._file.read(runs)
 
-    async def frontier(self, run_id: str, options: FrontierOptions, holder: Holder | None = None) -> Frontier:
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
         """The frontier of a run, the same object each time. The first call ends the leases and roles in the file whose
-        holders are gone."""
+        holders are gone. Options have no effect on a file that is opened readonly."""
 
         def load() -> SQLiteFrontier:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
                 raise no_run(run_id)
-            frontier = SQLiteFrontier(self._file, row[0], options, self._hosts, self._clock, self._frontiers)
+            frontier = SQLiteFrontier(
+                self._file, run_id, row[0], self._hosts, self._clock, self._frontiers, self._sessions
+            )
             if not self._file.readonly:
+                if options is not None:
+                    frontier.set_options(options)
                 frontier.load()
                 frontier.end_old_leases(lambda held_by: self._keeps(self, run_id, held_by))
             return frontier
@@ -207,7 +216,9 @@ class SQLiteStore(SQLiteDocuments):
                 self._frontiers[run_id] = await (
                     self._file.read(load) if self._file.readonly else self._file.write(load)
                 )
-        found = self._frontiers[run_id]
+            found = self._frontiers[run_id]
+            if options is not None and options != found.options and not self._file.readonly:
+                await self._file.write(partial(found.set_options, options))
         return found if holder is None else FencedFrontier(found, holder)
 
     async def close(self) -> None:

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 
 from shoal.config import Config
 from shoal.errors import ShoalError
+from shoal.monitoring.active_runs import Mark
 from shoal.monitoring.facts import FactReader
-from shoal.monitoring.problems import FailingChannel, Mark, Problem, advance_marks, find_problems
+from shoal.monitoring.problem import Problem
+from shoal.monitoring.problems import FailingChannel, advance_marks, find_problems
 from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.notifications.missed_times import read_missed
 from shoal.notifications.service import Notifications
@@ -33,15 +35,21 @@ class Attention:
         self._facts = FactReader(store, config, notifications.limits, without=without)
         self._before: StoreSnapshot | None = None
         self._marks: dict[str, Mark] = {}
+        self._answering_since = 0.0
+        """The first snapshot after the store was away."""
+        self._is_away = False
         self._since: dict[str, float] = {}
         """When each problem was first seen."""
 
     async def find(self, snapshot: StoreSnapshot) -> list[Problem]:
         """The problems at the time of a snapshot, critical ones first, then the newest."""
         if snapshot.away:
+            self._is_away = True
             return find_problems(snapshot)
+        if self._is_away:
+            self._is_away, self._answering_since = False, snapshot.at
         self._marks = advance_marks(self._marks, snapshot)
-        facts = await self._facts.read(snapshot, marks=self._marks)
+        facts = await self._facts.read(snapshot, marks=self._marks, answering_since=self._answering_since)
         facts = replace(facts, missed=await read_missed(self._schedules, facts.since), channels=await self._channels())
         found = find_problems(snapshot, self._before, facts, self._notifications.limits)
         self._before = snapshot

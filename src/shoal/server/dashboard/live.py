@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from html import escape
 from typing import NamedTuple
 
 from shoal.errors import ShoalError
+from shoal.server.dashboard.formats import duration
 
 log = logging.getLogger("shoal.server")
 
 MAX_STREAMS = 500
 _INTERVAL = 2.0  # seconds between two renderings
 _KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
+_SLOW = 5.0  # seconds after which a page that cannot be rendered says how old it is
 _LIFETIME = 3600.0  # seconds: the browser reconnects, and its session is checked again
 
+_AWAY = "the store does not answer."
 END = "event: end\ndata:\n\n"
 """The message that tells a browser not to reconnect."""
 
@@ -43,12 +47,23 @@ class _View:
     """One view, and the event that wakes its readers."""
 
     def __init__(self, content: Rendered) -> None:
-        self.content = content
+        self.content = self._fresh = content
+        self._fresh_at = asyncio.get_running_loop().time()
         self.changed = asyncio.Event()
         self.streams = 0
         self.task: asyncio.Task[None] | None = None
 
     def show(self, content: Rendered) -> None:
+        self._fresh, self._fresh_at = content, asyncio.get_running_loop().time()
+        self._send(content)
+
+    def show_outdated(self, reason: str) -> None:
+        """Show the last content, and how old it is."""
+        age = duration(asyncio.get_running_loop().time() - self._fresh_at)
+        notice = f"<strong>As of {age} ago:</strong> {escape(reason)} What follows may be outdated."
+        self._send(Rendered(f'<p class="alert bad" role="status">{notice}</p>\n{self._fresh.html}'))
+
+    def _send(self, content: Rendered) -> None:
         if content != self.content:
             self.content = content
             self.wake()
@@ -106,12 +121,19 @@ class LiveViews:
     async def _refresh(self, view: _View, render: Render, expected: Errors) -> None:
         while not view.content.is_final:
             await asyncio.sleep(self._interval)
+            rendering = asyncio.ensure_future(render())
             try:
-                view.show(await render())
+                while not (await asyncio.wait({rendering}, timeout=_SLOW))[0]:
+                    view.show_outdated(_AWAY)
+                view.show(rendering.result())
             except expected as exc:  # the store is away, or the run was deleted
                 log.debug("the dashboard could not be refreshed: %s", exc)
+                view.show_outdated(_AWAY if isinstance(exc, STORE_AWAY) else f"{exc}")
             except Exception:  # a defect must not end the updates: the page shows its last state
                 log.exception("the dashboard could not be refreshed")
+                view.show_outdated("this page cannot be refreshed; the log of the server says why.")
+            finally:
+                rendering.cancel()
 
     async def _follow(self, view: _View) -> AsyncIterator[str]:
         until = asyncio.get_running_loop().time() + _LIFETIME

@@ -31,8 +31,12 @@ class SharedSnapshot:
                     async with asyncio.timeout(_TIMEOUT):
                         self._last = await self._taker.take()
                 except TimeoutError:
-                    self._last = replace(self._last, away=f"the store did not answer within {_TIMEOUT:g} s")
+                    self._last = self._outdated(f"the store did not answer within {_TIMEOUT:g} s")
                 except ShoalError as exc:
-                    self._last = replace(self._last, away=str(exc))
+                    self._last = self._outdated(str(exc))
                 self._taken_at = time.monotonic()
             return self._last
+
+    def _outdated(self, reason: str) -> StoreSnapshot:
+        at = self._last.at
+        return replace(self._last, away=reason, age=max(0.0, time.time() - at) if at else 0.0)

@@ -12,7 +12,7 @@ from shoal.errors import ConfigError
 from shoal.monitoring.host_report import report_host
 from shoal.monitoring.snapshot import ACTIVE, MAX_RUNS
 from shoal.ports import HostUpdate, Run
-from shoal.runs.queries import host_name, hosts_of, run_options
+from shoal.runs.queries import host_name, hosts_of
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.errors import ProblemError, problems
@@ -90,7 +90,7 @@ async def _update(request: Request, text: str, update: HostUpdate, what: str, de
             "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
         )
     runs = await _runs(server)
-    frontier = await server.store.frontier(runs[0].run_id, run_options(runs[0], server.config))
+    frontier = await server.store.frontier(runs[0].run_id)
     await frontier.update_host(host, update)
     await record_action(request, what, host, detail)
     if host == "*":
@@ -112,5 +112,5 @@ async def _list_hosts(server: Server, limit: int, run_id: str = "", search: str 
         runs = [await find_run(server, run_id)]
     else:
         runs = list(await server.store.list_runs(states=ACTIVE, limit=MAX_RUNS))
-    found = await hosts_of(server.store, runs, server.config, _MAX_HOSTS if search else limit)
+    found = await hosts_of(server.store, runs, _MAX_HOSTS if search else limit)
     return json_response({"hosts": [each for each in found if search in each.host][:limit]})

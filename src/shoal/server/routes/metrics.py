@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -18,12 +19,12 @@ from shoal.metrics import (
     of_frontier,
     of_hosts,
     of_ledger,
+    of_problems,
     of_sessions,
     of_vitals,
     render,
 )
 from shoal.ports import Stats
-from shoal.runs.queries import run_options
 from shoal.server.errors import problems
 from shoal.server.state import Server, server_of
 
@@ -50,6 +51,9 @@ async def metrics(request: Request) -> Response:
             families += [*await _of_batches(server), *await _of_runs(server), *of_frontier(own, up=True)]
     except (ShoalError, TimeoutError):
         families += of_frontier(own, up=False)
+    with suppress(TimeoutError):  # there may be very many runs
+        async with asyncio.timeout(_TIMEOUT):
+            families += of_problems((each.kind, each.severity) for each in await server.current_problems())
     return Response(render(families), media_type=CONTENT_TYPE)
 
 
@@ -81,7 +85,7 @@ async def _of_runs(server: Server) -> list[Family]:
         if run.state in ("queued", "running", "paused") and run.spider != BatchSpider.name
     ]
     for run in live[:_MAX_RUNS]:
-        frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+        frontier = await server.store.frontier(run.run_id)
         labels = {"run": run.run_id, "spider": run.spider}
         families += [
             *of_ledger(await frontier.stats(), labels),

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
+from shoal.monitoring.problem import Problem
 from shoal.notifications.reports import Report
 from shoal.notifications.service import ChannelInfo
 from shoal.server.action_log import record_action
@@ -27,14 +28,15 @@ async def list_notifications(
     lasting: Annotated[bool, Query(description="Only problems that are not over.")] = False,
     limit: Annotated[int, Query(ge=1, le=1000, description="Number of problems.")] = 100,
 ) -> Response:
-    """Problems that were reported in the last days, lasting ones first, and the channels with their state. Problems
-    are looked for only if a channel is configured."""
+    """What needs attention now; problems that were reported in the last days, lasting ones first; the channels with
+    their state. Problems are reported only if a channel is configured."""
     server = server_of(request)
     reports = await server.notifications.problems(server.store)
     shown = [_problem(report) for report in reports if report.is_open or not lasting]
     channels = await server.notifications.channels(server.store)
     return json_response(
         {
+            "current": [_current(each) for each in (await server.current_problems())[:limit]],
             "problems": shown[:limit],
             "channels": [_channel(channel) for channel in channels],
             "watched_since": await server.notifications.watched_since(server.store),
@@ -55,12 +57,16 @@ async def send_test(request: Request, which: SendTest | None = None) -> Response
     return json_response({"results": results})
 
 
-def _problem(report: Report) -> dict[str, object]:
-    shown = msgspec.structs.asdict(report.problem)
+def _current(problem: Problem) -> dict[str, object]:
+    shown = msgspec.structs.asdict(problem)
     del shown["figure"], shown["about"]
+    return {**shown, "text": redacted(problem.text)}
+
+
+def _problem(report: Report) -> dict[str, object]:
     undelivered = sorted({outgoing.channel for outgoing in report.outbox})
     return {
-        **shown, "text": redacted(report.problem.text), "reported_at": report.reported_at,
+        **_current(report.problem), "reported_at": report.reported_at,
         "closed_at": report.closed_at, "undelivered": undelivered,
     }  # fmt: skip
 

@@ -34,7 +34,7 @@ Compared = Annotated[str, Query(min_length=1, max_length=200, pattern=PRINTABLE,
 async def compare(a: Compared, b: Compared, request: Request) -> Response:
     """Compare two runs, the older one first: pages, items, failures by kind, duration, speed, coverage of fields."""
     server = server_of(request)
-    found = await compare_runs(server.store, await find_run(server, a), await find_run(server, b), server.config)
+    found = await compare_runs(server.store, await find_run(server, a), await find_run(server, b))
     differences = [{**asdict(each), "change": each.change} for each in found.differences]
     return json_response({"a": _figures(found.a), "b": _figures(found.b), "differences": differences})
 

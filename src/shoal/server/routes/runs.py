@@ -15,16 +15,19 @@ from shoal.batch.redaction import redacted
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.batch.urls import UrlList
+from shoal.crawling.outcome import Outcome
 from shoal.crawling.stats import STATE_NAMES, ledger
-from shoal.errors import RunError, SinkError, SpiderError
+from shoal.errors import RunError, ShoalError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
+from shoal.monitoring.limits import limit_of
 from shoal.monitoring.url_items import read_url_items
 from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
-from shoal.runs.dead_requests import DeadFilter, closing, retry_matching
+from shoal.runs.dead_requests import DeadFilter, RetryResult, closing, retry_failed, retry_request
 from shoal.runs.orchestrator import Chosen, queued
-from shoal.runs.queries import matching_runs, run_options
+from shoal.runs.outcome import read_outcome
+from shoal.runs.queries import matching_runs
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
@@ -191,18 +194,40 @@ async def _transition(request: Request, run_id: str, state: RunState, what: str)
     return json_response(await _describe(server, run))
 
 
-@router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 422, 503))
-async def retry_failed(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
+@router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 409, 422, 503))
+async def retry_some(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
     """Retry the failed requests of a run: all, or those of some kinds, a host or a pattern of URLs. Each gets
     its full number of attempts again. Requests that robots.txt disallows stay failed unless you name the kind `robots`.
     Links that were refused because the queue was full are queued again while it has room. The others stay failed: call
-    this again later. Resume the run afterwards if it is finished."""
-    frontier = await open_frontier(server_of(request), run_id)
+    this again later. A finished run is `running` afterwards; `message` says which process continues it, or how to
+    start one. A cancelled run is not changed (409)."""
+    server = server_of(request)
+    run = await find_run(server, run_id)
+    frontier = await open_frontier(server, run_id)
     which = which or RetryFailed()
     chosen = DeadFilter.of(which.kinds or (), which.host, which.url)
-    count = await retry_matching(frontier, chosen)
-    await record_action(request, "retry", run_id, f"{count} requests, {chosen}")
-    return json_response({"run_id": run_id, "retried": count})
+    result = await retry_failed(server.store, run, frontier, chosen)
+    return await _retried(request, result, f"{result.count} requests, {chosen}")
+
+
+async def _retried(request: Request, result: RetryResult, detail: str) -> Response:
+    """The answer to a retry. A run that worked in this server continues here."""
+    server, run = server_of(request), result.run
+    await record_action(request, "retry", run.run_id, detail + "; the run is reopened" * result.reopened)
+    if result.reopened:
+        try:
+            await server.jobs.resume(run)
+        except ShoalError as exc:  # its requests are queued, whatever happens here
+            hint = f"this server cannot continue it ({public_message(exc)}); resume it later"
+            result = msgspec.structs.replace(result, hint=hint)
+    if server.jobs.has(run.run_id):
+        result = msgspec.structs.replace(result, workers=max(1, result.workers))
+    return json_response(
+        {
+            "run_id": run.run_id, "retried": result.count, "reopened": result.reopened, "state": result.run.state,
+            "workers": result.workers, "message": str(result),
+        }
+    )  # fmt: skip
 
 
 @router.delete("/{run_id}", response_model=Removed, responses=problems(401, 404, 409, 422, 503))
@@ -278,21 +303,31 @@ async def read_url(
     if report is None:
         raise _no_such_url(run_id, url)
     items = await read_url_items(server.store, frontier, run_id, report.history)
-    found = {"parents": report.parents, "robots": report.robots, "first_items": items}
+    hops = [
+        {
+            **msgspec.structs.asdict(hop), "state": hop.state and STATE_NAMES.get(hop.state, hop.state),
+            "reason": redacted(hop.reason),
+        }
+        for hop in report.redirects
+    ]  # fmt: skip
+    found = {
+        "parents": report.parents, "robots": report.robots, "first_items": items, "redirects": hops,
+        "outcome": redacted(report.outcome),
+    }  # fmt: skip
     return json_response({**_redact_history(report.history), **found})
 
 
-@router.post("/{run_id}/url/retry", response_model=Retried, responses=problems(401, 404, 422, 503))
+@router.post("/{run_id}/url/retry", response_model=Retried, responses=problems(401, 404, 409, 422, 503))
 async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Response:
     """Retry one failed URL, with its full number of attempts. `retried` is 0 if it has not failed, or robots.txt or the
-    scope forbids it. Resume the run afterwards if it is finished."""
-    frontier = await open_frontier(server_of(request), run_id)
+    scope forbids it. A finished run is `running` afterwards, as with `retry-failed`."""
+    server = server_of(request)
+    run = await find_run(server, run_id)
+    frontier = await open_frontier(server, run_id)
     page = Page(which.url)
     if await frontier.find(page, exact=True) is None:
         raise _no_such_url(run_id, which.url)
-    count = await frontier.retry_dead(only=[page.fingerprint()])
-    await record_action(request, "retry", run_id, page.url)
-    return json_response({"run_id": run_id, "retried": count})
+    return await _retried(request, await retry_request(server.store, run, frontier, page), page.url)
 
 
 def _no_such_url(run_id: str, url: str) -> ProblemError:
@@ -332,12 +367,22 @@ def _redact_history(history: History) -> dict[str, object]:
 
 
 async def _describe(server: Server, run: Run) -> dict[str, object]:
-    stats = await (await server.store.frontier(run.run_id, run_options(run, server.config))).stats()
+    frontier = await server.store.frontier(run.run_id)
+    stats = await frontier.stats()
+    outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
+    limit = await limit_of(server.store, run)
     return {
         "run_id": run.run_id,
         "spider": run.spider,
         "state": run.state,
         "created_at": run.created_at,
         "stats": ledger(stats),
+        "outcome": None if outcome is None else _outcome(outcome),
         "error": server.jobs.failure(run.run_id),
+        "limit": None if limit is None else {**msgspec.structs.asdict(limit), "message": str(limit)},
     }
+
+
+def _outcome(outcome: Outcome) -> dict[str, object]:
+    reasons = [redacted(reason) for reason in outcome.reasons]
+    return {**msgspec.structs.asdict(outcome), "reasons": reasons, "headline": outcome.headline()}

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from shoal.batch.limits import StrictModel
-from shoal.monitoring.problems import ProblemKind, Severity
+from shoal.monitoring.problem import ProblemKind, Severity
 from shoal.server.schemas.common import RUN_ID, Word, with_examples
 
 
-class ProblemModel(BaseModel):
-    """A problem that was reported."""
+class CurrentProblem(BaseModel):
+    """A problem that lasts."""
 
     key: Annotated[str, Field(description="Identifies the problem while it lasts.")]
     kind: ProblemKind
@@ -22,6 +22,11 @@ class ProblemModel(BaseModel):
     title: str
     text: str
     since: Annotated[float, Field(description="Unix time, in seconds.")]
+
+
+class ProblemModel(CurrentProblem):
+    """A problem that was reported."""
+
     reported_at: Annotated[float, Field(description="When its last message was created.")]
     closed_at: Annotated[float | None, Field(description="When it ended; `null` while it lasts.")] = None
     undelivered: Annotated[list[str], Field(description="Channels that have not delivered all of its messages yet.")]
@@ -41,7 +46,7 @@ class ChannelModel(BaseModel):
 
 
 class NotificationPage(BaseModel):
-    """Reported problems, lasting ones first, and the channels."""
+    """What needs attention now, reported problems, lasting ones first, and the channels."""
 
     model_config = with_examples(
         {
@@ -54,6 +59,15 @@ class NotificationPage(BaseModel):
                     "since": 1771156800.0, "reported_at": 1771157400.0, "closed_at": None, "undelivered": [],
                 }
             ],
+            "current": [
+                {
+                    "key": f"callback_errors/{RUN_ID}", "kind": "callback_errors", "severity": "warning",
+                    "run_id": RUN_ID, "spider": "books", "title": "books: errors in callbacks: 3",
+                    "text": "Callbacks raised on 3 pages, on 1 in the last 10 min. The latest: KeyError: 'price' "
+                    "(books.py, line 9), at https://books.example/7.",
+                    "since": 1771156800.0,
+                }
+            ],
             "watched_since": 1771150000.0,
             "channels": [
                 {
@@ -64,6 +78,10 @@ class NotificationPage(BaseModel):
         }
     )  # fmt: skip
 
+    current: Annotated[
+        list[CurrentProblem],
+        Field(description="What needs attention now, critical problems first. It needs no channel."),
+    ]
     problems: list[ProblemModel]
     channels: list[ChannelModel]
     watched_since: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from shoal.monitoring.processes import ProcessState
 from shoal.server.schemas.common import RUN_ID, URL, with_examples
 from shoal.server.schemas.runs import RequestCounts, RunStateName
 
@@ -57,8 +58,11 @@ class ProcessModel(BaseModel):
 
     name: str
     state: Annotated[
-        Literal["working", "silent", "lost", "ended"],
-        Field(description="`silent`: its heartbeat is late. `lost`: killed or cut off. `ended`: stopped normally."),
+        ProcessState,
+        Field(
+            description="`stuck`: a callback blocks it. `silent`: its heartbeat is late. `lost`: killed or cut off. "
+            "`ended`: stopped normally."
+        ),
     ]
     role: Annotated[
         Literal["crawl", "worker", "runner", "server"],
@@ -157,7 +161,7 @@ class FiguresModel(BaseModel):
     run_id: str
     spider: str
     state: RunStateName
-    outcome: Annotated[str, Field(description="Its state as text, such as `finished at its page limit, 5 left`.")]
+    outcome: Annotated[str, Field(description="Its state as text, such as `finished`, or at which limit it stopped.")]
     created_at: float
     seconds: Annotated[float, Field(description="From its creation to its end, or to now.")]
     pages: int

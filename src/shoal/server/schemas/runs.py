@@ -101,23 +101,46 @@ class RunStats(RequestCounts):
     seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
 
+class RunOutcome(BaseModel):
+    """How a run ended."""
+
+    verdict: Annotated[Literal["good", "degraded", "failed"], Field(description="See the page about outcomes.")]
+    accounted: Annotated[str, Field(description="What became of its pages.")]
+    reasons: Annotated[list[str], Field(description="Why the verdict is not better.")]
+    headline: str
+
+
+class LimitModel(BaseModel):
+    """The limit at which a run stopped before it had fetched everything."""
+
+    setting: Annotated[str, Field(description="Such as `scope.max_pages`.")]
+    value: int
+    left: Annotated[int, Field(description="Requests in the queue when it stopped.")]
+    at: Annotated[float, Field(description="Unix time, in seconds.")]
+    message: str
+
+
 class RunPage(BaseModel):
     """A run and its current counts."""
 
-    model_config = with_examples({**_PAGE, "error": ""})
+    model_config = with_examples({**_PAGE, "outcome": None, "error": "", "limit": None})
 
     run_id: str
     spider: str
     state: RunStateName
     created_at: Annotated[float, Field(description="Unix time, in seconds.")]
     stats: RunStats
+    outcome: Annotated[RunOutcome | None, Field(description="`null` until the run is finished.")] = None
     error: Annotated[str, Field(description="Why the run failed in this server, or an empty string.")] = ""
+    limit: Annotated[
+        LimitModel | None, Field(description="At which limit it stopped. `null` if it is not finished, or complete.")
+    ] = None
 
 
 class RunList(BaseModel):
     """Runs, newest first."""
 
-    model_config = with_examples({"runs": [{**_PAGE, "error": ""}], "total": 1})
+    model_config = with_examples({"runs": [{**_PAGE, "outcome": None, "error": ""}], "total": 1})
 
     runs: list[RunPage]
     total: Annotated[int, Field(description="Number of all runs, also those beyond `limit`.")]
@@ -149,12 +172,21 @@ class RetryUrl(StrictModel):
 
 
 class Retried(BaseModel):
-    """How many failed requests are ready again."""
+    """How many failed requests are ready again, and what their run needs."""
 
-    model_config = with_examples({"run_id": RUN_ID, "retried": 3})
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "retried": 3, "reopened": True, "state": "running", "workers": 2,
+            "message": f"3 requests are queued again. Run {RUN_ID} is running again: 2 processes work on it",
+        }
+    )  # fmt: skip
 
     run_id: str
     retried: int
+    reopened: Annotated[bool, Field(description="The run was finished, and is running again.")]
+    state: RunStateName
+    workers: Annotated[int, Field(description="Processes that work on the run now.")]
+    message: Annotated[str, Field(description="What happened, and what continues the run.")]
 
 
 class Removed(BaseModel):
@@ -247,12 +279,29 @@ class HistoryModel(BaseModel):
     worker: Annotated[str, Field(description="The worker that holds its lease, or held the last one.")]
 
 
+class HopModel(BaseModel):
+    """One page of a chain of redirects."""
+
+    url: str
+    state: Annotated[str | None, Field(description="Of its request. `null` if the run does not have it.")]
+    status: int
+    kind: Annotated[str, Field(description="Kind of failure, if it failed.")]
+    reason: str
+    found_on: Annotated[
+        str | None,
+        Field(description="If the run had this page already: the page it was found on; empty for a start request."),
+    ]
+
+
 class UrlModel(HistoryModel):
     """The history of a URL, and what led to it."""
 
     model_config = with_examples(
-        {**_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}']}
-    )
+        {
+            **_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}'], "redirects": [],
+            "outcome": "",
+        }
+    )  # fmt: skip
 
     parents: Annotated[
         list[str], Field(description="`parent`, the page that links to that one, and so on; at most 20.")
@@ -265,6 +314,11 @@ class UrlModel(HistoryModel):
             "them, or a short search does not find them."
         ),
     ]
+    redirects: Annotated[
+        list[HopModel],
+        Field(description="The chain of redirects that it belongs to, from the first URL to the last. At most 25."),
+    ]
+    outcome: Annotated[str, Field(description="How that chain ended. Empty if there is none.")]
 
 
 class FailedPage(BaseModel):

@@ -13,7 +13,8 @@ _SETTINGS = {"download_delay": 2.0}
 _SCHEDULE = {
     "name": "nightly", "spider": "Books", "arguments": {"category": "travel"}, "settings": _SETTINGS,
     "cron": "30 2 * * *", "every": "", "time_zone": "Europe/Berlin", "jitter": 60.0, "overlap": "skip",
-    "missed": "one", "keep": 30, "origin": "store", "paused": False, "next": 1771205400.0, "waiting": None,
+    "missed": "one", "keep": 30, "origin": "store", "source": "", "orphaned_at": None, "paused": False,
+    "next": 1771205400.0, "waiting": None,
     "run_id": "nightly_20260215T013000", "run_state": "finished", "fired_at": 1771119000.0, "fired": 12, "skipped": 0,
     "missed_times": 0, "missed_at": None, "error": "",
 }  # fmt: skip
@@ -82,8 +83,15 @@ class ScheduleModel(BaseModel):
     missed: Missed
     keep: int | None = None
     origin: Annotated[Literal["file", "store"], Field(description="`file`: it is defined in shoal.toml.")]
+    source: Annotated[str, Field(description="The machine and the shoal.toml that define it, or an empty string.")]
+    orphaned_at: Annotated[
+        float | None,
+        Field(description="Since when no server that runs has it in its shoal.toml. It starts no runs until then."),
+    ] = None
     paused: bool
-    next: Annotated[float | None, Field(description="The next time, without jitter; `null` while it is paused.")] = None
+    next: Annotated[
+        float | None, Field(description="The next time, without jitter; `null` while it is paused or orphaned.")
+    ] = None
     waiting: Annotated[float | None, Field(description="A time whose run starts when the previous run ends.")] = None
     run_id: Annotated[str, Field(description="The newest run, or an empty string.")]
     run_state: Annotated[str | None, Field(description="State of that run; `null` if it does not exist.")] = None

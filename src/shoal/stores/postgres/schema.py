@@ -36,11 +36,23 @@ _REGISTRY = """
     CREATE TABLE IF NOT EXISTS migration (
         component text NOT NULL, number integer NOT NULL, name text NOT NULL, at timestamptz NOT NULL DEFAULT now(),
         digest text, PRIMARY KEY (component, number));
+    ALTER TABLE migration ADD COLUMN IF NOT EXISTS digest text;
     CREATE TABLE IF NOT EXISTS functions (
         name text PRIMARY KEY, component text NOT NULL, version integer NOT NULL, at timestamptz NOT NULL DEFAULT now())
 """
 
 _warned: set[str] = set()
+
+
+class Repair(NamedTuple):
+    """A migration that an earlier version made in another way, and how its tables become those of today."""
+
+    number: int
+    digests: tuple[str | None, ...]
+    """What that version stored as its digest. None: it stored none."""
+    applies: str
+    """A query that returns whether the tables were made that way. ``{schema}`` stands for the name of the schema."""
+    statement: str
 
 
 class Component(NamedTuple):
@@ -50,9 +62,11 @@ class Component(NamedTuple):
     package: str
     constants: tuple[tuple[str, str], ...] = ()
     """Names and values: ``{NAME}`` in a function stands for the value. Migrations have none, as they never change."""
+    repairs: tuple[Repair, ...] = ()
 
 
-CLOCK = Component("clock", "shoal.stores.postgres")
+# Before there were digests, all versions made the same clock.
+CLOCK = Component("clock", "shoal.stores.postgres", repairs=(Repair(1, (None,), "SELECT true", "SELECT"),))
 """Every component needs it."""
 
 
@@ -104,6 +118,7 @@ async def install(link: Connection, address: PostgresAddress, component: Compone
         await link.execute(f"SET LOCAL search_path = {tables}, pg_temp")
         await link.execute(_REGISTRY)
         for each in (CLOCK, component):
+            await _repair(link, address, each)
             await _migrate(link, address, each)
         if await link.fetchval("SELECT to_regnamespace($1) IS NULL", f'"{name}"'):
             await _create_functions(link, component, name, tables)
@@ -120,30 +135,61 @@ async def _warn(link: Connection, address: PostgresAddress) -> None:
 
 
 async def _is_current(link: Connection, address: PostgresAddress, component: Component, name: str) -> bool:
-    table = f'"{address.schema}".migration'
-    if await link.fetchval("SELECT to_regclass($1) IS NULL", table):
+    if await link.fetchval("SELECT to_regclass($1) IS NULL", f'"{address.schema}".migration'):
         return False
     current = True
     for each in (CLOCK, component):
-        # As JSON, because tables of unreleased versions may lack the column.
-        query = f"SELECT number, to_jsonb(m) ->> 'digest' FROM {table} m WHERE component = $1"
-        rows = await link.fetch(query, each.name)
-        applied, known = {row[0]: row[1] for row in rows}, migrations(each)
-        if applied and max(applied) > max(known):
+        digests, known = await _digests(link, address, each), migrations(each)
+        if digests and max(digests) > max(known):
             raise StoreError(
                 f"the schema {address.schema} of {address.place} was made by a newer Shoal ({each.name} format "
-                f"{max(applied)}, this one knows {max(known)}); upgrade"
+                f"{max(digests)}, this one knows {max(known)}); upgrade"
             )
-        if any(digest != _digest(known[number][1]) for number, digest in applied.items()):
+        changed = _changed(each, digests)
+        if changed - (await _repairs(link, address, each, digests)).keys():
             raise StoreError(
                 f"the tables in the schema {address.schema} of {address.place} were made by an unreleased Shoal "
-                f"({each.name}), and this one cannot use them; drop the schema, or use another ?schema=name"
+                f"({each.name}), and this one cannot use them. Finish its runs with that version, and export their "
+                "items; meanwhile use another schema for new runs, with ?schema=name"
             )
-        current = current and applied.keys() == known.keys()
+        current = current and not changed and digests.keys() == known.keys()
     if not current:
         return False
     exists: bool = await link.fetchval("SELECT to_regnamespace($1) IS NOT NULL", f'"{name}"')
     return exists
+
+
+async def _digests(link: Connection, address: PostgresAddress, component: Component) -> dict[int, str | None]:
+    """The digest of each migration that was applied; None if it is older than digests."""
+    # As JSON, because tables of unreleased versions may lack the column.
+    query = f"""SELECT number, to_jsonb(m) ->> 'digest' FROM "{address.schema}".migration m WHERE component = $1"""
+    return {row[0]: row[1] for row in await link.fetch(query, component.name)}
+
+
+def _changed(component: Component, digests: dict[int, str | None]) -> set[int]:
+    """The migrations that were made in another way."""
+    return {number for number, digest in digests.items() if digest != _digest(migrations(component)[number][1])}
+
+
+async def _repairs(
+    link: Connection, address: PostgresAddress, component: Component, digests: dict[int, str | None]
+) -> dict[int, Repair]:
+    """The repairs for the migrations that an earlier version made."""
+    return {
+        each.number: each
+        for each in component.repairs
+        if each.number in digests
+        and digests[each.number] in each.digests
+        and await link.fetchval(each.applies.format(schema=f'"{address.schema}"'))
+    }
+
+
+async def _repair(link: Connection, address: PostgresAddress, component: Component) -> None:
+    repairs = await _repairs(link, address, component, await _digests(link, address, component))
+    for number, repair in repairs.items():
+        await link.execute(repair.statement)
+        update = "UPDATE migration SET digest = $3 WHERE component = $1 AND number = $2"
+        await link.execute(update, component.name, number, _digest(migrations(component)[number][1]))
 
 
 def _digest(statements: str) -> str:

@@ -11,15 +11,54 @@ from redis.asyncio.sentinel import MasterNotFoundError
 
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreAwayError, StoreError, StoreRewoundError
 from shoal.stores.redis.address import RedisAddress
+from shoal.stores.severity import Meaning, Severity
 
 NO_RUN, REWOUND, FENCED = "NORUN", "REWOUND", "FENCED"
 """The first words of errors that Shoal's own scripts return."""
 
-_CODE = re.compile(
-    rf"\b({NO_RUN}|{REWOUND}|{FENCED}|OOM|MISCONF|READONLY|WRONGTYPE|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|NOPERM"
-    r"|NOAUTH|WRONGPASS|MOVED|ASK|CROSSSLOT|DENIED)\b"
-)
-_TEMPORARY = frozenset({"READONLY", "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "ASK"})
+_NOTHING = "nothing was changed"
+_AWAY, _FINAL = Severity.AWAY, Severity.FINAL
+CODES = {
+    "ASK": Meaning(_AWAY),  # a cluster moves the store to another node
+    "BUSY": Meaning(_AWAY),  # another script takes too long
+    "CLUSTERDOWN": Meaning(_AWAY),
+    "INPROG": Meaning(_AWAY),  # a failover is under way
+    "IOERR": Meaning(_AWAY),
+    "LOADING": Meaning(_AWAY),
+    "MASTERDOWN": Meaning(_AWAY),
+    "MISCONF": Meaning(_AWAY, f"cannot write to its disk; {_NOTHING}. Check the disk"),
+    "NOGOODSLAVE": Meaning(_AWAY),
+    "NOMASTERLINK": Meaning(_AWAY),
+    "NOREPLICAS": Meaning(_AWAY),
+    "NOSCRIPT": Meaning(_AWAY),  # it was restarted between two calls: the client sends the whole script
+    "OOM": Meaning(_AWAY, f"is out of memory (maxmemory); {_NOTHING}. Raise maxmemory or delete runs"),
+    "READONLY": Meaning(_AWAY),  # a failover is under way
+    "REDIRECT": Meaning(_AWAY),  # the same, in Valkey
+    "TRYAGAIN": Meaning(_AWAY),
+    "UNBLOCKED": Meaning(_AWAY),  # a call that waited when the server became a replica
+    "UNKILLABLE": Meaning(_AWAY),  # another script takes too long, and has written
+    "CROSSSLOT": Meaning(_FINAL, "is a node of a Redis Cluster; write redis+cluster://host:port"),
+    "DENIED": Meaning(_FINAL),  # protected mode
+    "EXECABORT": Meaning(_FINAL),
+    "MOVED": Meaning(_FINAL, "is a node of a Redis Cluster; write redis+cluster://host:port"),
+    "NOAUTH": Meaning(_FINAL, "refuses the login; give user and password as redis://user:password@host"),
+    "NOPERM": Meaning(
+        _FINAL,
+        "refuses a command of this user, who has too few permissions; "
+        "run ACL SETUSER name on >password ~{prefix}* +@all -@dangerous +info",
+    ),
+    "NOPROTO": Meaning(_FINAL),
+    "WRONGPASS": Meaning(_FINAL, "refuses the login; give user and password as redis://user:password@host"),
+    "WRONGTYPE": Meaning(
+        _FINAL,
+        "has a key under the prefix {prefix!r} that another program has written; "
+        "choose another prefix with ?prefix=name",
+    ),
+}
+"""First words of the errors of Redis and Valkey. ``ERR`` is final: the server did not understand a command. Another
+word is uncertain."""
+
+_CODE = re.compile(rf"\b({'|'.join((NO_RUN, REWOUND, FENCED, *CODES))})\b")
 
 
 def explain(exc: Exception, address: RedisAddress) -> ShoalError:
@@ -32,27 +71,21 @@ def explain(exc: Exception, address: RedisAddress) -> ShoalError:
     code, text = _code_of(exc), _text_of(exc)
     if error := _script_error(code, text, where):
         return error
-    if isinstance(exc, exceptions.AuthenticationError) or code in ("NOAUTH", "WRONGPASS"):
-        return StoreError(f"{where} refuses the login ({text}); give user and password as redis://user:password@host")
-    if code == "NOPERM":
-        allow = f"ACL SETUSER name on >password ~{address.prefix}* +@all -@dangerous +info"
-        return StoreError(f"the Redis user of {where} has too few permissions ({text}); run {allow}")
-    if code in _TEMPORARY:
-        return StoreAwayError(f"{where} is not ready ({text}); try again in a moment")
-    if code == "OOM":
-        return FrontierError(
-            f"{where} is out of memory (maxmemory); nothing was changed. Raise maxmemory or delete runs"
+    if isinstance(exc, exceptions.AuthenticationError):
+        code = "NOAUTH"
+    if code == "MOVED" and address.kind == "cluster":
+        code = "ASK"  # the client follows these itself, as often as it may
+    if code not in CODES:
+        return _other_error(exc, text, address)
+    meaning = CODES[code]
+    if meaning.severity is Severity.AWAY:
+        return StoreAwayError(
+            f"{where} {meaning.advice} ({text})"
+            if meaning.advice
+            else f"{where} is not ready ({text}); try again in a moment"
         )
-    if code == "MISCONF":
-        return FrontierError(f"{where} cannot write to its disk ({text}); nothing was changed. Check the disk")
-    if code == "WRONGTYPE":
-        return StoreError(
-            f"another program has written a key of {where} under the prefix {address.prefix!r}; "
-            "choose another prefix with ?prefix=name"
-        )
-    if code in ("MOVED", "CROSSSLOT"):
-        return StoreError(f"{where} is a node of a Redis Cluster; write redis+cluster://host:port")
-    return _other_error(exc, text, address)
+    advice = meaning.advice.format(prefix=address.prefix) or "refuses the command"
+    return StoreError(f"{where} {advice} ({text})")
 
 
 def _script_error(code: str, text: str, where: str) -> ShoalError | None:
@@ -84,6 +117,8 @@ def _other_error(exc: Exception, text: str, address: RedisAddress) -> ShoalError
         return StoreError(f"{where} is not a sentinel; write redis://host:port/0")
     if "user_script" in text:
         return StoreError(f"cannot read the data at {where} ({text}): another program has changed it")
+    if re.match(r"[A-Z]{3,}\b(?!:)", text):  # a code that this version does not know
+        return FrontierError(f"{where} refuses the command: {text}; {_NOTHING}")
     return StoreError(f"{where} refuses the command: {text}")
 
 

@@ -12,7 +12,7 @@
 CREATE FUNCTION finish(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _redirected boolean[],
-    _duplicates bigint[],
+    _duplicates bigint[], _item_errors integer[],
     _kind text[], _reason text[], _retry_in double precision[], _waits text[],
     _items integer[], _chunks integer[], _staged integer[], _uploads boolean,
     _item_of integer[], _item_at integer[], _item bytea[],
@@ -106,7 +106,8 @@ BEGIN
     SELECT array_agg(j.nth) AS nths, array_agg(j.state) AS states, array_agg(j.id) AS ids, array_agg(j.host) AS hosts,
         array_agg(j.attempts) AS attempts, array_agg(j.items) AS items, array_agg(j.worker) AS workers,
         count(*) AS ended, count(_kind[j.nth]) AS dead, coalesce(sum(_duplicates[j.nth]), 0) AS duplicates,
-        coalesce(sum(_items[j.nth]), 0) AS new_items
+        coalesce(sum(_items[j.nth]), 0) AS new_items, count(*) FILTER (WHERE _redirected[j.nth]) AS redirects,
+        coalesce(sum(_item_errors[j.nth]), 0) AS item_errors
         INTO _h FROM judged j;
     _parents := _h.ids;
     IF _h.ended < cardinality(_token) THEN    -- add those that wait or are lost
@@ -114,6 +115,7 @@ BEGIN
             array_agg(e.host) FILTER (WHERE e.state <> {LOST}) AS hosts,
             array_agg(e.attempts) AS attempts, array_agg(e.items) AS items, array_agg(e.worker) AS workers,
             _h.ended AS ended, _h.dead AS dead, _h.duplicates AS duplicates, _h.new_items AS new_items,
+            _h.redirects AS redirects, _h.item_errors AS item_errors,
             array_agg(CASE WHEN e.state IN ({DONE}, {DEAD}) THEN e.id ELSE -1 END) AS parents,
             array_agg(coalesce(_contacted[e.nth], true)) FILTER (WHERE e.state <> {LOST}) AS contacted
             INTO _h
@@ -208,7 +210,8 @@ BEGIN
         pushed = g.pushed + _added + _refused, ready = g.ready + _added, waiting = g.waiting + _waiting,
         leased = g.leased - _waiting - _h.ended, done = g.done + _h.ended - _h.dead, dead = g.dead + _h.dead + _refused,
         duplicates = g.duplicates + _h.duplicates - _added - _refused, items = g.items + _h.new_items,
-        incoming = g.incoming + _incoming
+        incoming = g.incoming + _incoming, redirects = g.redirects + _h.redirects,
+        item_errors = g.item_errors + _h.item_errors
         WHERE g.run = _run RETURNING g.items, g.incoming, g.done INTO _last, incoming, done;
     IF NOT FOUND THEN
         PERFORM refuse({NO_RUN}, 'the run was deleted');

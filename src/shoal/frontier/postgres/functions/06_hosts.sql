@@ -57,8 +57,7 @@ $$;
 -- number of hosts: the first lanes of an index, never a sort of all lanes.
 CREATE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
 RETURNS TABLE (
-    host text, delay double precision, every_delay double precision, crawl_delay double precision,
-    learned_delay double precision, concurrency integer, in_flight integer, ready integer,
+    host text, delays double precision[], limits integer[], in_flight integer, ready integer,
     blocked_for double precision, block_reason text
 ) LANGUAGE plpgsql SET enable_sort = off AS $$
 #variable_conflict use_column
@@ -66,8 +65,9 @@ DECLARE
     _now double precision := clock(_offset);
 BEGIN
     RETURN QUERY
-        SELECT h.name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
-            h.in_flight, l.ready, greatest(h.blocked_until - _now, 0), h.block_reason
+        SELECT h.name, ARRAY[h.delay, e.delay, r.delay, h.crawl_delay, h.learned_delay],
+            ARRAY[h.concurrency, e.concurrency, r.concurrency], h.in_flight, l.ready, greatest(h.blocked_until - _now, 0),
+            h.block_reason
         FROM (
             (SELECT l.id, l.host, l.ready FROM (
                 SELECT DISTINCT x.host FROM (
@@ -91,6 +91,7 @@ BEGIN
         ) l
         CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = l.host LIMIT 1) h
         CROSS JOIN LATERAL (SELECT * FROM host e WHERE e.id = 0 LIMIT 1) e
+        CROSS JOIN LATERAL (SELECT r.delay, r.concurrency FROM run r WHERE r.id = _run LIMIT 1) r
         ORDER BY l.ready + h.in_flight DESC, h.name COLLATE "C" LIMIT _limit;
 END
 $$;
@@ -98,16 +99,17 @@ $$;
 -- One host, whether or not the run has requests of it, or anybody changed it.
 CREATE FUNCTION host_state(_run integer, _offset double precision, _name text)
 RETURNS TABLE (
-    host text, delay double precision, every_delay double precision, crawl_delay double precision,
-    learned_delay double precision, concurrency integer, in_flight integer, ready integer,
+    host text, delays double precision[], limits integer[], in_flight integer, ready integer,
     blocked_for double precision, block_reason text
 ) LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM check_run(_run);
     RETURN QUERY
-        SELECT _name, h.delay, e.delay, h.crawl_delay, h.learned_delay, coalesce(h.concurrency, e.concurrency),
-            coalesce(h.in_flight, 0), coalesce(l.ready, 0), greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0),
-            coalesce(h.block_reason, '')
-        FROM host e LEFT JOIN host h ON h.name = _name LEFT JOIN lane l ON l.id = lane_key(_run, h.id)
+        SELECT _name, ARRAY[h.delay, e.delay, r.delay, h.crawl_delay, h.learned_delay],
+            ARRAY[h.concurrency, e.concurrency, r.concurrency], coalesce(h.in_flight, 0), coalesce(l.ready, 0),
+            greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0), coalesce(h.block_reason, '')
+        FROM host e JOIN run r ON r.id = _run LEFT JOIN host h ON h.name = _name
+            LEFT JOIN lane l ON l.id = lane_key(_run, h.id)
         WHERE e.id = 0;
 END
 $$;

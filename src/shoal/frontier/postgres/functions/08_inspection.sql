@@ -4,13 +4,13 @@
 CREATE FUNCTION stats(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, rewinds bigint
+    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
         SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
             NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
-            g.incoming, (SELECT count(*) FROM rewind w WHERE w.run = _run)
+            g.incoming, g.redirects, g.item_errors, (SELECT count(*) FROM rewind w WHERE w.run = _run)
         FROM ledger g WHERE g.run = _run;
 END
 $$;
@@ -61,7 +61,7 @@ $$;
 CREATE FUNCTION audit(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, rewinds bigint,
+    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint,
     stored bigint[], kinds text[], counts bigint[], examples text[]
 ) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT
@@ -70,7 +70,7 @@ RETURNS TABLE (
         h.waiting, h.leased, o.done, o.dead, g.duplicates, g.items,
         NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
         (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run),
-        (SELECT count(*) FROM rewind w WHERE w.run = _run),
+        g.redirects, g.item_errors, (SELECT count(*) FROM rewind w WHERE w.run = _run),
         ARRAY[g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.incoming], f.kinds, f.counts, f.examples
     FROM ledger g,
         (SELECT count(*) FILTER (WHERE state = {WAITING}) AS waiting, count(*) FILTER (WHERE state = {LEASED}) AS leased
@@ -153,4 +153,40 @@ $$;
 
 CREATE FUNCTION dead_kinds(_run integer) RETURNS TABLE (kind text, count bigint) LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT o.kind, count(*) FROM outcome o WHERE o.run = _run AND o.state = {DEAD} GROUP BY o.kind
+$$;
+
+-- When the next waiting request of a run is ready, and the detail of its last event.
+CREATE FUNCTION next_retry(_run integer, _offset double precision)
+RETURNS TABLE (retry_in double precision, detail text) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+        SELECT greatest(h.due - clock(_offset), 0), coalesce(
+            (SELECT e.detail FROM event e WHERE e.request = h.id ORDER BY e.id DESC LIMIT 1), '')
+        FROM held h WHERE h.run = _run AND h.state = {WAITING} ORDER BY h.run, h.due LIMIT 1;
+END
+$$;
+
+-- Who has leased requests of these hosts: out of the first leases to expire, so that the cost does not grow with their
+-- number. silent_for: of a late worker.
+CREATE FUNCTION lease_holders(_offset double precision, _hosts text[])
+RETURNS TABLE (host text, run_id text, worker text, leases bigint, silent_for double precision)
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    _now double precision := clock(_offset);
+BEGIN
+    RETURN QUERY
+        SELECT o.name::text, r.run_id, coalesce(n.name, ''), l.leases,
+            coalesce((SELECT _now - w.beat_at FROM worker w
+                WHERE w.run = l.run AND w.name = n.name AND _now - w.beat_at >= w.session * {HEARD_GAP}), 0)
+        FROM (
+            SELECT h.run, h.host, h.worker, count(*) AS leases
+            FROM (SELECT * FROM held h ORDER BY h.due LIMIT {MAX_HELD}) h
+            WHERE h.state = {LEASED} AND h.host = ANY(ARRAY(SELECT o.id FROM host o WHERE o.name = ANY(_hosts)))
+            GROUP BY h.run, h.host, h.worker
+        ) l
+        JOIN host o ON o.id = l.host JOIN run r ON r.id = l.run
+        LEFT JOIN holder n ON n.run = l.run AND n.number = l.worker;
+END
 $$;

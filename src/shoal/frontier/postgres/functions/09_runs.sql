@@ -162,7 +162,6 @@ BEGIN
     DELETE FROM role r WHERE r.run = _run;
     DELETE FROM holder h WHERE h.run = _run;
     DELETE FROM worker w WHERE w.run = _run;
-    DELETE FROM heard h WHERE h.run = _run;
     DELETE FROM stage s WHERE s.run = _run;
     DELETE FROM rewind w WHERE w.run = _run;
     DELETE FROM run r WHERE r.id = _run AND r.deleting;

@@ -10,8 +10,8 @@
 -- Scripts build the names of keys. All keys of a store have the same hash tag, so Redis Cluster keeps them in one slot,
 -- that of KEYS[1].
 --
--- ARGV: prefix, seconds to add to the clock (for tests), number and name of the run or '', its options and perhaps a
--- receipt; then the arguments of the script.
+-- ARGV: prefix, seconds to add to the clock (for tests), number and name of the run or '', options for a run that has none
+-- (of this client, or the defaults) and perhaps a receipt; then the arguments of the script.
 --
 -- Tokens have 64 bits, more than a number of Lua: they are strings of 8 bytes, lowest byte first.
 
@@ -97,10 +97,11 @@ local function run_of(number)
     local key = PREFIX .. 'run:' .. number
     local found = call('HMGET', key, 'run_id', 'state', 'options', 'counters')
     if found[1] then
-      local counters = found[4] and {read(LEDGER, found[4])} or {}
+      local counters = found[4] and {read(string.sub(LEDGER, 1, 1 + #found[4] / 8), found[4])} or {}
       run = {number = number, key = key, name = found[1], state = found[2], options = found[3], lanes = {}, holders = {}}
       run.packed_number = pack('>I4', number)
-      for i = 1, #COUNTERS do run[COUNTERS[i]] = counters[i] or 0 end
+      -- Counters that an earlier version stored end before the newest ones.
+      for i = 1, #COUNTERS do run[COUNTERS[i]] = i <= (found[4] and #found[4] / 8 or 0) and counters[i] or 0 end
       collect(run)
       run.delay, run.concurrency, run.max_attempts, run.link_limit = read(RUN_OPTIONS, run.options or OPTIONS)
     end
@@ -165,8 +166,7 @@ local function save_ledger(run)
   if not run.is_changed then return end
   local counters = {}
   for i = 1, #COUNTERS do counters[i] = run[COUNTERS[i]] end
-  run.options = run.options or OPTIONS
-  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)), 'options', run.options)
+  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)))
 end
 
 -- The error for a store that went back in time.

@@ -1,21 +1,18 @@
--- Record a heartbeat. ARGV: worker, epoch, session, pid, machine. Returns the seconds until another worker is dead if it
--- stays silent; nothing if there is no other worker.
+-- Record a heartbeat. ARGV: worker, epoch, session, pid, machine. Returns the seconds until a late worker of any run is dead
+-- if it stays silent; nothing if no other worker is late.
 
 local worker, epoch, session = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local refusal = fenced(worker, epoch)
 if refusal then return refusal end
 
-local heard, since = heard_times()
-if now - heard > session * HEARD_GAP then since = now end
-call('HSET', own.key, 'heard', string.format('%.6f', now), 'heard_since', string.format('%.6f', since))
+hear(session)
 call('HSET', own.key .. ':worker', worker, pack(WORKER, epoch, session, now, tonumber(ARGV[8]), #ARGV[9], ARGV[9]))
-call('ZADD', own.key .. ':beat', string.format('%.6f', now + session), worker)
+call('ZADD', BEATS, time_text(now + session * HEARD_GAP), beat_member(worker))
 save_state()
 
-for _, other in ipairs(call('ZRANGE', own.key .. ':beat', 0, 1)) do
-  if other ~= worker then
-    local _, its_session, beat_at = read_worker(other)
-    return string.format('%.6f', math.max(0, math.max(beat_at, since) + its_session - now))
-  end
+local due = math.huge
+for _, late in ipairs(late_workers()) do
+  -- Until it is dead, heartbeats must come often enough for its session.
+  due = math.min(due, late.dead_in, late.session * HEARD_GAP / 2)
 end
-return false
+return due < math.huge and time_text(due)

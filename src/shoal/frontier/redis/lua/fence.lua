@@ -1,6 +1,6 @@
 -- Fence slots: revoke their leases and roles under earlier epochs. ARGV: the slot, the first epoch that stays valid. Returns
--- how many leases were revoked. Without a slot: all workers that are dead, each under its next epoch. Returns each worker
--- and how many leases it had.
+-- how many leases were revoked. Without a slot: all workers of the run that are dead, each under its next epoch. Returns
+-- each worker and how many leases it had.
 
 local epochs, names = {}, {} -- by slot: the first epoch that stays valid
 if ARGV[5] then
@@ -8,12 +8,8 @@ if ARGV[5] then
   local refusal = fenced(ARGV[5], epochs[ARGV[5]])
   if refusal then return refusal end
 else
-  local heard, since = heard_times()
-  for _, worker in ipairs(call('ZRANGEBYSCORE', own.key .. ':beat', '-inf', string.format('%.6f', now))) do
-    local epoch, session, beat_at = read_worker(worker)
-    if now - math.max(beat_at, since) >= session and now - heard <= session * HEARD_GAP then
-      epochs[worker], names[#names + 1] = epoch + 1, worker
-    end
+  for _, late in ipairs(late_workers(own)) do
+    if late.dead_in == 0 then epochs[late.name], names[#names + 1] = late.epoch + 1, late.name end
   end
   if #names == 0 then return {} end
 end
@@ -74,7 +70,9 @@ forget(own, fingerprints)
 many('HSET', own.key .. ':role', free_roles)
 many('HDEL', own.key .. ':role_slot', roles)
 many('HDEL', own.key .. ':worker', names)
-many('ZREM', own.key .. ':beat', names)
+local members = {}
+for i, name in ipairs(names) do members[i] = beat_member(name) end
+many('ZREM', BEATS, members)
 if ARGV[5] then return #lost end
 local answer = {}
 for _, worker in ipairs(names) do

@@ -1,6 +1,5 @@
--- Set the options of a run when a worker starts. Returns 1 if they changed, so that its lanes have to move.
+-- Set the options of the run: a client takes part in it. Returns 1 if they changed, so that its lanes have to move.
 
-local before = own.options
-if before == OPTIONS then return 0 end
+if own.options == OPTIONS then return 0 end
 call('HSET', own.key, 'options', OPTIONS)
-return before and 1 or 0
+return call('EXISTS', own.key .. ':lane')

@@ -1,7 +1,7 @@
 -- Forget a worker that stops. ARGV: worker, epoch.
 
-local epoch = read_worker(ARGV[5])
+local epoch = read_worker(own, ARGV[5])
 if not epoch or epoch > tonumber(ARGV[6]) then return 0 end
 call('HDEL', own.key .. ':worker', ARGV[5])
-call('ZREM', own.key .. ':beat', ARGV[5])
+call('ZREM', BEATS, beat_member(ARGV[5]))
 return 1

@@ -142,7 +142,8 @@ local leases, over, staged, answer, n = {}, {}, {}, {}, 0
 for i = 1, count do
   local state, page, fingerprint, known = states[i], pages[i], fingerprints[i], 0
   if state >= 0 then
-    local contacted, status, duplicates, retry_in = read(HOW_ENDED, heads, ENDING_SIZE * (i - 1) + TO_END_SIZE + 1)
+    local contacted, status, duplicates, item_errors, retry_in =
+      read(HOW_ENDED, heads, ENDING_SIZE * (i - 1) + TO_END_SIZE + 1)
     local host
     if state == DONE then host = complete(i, status, page) else host = give_up(i, state, status, retry_in, page) end
     end_lease(own, hosts[host], contacted == 1)
@@ -150,6 +151,8 @@ for i = 1, count do
     leases[n], over[n] = lease_member(own, host, fingerprint), fingerprint
     if page.chunks > 0 then staged[#staged + 1] = {state = state, token = record_token(records[i]), page = page} end
     own.duplicates = own.duplicates + duplicates
+    if page.is_redirect and state == DONE then own.redirects = own.redirects + 1 end
+    if state == DONE or state == DEAD then own.item_errors = own.item_errors + item_errors end
     known = page.children - page.added - page.refused + duplicates
   elseif orders[i] then
     state = DONE

@@ -4,8 +4,7 @@
 -- token is the current one. `fence` has the first valid epoch of each slot. `holder` has the numbers of slots in records,
 -- by `=` and name, and their names, by `#` and number.
 --
--- `worker` has the workers that send heartbeats, `beat` when each one is dead if it stays silent. `heard` of a run is the time
--- of the last heartbeat of any worker, `heard_since` the time since which they came without a long gap.
+-- `worker` has the workers that send heartbeats: see beats.lua.
 --
 -- `sent` has the tokens of leases that no worker has begun, by fingerprint.
 
@@ -31,17 +30,6 @@ local function holder_number(slot)
     call('HSET', key, '=' .. slot, number, '#' .. number, slot)
   end
   return number
-end
-
-local function heard_times()
-  local times = call('HMGET', own.key, 'heard', 'heard_since')
-  return tonumber(times[1]) or 0, tonumber(times[2]) or 0
-end
-
--- The values of a worker; nothing if it is not known.
-local function read_worker(worker)
-  local record = call('HGET', own.key .. ':worker', worker)
-  if record then return read(WORKER, record) end
 end
 
 -- Whether the lease of a request is not begun, by its entry in `sent`. Then its last attempt does not count.

@@ -33,9 +33,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     if a is not None and b is not None:
         older, newer = a, b
         key = ("compare", a.run_id, b.run_id)
-        comparison = await server.cache.get(
-            key, _FRESH, lambda: compare_runs(server.store, older, newer, server.config)
-        )
+        comparison = await server.cache.get(key, _FRESH, lambda: compare_runs(server.store, older, newer))
     return {"runs": runs, "a": a, "b": b, "comparison": comparison}
 
 

@@ -25,7 +25,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
     runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
     chosen = [await find_run(server, run_id)] if run_id else runs
-    found = await hosts_of(server.store, chosen, server.config, _MAX_SEARCHED if text else _PAGE)
+    found = await hosts_of(server.store, chosen, _MAX_SEARCHED if text else _PAGE)
     return {
         "hosts": [state for state in found if text in state.host][:_PAGE],
         "text": text, "run_id": run_id, "runs": runs, "chosen": chosen, "limit": _PAGE,

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request
 from shoal.batch.redaction import redacted
 from shoal.notifications.settings import Rule
 from shoal.server.dashboard.pages import add_screen
-from shoal.server.dashboard.screens.overview import find_problems
 from shoal.server.state import Server
 
 router = APIRouter()
@@ -17,7 +16,7 @@ _CLOSED = 50
 
 
 async def load(server: Server, request: Request) -> dict[str, object]:
-    problems = await find_problems(server, await server.snapshots.get())
+    problems = await server.current_problems()
     reports = await server.notifications.problems(server.store)
     closed = [each for each in reports if not each.is_open]
     return {

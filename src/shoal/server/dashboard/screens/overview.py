@@ -5,44 +5,35 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from shoal.batch.redaction import redacted
-from shoal.errors import ShoalError
-from shoal.monitoring.problems import Problem
 from shoal.monitoring.snapshot import StoreSnapshot
 from shoal.ports import HostState
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
+from shoal.server.dashboard.screens.runs import read_outcomes
 from shoal.server.state import Server
 
 router = APIRouter()
 
 _PROBLEMS = 20
 _HOSTS = 10
-_PROBLEMS_FRESH = 5.0  # seconds
 HOURS = (1, 3, 12, 24)
 
 
 async def load(server: Server, request: Request) -> dict[str, object]:
     snapshot = await server.snapshots.get()
-    problems = await find_problems(server, snapshot)
+    problems = await server.current_problems()
     hours = request.query_params.get("hours", "")
     return {
         "snapshot": snapshot,
         "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
         "total": _total(snapshot),
+        "recent": await read_outcomes(server, snapshot.recent),
         "waiting_hosts": _waiting_hosts(snapshot),
         "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
         "more_problems": max(0, len(problems) - _PROBLEMS),
         "hours": next((each for each in HOURS if str(each) == hours), HOURS[0]),
         "all_hours": HOURS,
     }
-
-
-async def find_problems(server: Server, snapshot: StoreSnapshot) -> list[Problem]:
-    """What needs attention. Empty if the store is unavailable: the snapshot says so."""
-    try:
-        return await server.cache.get("problems", _PROBLEMS_FRESH, lambda: server.attention.find(snapshot))
-    except ShoalError:
-        return []
 
 
 def _total(snapshot: StoreSnapshot) -> dict[str, float]:

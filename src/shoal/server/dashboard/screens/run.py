@@ -13,13 +13,14 @@ from shoal.batch.redaction import redacted
 from shoal.batch.spider import BatchSpider
 from shoal.config import mask
 from shoal.monitoring.actions import Action, ActionLog
+from shoal.monitoring.limits import limit_of
 from shoal.monitoring.processes import RunProcess, merge_processes
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.monitoring.run_events import run_events
 from shoal.monitoring.snapshot import ACTIVE
 from shoal.ports import Frontier, Run, Stats
-from shoal.runs.dead_requests import dead_examples
-from shoal.runs.queries import run_options
+from shoal.runs.dead_requests import dead_examples, start_hint
+from shoal.runs.outcome import read_outcome
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.errors import ProblemError
@@ -47,7 +48,7 @@ async def find_run(server: Server, run_id: str) -> Run:
 
 async def load(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
-    frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+    frontier = await server.store.frontier(run.run_id)
     stats = await frontier.stats()
     snapshot = next((each for each in (await server.snapshots.get()).runs if each.run.run_id == run.run_id), None)
     outputs = [
@@ -58,10 +59,16 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     items, coverage = await _items(server, run.run_id)
     processes, reported = await _processes(server, run, frontier)
     rewinds = await frontier.rewinds() if stats.rewinds else []
-    events = run_events(run, processes, reported, rewinds, await _actions(server, run.run_id), _EVENTS)
+    limit = await limit_of(server.store, run)
+    actions, ending = await _actions(server, run.run_id), "" if limit is None else str(limit)
+    events = run_events(run, processes, reported, rewinds, actions, _EVENTS, ending)
     hours = request.query_params.get("hours", "")
+    waits = run.state in ("queued", "running") and not any(each.state in ("working", "silent") for each in processes)
+    outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     return {
-        "run": run, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
+        "start_hint": await start_hint(server.store, run) if waits else "",
+        "run": run, "outcome": outcome, "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
+        "limit": limit, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
         "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
         "rewinds": rewinds, "error": server.jobs.failure(run.run_id), "items": items, "coverage": coverage,

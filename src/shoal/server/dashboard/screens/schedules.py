@@ -13,7 +13,7 @@ from shoal.batch.redaction import redacted
 from shoal.errors import ShoalError
 from shoal.schedules.schedule import Schedule, describe_timing
 from shoal.server.dashboard.pages import add_screen
-from shoal.server.dashboard.screens.runs import read_stats, spider_names
+from shoal.server.dashboard.screens.runs import read_result, spider_names
 from shoal.server.errors import ProblemError
 from shoal.server.state import Server
 
@@ -38,7 +38,7 @@ async def load_one(server: Server, request: Request) -> dict[str, object]:
     if schedule is None:
         raise ProblemError(404, "no such schedule", f"There is no schedule {name!r:.200}.")
     runs = (await server.schedules.runs(name, among=_SEARCHED))[:_RUNS]
-    rows = [(run, stats) for run in runs if (stats := await read_stats(server, run)) is not None]
+    rows = [(run, *result) for run in runs if (result := await read_result(server, run)) is not None]
     return {
         "schedule": schedule, "definition": schedule.definition, "timing": describe_timing(schedule.definition),
         "next_times": _next_times(schedule, _NEXT), "rows": rows, "error": redacted(schedule.error),

@@ -14,7 +14,6 @@ from shoal.errors import RequestError
 from shoal.monitoring.url_items import read_url_items
 from shoal.monitoring.url_report import Agent, UrlReport, read_agent, report_url
 from shoal.ports import Run
-from shoal.runs.queries import run_options
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.dashboard.screens.run import find_run
 from shoal.server.errors import ProblemError
@@ -32,7 +31,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     url = request.query_params.get("url", "").strip()[:_MAX_URL]
     report: UrlReport | None = None
     if url:
-        frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+        frontier = await server.store.frontier(run.run_id)
         try:
             report = await report_url(frontier, url, server.config, await _agent(server, run.run_id), exact=True)
         except RequestError as exc:
@@ -52,7 +51,7 @@ async def _items(server: Server, run: Run, report: UrlReport) -> list[str]:
     history = report.history
 
     async def read() -> list[str]:
-        frontier = await server.store.frontier(run.run_id, run_options(run, server.config))
+        frontier = await server.store.frontier(run.run_id)
         return await read_url_items(server.store, frontier, run.run_id, history)
 
     return await server.cache.get(("items", run.run_id, history.fingerprint, history.items), _FRESH, read)

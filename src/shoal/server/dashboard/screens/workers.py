@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 from fastapi import APIRouter, Request
 
 from shoal.monitoring.fleet import FleetProcess, read_fleet
+from shoal.monitoring.processes import ProcessState
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.state import Server
 
 router = APIRouter()
 
-CONDITIONS = ("working", "silent", "lost", "ended")
+CONDITIONS = get_args(ProcessState)
 _PAGE = 100
 
 

@@ -80,7 +80,7 @@ function toast(text, bad) {
   line.textContent = text;
   if (bad) line.className = "bad";
   document.getElementById("toasts").append(line);
-  setTimeout(() => line.remove(), bad ? 12000 : 5000);
+  setTimeout(() => line.remove(), Math.max(bad ? 12000 : 5000, text.length * 80)); // time to read it
 }
 
 // The value at a path such as `results.0.error`.
