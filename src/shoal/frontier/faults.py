@@ -119,8 +119,8 @@ def compare_counters(stored: Stats, counted: Stats, requests: int) -> list[tuple
     links = "links", max(0, stored.incoming - counted.incoming), ""
     if stored.pushed > requests:
         return [("requests", stored.pushed - requests, ""), links]
-    before = {"pushed": stored.pushed, **{name: getattr(stored, name) for name in STATE_NAMES}}
-    after = {"pushed": requests, **{name: getattr(counted, name) for name in STATE_NAMES}}
-    differing = [name for name, count in before.items() if count != after[name]]
-    shown = ", ".join(f"{name} {before[name]} instead of {after[name]}" for name in differing)
+    pairs = {"pushed": (stored.pushed, requests)}
+    pairs |= {name: (getattr(stored, name), getattr(counted, name)) for name in map(str, STATE_NAMES)}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    shown = ", ".join(f"{name} {before} instead of {after}" for name, (before, after) in differing.items())
     return [("counters", len(differing), shown), links]

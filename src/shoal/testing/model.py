@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET
 
 from shoal.errors import QueueFullError
@@ -128,9 +129,10 @@ class Model:
         return [entry for entry in self.entries if entry.state in states]
 
     def stats(self) -> Stats:
-        counts = {state: len(self.in_state(state)) for state in ("ready", "waiting", "leased", "done", "dead")}
         pushed, seeding = len(self.entries), not self.roles["seed"].finished
-        return Stats(pushed=pushed, duplicates=self.duplicates, items=self.logged, seeding=seeding, **counts)
+        stats = Stats(pushed=pushed, duplicates=self.duplicates, items=self.logged, seeding=seeding)
+        counts = {state: len(self.in_state(state)) for state in ("ready", "waiting", "leased", "done", "dead")}
+        return msgspec.structs.replace(stats, **counts)
 
     # -- pushing
 

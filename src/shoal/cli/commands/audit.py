@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, r
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption
 from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.config import mask
 from shoal.crawling.outcome import EXIT_FAILED
 from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import RunError
@@ -34,37 +36,47 @@ app = Commands()
     examples="""
     shoal audit --frontier sqlite:///books.db
     shoal audit books_1 --frontier redis://host
+    shoal audit books_1 --repair --frontier redis://host
     """
 )
-def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: CountedOutput = []) -> None:
+def audit(
+    run_id: NewestRun = None,
+    frontier: FrontierUrl = None,
+    output: CountedOutput = [],
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First restore what is missing in the store, as far as possible.")
+    ] = False,
+) -> None:
     """Check that no request and no item of a run is lost.
 
-    It counts all requests again. Each pushed request must be ready, waiting, in flight, done or failed. It also counts
-    the items in each output, where they are: see `shoal outputs`. The exit code is 1 if the numbers do not add up, or
-    if an output lacks items, and 5 if the outcome of the run is "failed".
+    It counts all requests again. Each pushed request must be ready, waiting, in flight, done or failed, and the store
+    must be able to hand out each one that is left. It also counts the items in each output, where they are: see
+    `shoal outputs`. The exit code is 1 if the numbers do not add up, if something is missing in the store, or if an
+    output lacks items, and 5 if the outcome of the run is "failed".
     """
 
-    async def work() -> tuple[Stats, bool, list[Rewind], list[OutputReport], Outcome | None, LimitReached | None]:
+    async def work() -> tuple[Stats, list[Rewind], list[OutputReport], Outcome | None, LimitReached | None]:
         from shoal.monitoring.limits import limit_of
 
-        async with opened_store(frontier, readonly=True) as documents:
+        async with opened_store(frontier, readonly=not repair) as documents:
             run, store = await find_run(documents, frontier, run_id)
-            counted, kept = await store.audit(), await store.stats()
+            if repair:
+                await store.repair()
+                await record_action(documents, "repair", run.run_id, project=run.project)
+            counted = await store.audit()
             _print_ledger(run, counted, await store.dead_kinds())
-            if counted != kept:
-                print(f"\nthe stored counters differ: {kept}")
+            _print_faults(run, counted, frontier)
             reports = await reports_of(run, store, output)
             if reports:
                 print("\noutputs")
                 print_outputs(run.run_id, reports, frontier)
             outcome, limit = await read_outcome(documents, run, store), await limit_of(documents, run)
-            balanced = counted.balanced and counted == kept
-            return counted, balanced, await store.rewinds(), reports, outcome, limit
+            return counted, await store.rewinds(), reports, outcome, limit
 
-    counted, balanced, rewinds, reports, outcome, limit = asyncio.run(work())
+    counted, rewinds, reports, outcome, limit = asyncio.run(work())
     complete = not any(is_wrong(report) for report in reports)
     print()
-    for line in _verdict(counted, balanced, rewinds, complete):
+    for line in _verdict(counted, rewinds, complete):
         print(line)
     if limit is not None:
         print(f"the run {limit}: it has not fetched everything that it found")
@@ -74,16 +86,16 @@ def audit(run_id: NewestRun = None, frontier: FrontierUrl = None, output: Counte
         print(f"outcome {outcome.verdict}: {outcome.accounted}")
         for reason in outcome.reasons:
             print(f"  {printable(reason)}")
-    if not balanced or not complete:
+    if not counted.balanced or not complete:
         sys.exit(1)
     if outcome is not None and outcome.verdict == "failed":
         sys.exit(EXIT_FAILED)
 
 
-def _verdict(stats: Stats, balanced: bool, rewinds: Sequence[Rewind], complete: bool) -> list[str]:
+def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[str]:
     """What the ledger means. "Nothing lost" is certain only for a finished run on a store that never went back, and
     only if its outputs have all items."""
-    if not balanced:
+    if not stats.balanced:
         return ["NOT BALANCED: this is a bug in Shoal, or another program wrote to the store"]
     lines = []
     if stats.seeding:
@@ -123,6 +135,19 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
     if stats.incoming:
         print(f"\n  incoming   {stats.incoming:>10}  links of completed pages that are not queued yet")
     print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
+
+
+def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
+    if not stats.faults:
+        return
+    print("\nfaults of the store")
+    for fault in stats.faults:
+        print(f"  {fault.what}{f', for example {printable(fault.example)}' if fault.example else ''}")
+    if any(fault.repairable for fault in stats.faults):
+        where = f" --frontier {shlex.quote(mask(frontier))}" if frontier else ""
+        print(f"`shoal audit {run.run_id} --repair{where}` restores what can be restored")
+    if not all(fault.repairable for fault in stats.faults):
+        print("some of it cannot be restored: a new run fetches what is lost")
 
 
 @app.add(

@@ -73,8 +73,7 @@ class MemoryInspection:
         """Does nothing: only a bug of this process can cause a fault, and nothing outlives the process."""
 
     def _stats(self, counts: Sequence[int], incoming: int) -> Stats:
-        return Stats(
-            **dict(zip(STATE_NAMES, counts, strict=True)),
+        stats = Stats(
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
@@ -83,6 +82,7 @@ class MemoryInspection:
             incoming=incoming,
             seeding=not self._roles.is_finished(SEED_ROLE),
         )
+        return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
 
     async def rewinds(self) -> list[Rewind]:
         return []

@@ -49,10 +49,13 @@ class RedisAudit:
         lanes, lost = await self._check_lanes()
         counted, requests, compared = await self._check_requests(stats)
         items = await self._check_items()
-        found = [(kind, count, example) for part in (lanes, requests, items) for kind, (count, example) in part.items()]
         if lost:
-            found.append(("ready", lost, await self._find_lost()))
-        named = [(kind, count, await self._name(kind, example)) for kind, count, example in found]
+            lanes["ready"] = max(lost, lanes.get("ready", (0, b""))[0]), await self._find_lost()
+        named = [
+            (kind, count, await self._name(kind, example))
+            for part in (lanes, requests, items)
+            for kind, (count, example) in part.items()
+        ]
         return msgspec.structs.replace(counted, faults=make_faults((*named, *compared)))
 
     async def repair(self) -> None:
@@ -107,17 +110,17 @@ class RedisAudit:
         *counters, _ = await self._run("stats")
         return msgspec.structs.replace(stats, **dict(zip(COUNTERS, counters, strict=True)))
 
-    async def _find_lost(self) -> str:
-        """The URL of a ready request that is in no lane."""
+    async def _find_lost(self) -> bytes:
+        """The fingerprint of a ready request that is in no lane."""
         cursor = b"0"
         while True:
             cursor, _, _, faults = await self._run("audit", cursor, _DEEP_STEP, 1)
             found: Found = {}
             _add(found, faults)
             if "ready" in found:
-                return await self._name("ready", found["ready"][1])
+                return found["ready"][1]
             if cursor == b"0":
-                return ""
+                return b""
 
     async def _check_items(self) -> Found:
         found: Found = {}
@@ -127,10 +130,8 @@ class RedisAudit:
             _add(found, faults)
         return found
 
-    async def _name(self, kind: str, example: bytes | str) -> str:
+    async def _name(self, kind: str, example: bytes) -> str:
         """The example of a fault for people: the URL of a fingerprint, the name of a host."""
-        if isinstance(example, str):
-            return example
         if kind in _TEXTS or len(example) not in (_HOST_SIZE, _FINGERPRINT_SIZE):
             return example.decode(errors="replace")
         if len(example) == _HOST_SIZE:
@@ -147,6 +148,6 @@ def _add(found: Found, faults: Sequence[Answer]) -> None:
 
 
 def _read_ledger(packed: bytes) -> dict[str, int]:
-    """The counters of a run; zeros if they are missing."""
-    values = _LEDGER.unpack(packed) if packed else (0.0,) * (2 + len(COUNTERS))
+    """The counters of a run. Those that are missing are 0: an older version did not know the last ones."""
+    values = _LEDGER.unpack(packed.ljust(_LEDGER.size, b"\0"))
     return dict(zip(COUNTERS, map(int, values[2:]), strict=True))

@@ -78,10 +78,7 @@ class RunFile:
         return Ledger(*self.db.execute(f"SELECT {_COUNTERS} FROM run WHERE number = ?", (self.number,)).fetchone())
 
     def trimmed(self) -> int | None:
-        """How many items were deleted from the log. None if that is not known: in a file of an older format."""
-        columns = [row[1] for row in self.db.execute("PRAGMA table_info(run)")]
-        if "trimmed" not in columns:
-            return None
+        """How many items were deleted from the log. None if that is not known: the run began in an older format."""
         found: int | None
         (found,) = self.db.execute("SELECT trimmed FROM run WHERE number = ?", (self.number,)).fetchone()
         return found

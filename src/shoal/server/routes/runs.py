@@ -287,7 +287,9 @@ async def read_ledger(run_id: RunId, request: Request) -> Response:
     frontier = await open_frontier(server_of(request), run_id)
     counted = await frontier.audit()
     kinds = await frontier.dead_kinds()
-    return json_response({"run_id": run_id, **ledger(counted), "failed_kinds": kinds, "balanced": counted.balanced})
+    faults = [msgspec.structs.asdict(fault) for fault in counted.faults]
+    found = {"failed_kinds": kinds, "balanced": counted.balanced, "faults": faults}
+    return json_response({"run_id": run_id, **ledger(counted), **found})
 
 
 @router.get("/{run_id}/url", response_model=UrlModel, responses=problems(401, 404, 422, 503))

@@ -227,18 +227,31 @@ class ItemPage(BaseModel):
     next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
 
 
+class FaultModel(BaseModel):
+    """Something that is missing in the store, or contradicts the rest. See `shoal audit`."""
+
+    kind: str
+    count: int
+    what: str
+    example: Annotated[str, Field(description="One of the URLs, hosts or roles that it is about, or empty.")]
+    repairable: Annotated[bool, Field(description="Whether `shoal audit --repair` restores it.")]
+
+
 class Ledger(RunStats):
     """Request counts, recounted from the requests themselves."""
 
     model_config = with_examples(
         {
-            **_STATS, "run_id": RUN_ID, "balanced": True, "failed_kinds": {"http 500": 1},
+            **_STATS, "run_id": RUN_ID, "balanced": True, "failed_kinds": {"http 500": 1}, "faults": [],
         }
     )  # fmt: skip
 
     run_id: str
     failed_kinds: dict[str, int]
-    balanced: Annotated[bool, Field(description="Whether pushed = ready + waiting + in_flight + done + failed.")]
+    balanced: Annotated[
+        bool, Field(description="Whether pushed = ready + waiting + in_flight + done + failed, without faults.")
+    ]
+    faults: Annotated[list[FaultModel], Field(description="What is missing in the store, or contradicts the rest.")]
 
 
 class EventModel(BaseModel):
