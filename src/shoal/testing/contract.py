@@ -14,6 +14,7 @@ from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.repeating import RepeatingContract
 from shoal.testing.roles import RolesContract
 from shoal.testing.sending import SendingContract
+from shoal.testing.sharing import SharingContract
 from shoal.testing.workers import WorkersContract
 
 
@@ -23,6 +24,7 @@ class FrontierContract(
     ReissuingContract,
     SendingContract,
     PolitenessContract,
+    SharingContract,
     LedgerContract,
     LargePagesContract,
     OverflowContract,

@@ -14,7 +14,8 @@ from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.politeness import Host, OpenRuns
-from shoal.ports import FrontierOptions
+from shoal.frontier.rules import HALTED, RESTING
+from shoal.ports import FrontierOptions, RunState
 
 
 class MemoryFrontier(ComposedFrontier):
@@ -22,6 +23,7 @@ class MemoryFrontier(ComposedFrontier):
 
     def __init__(
         self,
+        run_id: str,
         options: FrontierOptions,
         hosts: dict[str, Host],
         clock: Callable[[], float],
@@ -29,7 +31,7 @@ class MemoryFrontier(ComposedFrontier):
         facts: Facts,
     ) -> None:
         """``hosts``, ``runs`` and ``facts`` are shared by all runs of the store."""
-        self._requests = requests = Requests(options, hosts)
+        self._requests = requests = Requests(options, hosts, run_id)
         roles = MemoryRoles(clock)
         items = MemoryItemLog(roles)
         self._stages = stages = MemoryStages(requests, clock)
@@ -41,9 +43,10 @@ class MemoryFrontier(ComposedFrontier):
         workers = LocalWorkers(clock, queue.fence, queue.holders)
         super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
 
-    def halt(self, halted: bool) -> None:
+    def enter(self, state: RunState) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""
-        self._queue.halted = halted
+        self._queue.halted = state in HALTED
+        self._requests.lanes.is_resting = state in RESTING
 
     def discard(self) -> None:
         """Drop everything: the run was deleted, or the store was closed."""

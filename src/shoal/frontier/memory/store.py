@@ -12,7 +12,7 @@ from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
-from shoal.frontier.rules import HALTED, belongs, check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
@@ -41,7 +41,7 @@ class MemoryStore(MemoryDocuments):
         assert run is not None
         changed = self._runs[run_id] = moved(run, state)
         if run_id in self._frontiers:
-            self._frontiers[run_id].halt(state in HALTED)
+            self._frontiers[run_id].enter(state)
         return changed
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -76,8 +76,8 @@ class MemoryStore(MemoryDocuments):
         if run_id not in self._runs:
             raise no_run(run_id)
         if run_id not in self._frontiers:
-            frontier = MemoryFrontier(options, self._hosts, self._clock, self._frontiers, self._facts)
-            frontier.halt(self._runs[run_id].state in HALTED)
+            frontier = MemoryFrontier(run_id, options, self._hosts, self._clock, self._frontiers, self._facts)
+            frontier.enter(self._runs[run_id].state)
             self._frontiers[run_id] = frontier
         found = self._frontiers[run_id]
         return found if holder is None else FencedFrontier(found, holder)

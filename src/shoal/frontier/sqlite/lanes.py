@@ -120,12 +120,13 @@ class SharedHosts:
 class StoredLanes:
     """The lanes of one run and their ready requests. Call all methods within a transaction."""
 
-    def __init__(self, run: RunFile, hosts: SharedHosts, options: FrontierOptions) -> None:
+    def __init__(self, run: RunFile, run_id: str, hosts: SharedHosts, options: FrontierOptions) -> None:
         self._db = run.db
         self._run = run.number
+        self._run_id = run_id
         self._hosts = hosts
         self._options = options
-        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, options)
+        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, options, run_id)
         self._by_number: dict[int, StoredLane] = {}
         self._link_limit: int | None = None
         """`FrontierOptions.link_limit` of the last worker, for commands that do not know its options."""
@@ -136,7 +137,7 @@ class StoredLanes:
         sql = "SELECT link_limit FROM run WHERE number = ?"
         (self._link_limit,) = self._db.execute(sql, (self._run,)).fetchone()
         self._hosts.load(DEFAULT_HOST)
-        self._lanes = LaneTable(self._hosts.by_name, self._options)
+        self._lanes = LaneTable(self._hosts.by_name, self._options, self._run_id)
         self._by_number = {}
         sql = (
             "SELECT lane, count(*) FROM request"
@@ -249,6 +250,18 @@ class StoredLanes:
             lane.host.in_flight += 1
             self._lanes.place(lane, now)
         return chosen
+
+    def note_call(self, now: float, *, short: bool) -> None:
+        """See `LaneTable.note_call`."""
+        self._lanes.note_call(now, short=short)
+
+    def note_end(self, now: float) -> None:
+        """Note that a page of this run ended, for other runs on the same hosts."""
+        self._lanes.called = now
+
+    def rest(self, resting: bool) -> None:
+        """The run is paused or over, or runs again."""
+        self._lanes.is_resting = resting
 
     def retry_dead(self, kinds: Sequence[str] | None, only: Sequence[int] | None, ledger: Ledger, now: float) -> int:
         """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`. Refused links come last,

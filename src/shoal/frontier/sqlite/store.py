@@ -18,7 +18,7 @@ import msgspec
 from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
@@ -136,7 +136,7 @@ class SQLiteStore(SQLiteDocuments):
 
         changed = await self._file.write(change)
         if run_id in self._frontiers:
-            self._frontiers[run_id].halt(state in HALTED)
+            self._frontiers[run_id].enter(state)
         return changed
 
     async def delete_run(self, run_id: str) -> None:
@@ -194,7 +194,7 @@ class SQLiteStore(SQLiteDocuments):
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
                 raise no_run(run_id)
-            frontier = SQLiteFrontier(self._file, row[0], options, self._hosts, self._clock, self._frontiers)
+            frontier = SQLiteFrontier(self._file, row[0], run_id, options, self._hosts, self._clock, self._frontiers)
             if not self._file.readonly:
                 frontier.load()
                 frontier.end_old_leases(lambda held_by: self._keeps(self, run_id, held_by))
