@@ -31,15 +31,15 @@ _LIVE_SECONDS, _LIVE_DELAYS = 10, 3
 """A run is live for so many seconds, or so many of its delays, after its last call."""
 _GRACE = 1
 """Seconds that a host waits for a run whose turn it is, from its last call on, or from the moment the host is due."""
-MIN_PAUSE, _MAX_PAUSE = 0.05, 0.25
+SHORT_PAUSE, _LONG_PAUSE = 0.05, 0.25
 """Seconds after which a run asks again for a host that another one uses."""
 RECHECK = 2
 """Seconds after which a run that keeps the delay of another one checks whether that one is still there."""
-MAX_SHARING = 64
+MAX_SHARING = 32
 """How many runs of a host are known at once. More of them take turns by chance; the longest delays are kept."""
 MEET_SECONDS = 30
 """Two runs that lease within this time may share hosts."""
-SEEN_EVERY = 5
+NOTED_EVERY = 5
 """Seconds after which the use of a host by one run is noted again."""
 _TINY = 1e-9
 
@@ -117,7 +117,7 @@ def turns_left(concurrency: int, weight: float, used: float, least: float) -> in
 
 def pause_for(delay: float) -> float:
     """Seconds after which to ask again for a host that is full. It will be due one delay after that."""
-    return max(MIN_PAUSE, min(_MAX_PAUSE, delay / 2))
+    return max(SHORT_PAUSE, min(_LONG_PAUSE, delay / 2))
 
 
 def host_state(
@@ -168,8 +168,8 @@ def sql() -> dict[str, str]:
         "ASKING": f"(l.ready > 0 AND p.asked > 0 AND _now < greatest(p.asked, s.due) + {_GRACE})",
         "LAPSED": f"(l.ready > 0 AND p.asked > 0 AND _now >= greatest(p.asked, s.due) + {_GRACE})",
         "LEAD": f"floor(r.weight * (s.least - s.used) + {_TINY})::integer",
-        "PAUSE": f"greatest({MIN_PAUSE}, least({_MAX_PAUSE}, d.delay / 2))",
-        "MIN_PAUSE": str(MIN_PAUSE),
+        "PAUSE": f"greatest({SHORT_PAUSE}, least({_LONG_PAUSE}, d.delay / 2))",
+        "SHORT_PAUSE": str(SHORT_PAUSE),
         "RECHECK": str(RECHECK),
         "MAX_SHARING": str(MAX_SHARING),
         "MEET_SECONDS": str(MEET_SECONDS),
@@ -201,7 +201,7 @@ def lua() -> dict[str, str]:
         "is_asking": f"(asked, due, now) return asked > 0 and now < math.max(asked, due) + {_GRACE} end",
         "turns_left": "(concurrency, weight, used, least)"
         f" return concurrency + math.floor(weight * (least - used) + {_TINY}) end",
-        "pause_for": f"(delay) return math.max({MIN_PAUSE}, math.min({_MAX_PAUSE}, delay / 2)) end",
+        "pause_for": f"(delay) return math.max({SHORT_PAUSE}, math.min({_LONG_PAUSE}, delay / 2)) end",
     }
     return {
         "policy": "\n".join(policy),

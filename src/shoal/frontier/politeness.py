@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from shoal.frontier.host_policy import (
     DEFAULT_HOST,
-    MIN_PAUSE,
+    SHORT_PAUSE,
     RECHECK,
     Delays,
     Limits,
@@ -270,7 +270,7 @@ class LaneTable(Generic[Queue]):
                     return lane
                 else:
                     self._behind.append(lane)
-                    self._ask_again = min(self._ask_again, now + MIN_PAUSE)
+                    self._ask_again = min(self._ask_again, now + SHORT_PAUSE)
         return None
 
     def _share(self, lane: Lane[Queue], now: float) -> Turns | None:
@@ -279,8 +279,7 @@ class LaneTable(Generic[Queue]):
         if turns is self or lane.best is None:
             return None
         if turns is not None and not isinstance(turns, Turns):
-            turns, other = Turns(host.name), turns
-            turns.join(other, now if host.in_flight else host.ended_at)
+            turns = Turns(host.name, turns, host.in_flight, now if host.in_flight else host.ended_at)
         if turns is None or not turns.drop_gone(self, now):
             host.user, lane.rival = self, None
             self.refresh(lane)

@@ -44,11 +44,12 @@ class _Use:
 class Turns:
     """The runs that share one host."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, user: Sharer, in_flight: int, seen: float) -> None:
+        """``user``: the run that has used the host alone. Its turns in flight count, or its last one."""
         self._host = host
         self._time = 0.0
         """Where a run that comes or returns starts. It only grows."""
-        self._uses: dict[Sharer, _Use] = {}
+        self._uses: dict[Sharer, _Use] = {user: _Use(max(1, in_flight) / user.options.weight, seen)}
 
     def join(self, run: Sharer, seen: float) -> None:
         """Note that a run uses the host. If it was away, it has no credit for that time."""

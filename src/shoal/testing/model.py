@@ -204,11 +204,8 @@ class Model:
                 entry.state = "ready"
         leases: list[Held] = []
         left_out: set[str] = set()
-        while len(leases) < limit and (due := [each for each in self.in_state("ready") if self._is_due(each.host)]):
-            offered = [entry for entry in due if entry.host not in left_out]
-            if not offered:
-                break
-            best = min(offered, key=lambda entry: (-entry.request.priority, entry.place))
+        while len(leases) < limit and (due := self._due_entries(left_out)):
+            best = min(due, key=lambda entry: (-entry.request.priority, entry.place))
             if granted is not None and best.request not in granted and self._is_shared(best.host):
                 left_out.add(best.host)
                 continue
@@ -223,6 +220,9 @@ class Model:
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
         moments += [self._due_at(host) for host in waiting_hosts if not self._is_due(host)]
         return leases, min(moments) - now if moments else None
+
+    def _due_entries(self, left_out: Collection[str]) -> list[Entry]:
+        return [each for each in self.in_state("ready") if each.host not in left_out and self._is_due(each.host)]
 
     def _is_shared(self, host: str) -> bool:
         """Whether it may be the turn of another run: it wants the host, and asked now, or before the host was due."""

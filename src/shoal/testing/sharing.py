@@ -150,13 +150,12 @@ class SharingContract(ContractTests):
             await one.poll(tick)
             await one.poll(tick)
             await two.poll(tick)
-            await harness.advance(1)
         assert abs(len(one.turns) - len(two.turns)) <= 16
         assert len(one.turns) + len(two.turns) >= 200
 
     async def test_a_run_with_urgent_requests_gets_no_more_turns(self, harness: Harness) -> None:
         await harness.open()
-        calm, urgent = (await harness.open_run(name, FrontierOptions(delay=1)) for name in ("calm", "urgent"))
+        calm, urgent = [await harness.open_run(name, FrontierOptions(delay=1)) for name in ("calm", "urgent")]
         await push(calm, *range(30))
         await push(urgent, *range(30), priority=9)
         await push(urgent, "first", priority=10)
@@ -191,7 +190,7 @@ class SharingContract(ContractTests):
 
     async def test_a_run_that_is_busy_elsewhere_does_not_block_others(self, harness: Harness) -> None:
         await harness.open()
-        busy, other = (await harness.open_run(name, FrontierOptions(delay=2)) for name in ("busy", "other"))
+        busy, other = [await harness.open_run(name, FrontierOptions(delay=2)) for name in ("busy", "other")]
         await push(busy, *(page(number, host=f"{number}.example", priority=1) for number in range(40)), *range(40))
         await push(other, *range(40))
         workers = [_Worker(busy, 1), _Worker(other)]
@@ -238,7 +237,7 @@ class SharingContract(ContractTests):
 
     async def test_runs_on_different_hosts_do_not_wait_for_each_other(self, harness: Harness) -> None:
         await harness.open()
-        one, two = (await harness.open_run(name, FrontierOptions(delay=2)) for name in ("one", "two"))
+        one, two = [await harness.open_run(name, FrontierOptions(delay=2)) for name in ("one", "two")]
         await push(one, *range(9))
         await push(two, *(page(number, host="b.example") for number in range(9)))
         workers = [_Worker(one), _Worker(two)]

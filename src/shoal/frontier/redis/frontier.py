@@ -70,6 +70,7 @@ class RedisFrontier:
         self._run_id = run_id
         self._run_key = b"%d %b" % (number, storable_bytes(run_id))
         self._max_queue = options.max_queue_size
+        self._weight = options.weight
         self._options = pack_options(options)
         self._slot: tuple[bytes, int] | tuple[()] = ()
         if holder is not None:
@@ -148,7 +149,7 @@ class RedisFrontier:
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, nonce: bytes) -> Leased:
         self._receipts.check()
         if not self._has_joined:
-            self._has_stale_lanes = bool(await self._run("join")) or self._has_stale_lanes
+            self._has_stale_lanes = bool(await self._run("join", repr(self._weight))) or self._has_stale_lanes
             self._has_joined = True
         if self._has_stale_lanes:
             await self._lanes.place(self._run_key)
