@@ -164,9 +164,9 @@ def sql() -> dict[str, str]:
         "CONCURRENCY": f"CASE WHEN d.delay > 0 THEN 1 ELSE {most_specific('concurrency', 'r.concurrency')} END",
         "DUE_AT": "greatest(CASE WHEN d.delay > 0 THEN greatest(h.ended_at, e.ended_at) + d.delay ELSE 0 END,"
         " h.blocked_until)",
-        "LIVE": f"({live('p.called')} AND (l.ready > 0 OR {live('t.seen')}))",
-        "ASKING": f"(l.ready > 0 AND p.asked > 0 AND _now < greatest(p.asked, s.due) + {_GRACE})",
-        "LAPSED": f"(l.ready > 0 AND p.asked > 0 AND _now >= greatest(p.asked, s.due) + {_GRACE})",
+        "IS_SEEN": live("t.seen"),
+        "IS_LIVE": f"({live('p.called')} AND (l.ready > 0 OR {live('t.seen')}))",
+        "IS_ASKING": f"(p.asked > 0 AND _now < greatest(p.asked, s.due) + {_GRACE})",
         "LEAD": f"floor(r.weight * (s.least - s.used) + {_TINY})::integer",
         "PAUSE": f"greatest({SHORT_PAUSE}, least({_LONG_PAUSE}, d.delay / 2))",
         "SHORT_PAUSE": str(SHORT_PAUSE),

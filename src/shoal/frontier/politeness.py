@@ -18,8 +18,8 @@ from msgspec import UNSET
 
 from shoal.frontier.host_policy import (
     DEFAULT_HOST,
-    SHORT_PAUSE,
     RECHECK,
+    SHORT_PAUSE,
     Delays,
     Limits,
     RivalDelay,
@@ -194,7 +194,8 @@ class LaneTable(Generic[Queue]):
         """Copy the delay and concurrency in force to the lane."""
         host, default = lane.host, self._hosts.get(DEFAULT_HOST, _NO_DEFAULTS)
         if (
-            lane.rival is host.delay is host.concurrency is host.crawl_delay is host.learned_delay is None
+            lane.rival is None
+            and host.delay is host.concurrency is host.crawl_delay is host.learned_delay is None
             and default.delay is default.concurrency is None
         ):
             lane.delay, lane.limit = self._usual  # as nearly all hosts

@@ -85,15 +85,15 @@ class Turns:
     def take(self, run: Sharer, concurrency: int, due: float, now: float) -> bool:
         """Take one turn. False if it is the turn of another run, which has asked for it."""
         use, weight, least = self._uses[run], run.options.weight, inf
-        wanting = [other for other in self._uses if other is not run and other.wants(self._host)]
-        for other in wanting:
+        for other, other_use in self._uses.items():
+            if other is run or not other.wants(self._host):
+                continue
             if is_asking(other.asked, due, now):
-                least = min(least, max(self._time, self._uses[other].used))
+                least = min(least, max(self._time, other_use.used))
+            else:
+                other.asked = 0.0  # its time is over: no host waits for it, unless it asks again
         if least < inf and turns_left(concurrency, weight, use.used, least) <= 0:
             return False
-        for other in wanting:
-            if not is_asking(other.asked, due, now):
-                other.asked = 0.0  # its time is over: the next turn does not wait for it, unless it asks again
         self._time = max(self._time, min(use.used, least))
         use.used += 1 / weight
         return True

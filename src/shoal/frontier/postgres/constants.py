@@ -47,6 +47,7 @@ CONSTANTS = {
     "MAX_FULL_LANES": str(_MAX_FULL_LANES),
     "HEARD_GAP": str(rules.HEARD_GAP),
     "HALTED": ", ".join(map(_literal, sorted(rules.HALTED))),
+    "RESTING": ", ".join(map(_literal, sorted(rules.RESTING))),
     **{name: _literal(text) for name, text in _TEXTS.items()},
     **host_policy.sql(),
 }

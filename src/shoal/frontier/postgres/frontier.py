@@ -20,7 +20,7 @@ from msgspec import UNSET
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
-from shoal.frontier.host_policy import host_state
+from shoal.frontier.host_policy import RivalDelay, host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
 from shoal.frontier.postgres.histories import history_of, incoming
@@ -142,7 +142,7 @@ class PostgresFrontier:
         if not self._has_set_options:
             options = self._options
             values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
-            await self._database.call("set_options", self._run, *values)
+            await self._database.call("set_options", self._run, *values, float(options.weight))
             self._has_set_options = True
         used = 0
         while True:
@@ -346,11 +346,12 @@ class PostgresFrontier:
         return self._state(row)
 
     def _state(self, row: asyncpg.Record) -> HostState:
-        host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason = row
+        host, own, everyone, crawl, learned, concurrency, in_flight, ready, blocked_for, reason, *rival = row
         options = self._options
         return host_state(
             host, (own, everyone, options.delay, crawl, learned), (concurrency, None, options.concurrency_per_host),
-            in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason,
+            rival=None if rival[0] is None else RivalDelay(*rival), in_flight=in_flight, ready=ready,
+            blocked_for=blocked_for, block_reason=reason,
         )  # fmt: skip
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:

@@ -23,8 +23,8 @@ from shoal.frontier.redis.records import (
     read_kind,
     read_reason,
     read_record,
-    read_rival,
     read_rewind,
+    read_rival,
     state_of,
 )
 from shoal.frontier.rules import DEAD, DONE, FULL_KIND, KINDS_NOT_RETRIED, LEASED, STATE_NAMES, is_retried

@@ -135,13 +135,14 @@ do -- a function of Lua has at most 200 local variables: those of this block end
   -- How many turns this run may take from a host that is shared.
   function turns_for(host, concurrency, due)
     local least = math.huge
-    host.late = {}
     for _, use in ipairs(host.uses) do
-      if use.run ~= own and wants(use.run, host.number) then
-        if is_asking(use.run.asked, due, now) then
+      local run = use.run
+      if run ~= own and wants(run, host.number) then
+        if is_asking(run.asked, due, now) then
           least = math.min(least, math.max(host.time, use.used))
-        else
-          table.insert(host.late, use.run)
+        elseif run.asked > 0 then -- its time is over: no host waits for it, unless it asks again
+          run.asked = 0
+          call('HSET', run.key, 'asked', 0)
         end
       end
     end
@@ -152,12 +153,6 @@ do -- a function of Lua has at most 200 local variables: those of this block end
 
   function take_turns(host, count)
     local use = host.own_use
-    for _, run in ipairs(host.late) do -- the next turn does not wait for them, unless they ask again
-      if run.asked > 0 then
-        run.asked = 0
-        call('HSET', run.key, 'asked', 0)
-      end
-    end
     host.time = math.max(host.time, math.min(use.used, host.least))
     use.used, use.seen = use.used + count / load_presence(own).weight, now
     save_later(host)
