@@ -7,7 +7,7 @@ for state = READY, DEAD do counts[state] = 0 end
 
 local function check_request(fingerprint, record)
   local state = string.byte(record)
-  if not counts[state] or #record < MIN_SIZE then return blame('unreadable', fingerprint) end
+  if not counts[state] or #record < MIN_SIZE then return blame(UNREADABLE, fingerprint) end
   counts[state] = counts[state] + 1
   if state == DONE then return end
   if state == DEAD then
