@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ShoalError
+from shoal.frontier.memory import MemoryStore
+from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.testing import FakeClock
 from tests.contracts.damage import (
     DamagedPostgres,
     DamagedRedis,
@@ -16,10 +19,24 @@ from tests.contracts.damage import (
     DamagedStore,
     Piece,
     audit_all,
+    fill,
     finish_all,
     repair_all,
+    small_chunks,
 )
 
+_IN_MEMORY: dict[str, Callable[[MemoryFrontier], object]] = {
+    "ready": lambda run: run._requests.lanes.by_name["a.example"].queue._bucket(0.0)._fresh.pop(),
+    "lanes": lambda run: run._requests.lanes._due.clear(),
+    "waiting": lambda run: run._queue._waiting.clear(),
+    "leases": lambda run: run._queue._expiries.clear(),
+    "in flight": lambda run: setattr(run._requests.lanes.by_name["c.example"].host, "in_flight", 0),
+    "failures": lambda run: run._requests.deaths.clear(),
+    "links": lambda run: run._stages._portions.clear(),
+    "counters": lambda run: run._requests.counts.reverse(),
+    "items": lambda run: run._queue._items._items.pop(),
+}
+"""What can be lost in memory, and the kind of fault that it is."""
 STORES: dict[str, Callable[[Path], DamagedStore]] = {
     "sqlite": DamagedSQLite,
     "redis": DamagedRedis,
@@ -41,6 +58,16 @@ def sample(pieces: list[Piece], thorough: bool) -> list[Piece]:
     for piece in pieces:
         kinds.setdefault(piece.kind, []).append(piece)
     return pieces if thorough else [piece for some in kinds.values() for piece in {some[0], some[-1]}]
+
+
+@pytest.mark.parametrize("kind", _IN_MEMORY)
+async def test_a_fault_in_memory_is_found(kind: str) -> None:
+    store = MemoryStore(clock=FakeClock())
+    with small_chunks():
+        expected = await fill(store)
+    assert await audit_all(store, expected) == []
+    _IN_MEMORY[kind](store._frontiers["run"])
+    assert kind in {fault.kind for fault in await audit_all(store, expected)}
 
 
 async def judge(damaged: DamagedStore) -> tuple[str, str]:

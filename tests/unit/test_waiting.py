@@ -133,3 +133,40 @@ async def test_the_watch_logs_a_reason_after_a_while_when_it_changes_and_again(
     assert await wait(60) == []  # it has said that a moment ago
     clock.advance(300)
     assert len(await wait(6)) == 1
+
+
+async def test_a_worker_that_waits_without_a_reason_looks_for_faults_of_the_store(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock(1000.0)
+    store = MemoryStore(clock=clock)
+    await store.create_run(Run(run_id="r", spider="s", state="running", created_at=0))
+    frontier = await store.frontier("r", FrontierOptions())
+    await push(frontier, 1, 2)
+    watch, audits = WaitWatch(frontier, "r", clock), 0
+    find_faults = frontier.audit
+
+    async def audit() -> Stats:
+        nonlocal audits
+        audits += 1
+        return await find_faults()
+
+    frontier.audit = audit
+
+    async def wait(seconds: int) -> None:
+        for _ in range(seconds):
+            await watch.wait(Leased([], None))
+            clock.advance(1)
+
+    await wait(60)
+    assert (audits, watch.reason, caplog.messages) == (1, "", [])  # other workers may have been faster
+    (lane,) = store._frontiers["r"]._requests.lanes.by_name.values()
+    lane.entry = None
+    await push(frontier, 3)
+    lane.entry = None
+    await wait(60)
+    assert audits == 2
+    assert watch.reason == (
+        "the queue of a host is not scheduled: workers cannot get its requests, or not in time; see `shoal audit r`"
+    )
+    assert (caplog.records[0].levelname, caplog.messages[0]) == ("WARNING", f"waiting: {watch.reason}")

@@ -34,7 +34,12 @@ _LONG_DELAY = 2.0
 _MOST = 3
 """Reasons in one report."""
 
-WaitKind: TypeAlias = Literal["blocked", "busy", "delay", "retry", "in flight", "incoming", "seeding"]
+_STUCK_AFTER = 10.0
+"""Seconds without a change and without a reason after which the run is audited, once."""
+_MOST_SILENT = 300.0
+"""The same, if all requests are in flight: a page may take long."""
+
+WaitKind: TypeAlias = Literal["blocked", "busy", "delay", "retry", "in flight", "incoming", "seeding", "fault"]
 
 
 class WaitReason(Struct, frozen=True, kw_only=True):
@@ -44,7 +49,7 @@ class WaitReason(Struct, frozen=True, kw_only=True):
     """``blocked``: their host is. ``busy``: their host has as many requests in flight as it may have. ``delay``: their
     host was contacted less than its delay ago. ``retry``: they wait for their next attempt. ``in flight``: other
     workers have leased them. ``incoming``: the store moves the links of a large page into the queue. ``seeding``:
-    another process pushes the start requests."""
+    another process pushes the start requests. ``fault``: something is missing in the store."""
     requests: int
     """How many requests wait for this reason, as far as it is known."""
     text: str
@@ -174,6 +179,10 @@ class WaitWatch:
         self._ask_at = 0.0
         self._logged_at, self._repeat_after = 0.0, _EVERY
         self._logged: list[tuple[WaitKind, tuple[str, ...]]] = []
+        self._last: Stats | None = None
+        self._changed_at = 0.0
+        self._faults: list[WaitReason] | None = None
+        """What an audit found since the counters have changed last. None: there was none."""
 
     def work(self) -> None:
         """The worker has something to do."""
@@ -197,7 +206,29 @@ class WaitWatch:
             return []
         hosts = await self._frontier.host_states(_HOSTS) if stats.ready else []
         waits = await self._frontier.waits([host.host for host in full_hosts(hosts)])
-        return explain_wait(WaitFacts(run_id=self._run_id, stats=stats, hosts=hosts, waits=waits, wait=wait))
+        reasons = explain_wait(WaitFacts(run_id=self._run_id, stats=stats, hosts=hosts, waits=waits, wait=wait))
+        return [*await self._find_faults(stats, reasons), *reasons]
+
+    async def _find_faults(self, stats: Stats, reasons: Sequence[WaitReason]) -> list[WaitReason]:
+        """Faults of the store, if nothing happens and nothing explains that. A healthy store hands out what is ready,
+        so this costs nothing while a run works."""
+        now = self._clock()
+        if stats != self._last:
+            self._last, self._changed_at, self._faults = stats, now, None
+        patience = _MOST_SILENT if reasons else _STUCK_AFTER
+        if any(reason.kind != "in flight" for reason in reasons) or now - self._changed_at < patience:
+            return []
+        if self._faults is None:
+            counted = await self._frontier.audit()
+            advice = f"see `shoal audit {self._run_id}`"
+            self._faults = [
+                WaitReason(
+                    kind="fault", requests=fault.count, text=f"{fault.what}; {advice}", subject=(fault.kind,),
+                    is_alarming=True,
+                )
+                for fault in counted.faults
+            ]  # fmt: skip
+        return self._faults
 
     def _report(self, reasons: Sequence[WaitReason], now: float) -> None:
         self.reason = "; ".join(reason.text for reason in reasons)
