@@ -391,7 +391,7 @@ async def test_whatever_workers_do_at_the_same_time_the_tables_agree(url: str) -
         await asyncio.gather(*(work(worker) for worker in workers * 4))
         refusing = workers[0][-1]
         for host in ["*", *(f"h{number}.example" for number in range(9))]:  # leases of others must not keep it from one
-            await refusing.update_host(host, HostUpdate(delay=None, concurrency=1000, block_for=None))
+            await refusing.update_host(host, HostUpdate(delay=0, concurrency=1000, block_for=None))
         with suppress(QueueFullError):
             await refusing.push([Request("http://first.example/")])
         links = [Request(f"http://last.example/{number}") for number in range(100)]

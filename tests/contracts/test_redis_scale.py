@@ -232,7 +232,9 @@ async def cost_of_completions(store: RedisStore, frontier: Frontier) -> float:
     return await cpu(store) - before
 
 
-async def test_a_completion_costs_the_same_however_many_runs_share_its_host(store: RedisStore) -> None:
+async def test_a_completion_costs_the_same_however_many_runs_share_its_host(
+    store: RedisStore, ahead: list[float]
+) -> None:
     options = FrontierOptions(concurrency_per_host=1)
     frontier = await new_run(store, options=options)
     await push(frontier, *range(101))
@@ -243,6 +245,7 @@ async def test_a_completion_costs_the_same_however_many_runs_share_its_host(stor
         await push(other, "x")
         assert await lease_names(other) == []
     await complete(frontier, lease)
+    ahead[0] += 2.0  # nobody waits for their turns any more
     assert await cost_of_completions(store, frontier) < 5 * one + 0.05
     for other in others[::50]:  # and each of them comes to its turn
         assert await lease_names(other) == ["x"]

@@ -74,5 +74,6 @@ def test_constants_reach_the_servers() -> None:
         assert not [each for each in lua_literals() if re.search(rf"\b{each}\b", re.sub(r"--.*|'[^']*'", "", text))]
         assert "if host.crawl_delay > delay then delay = host.crawl_delay end" in text
     created = functions(COMPONENT)
-    assert "greatest(coalesce(h.delay, e.delay, r.delay), h.crawl_delay, h.learned_delay) AS delay" in created
+    delay = "greatest(coalesce(h.delay, e.delay, greatest(r.delay, h.longest)), h.crawl_delay, h.learned_delay)"
+    assert f"{delay} AS delay" in created
     assert not re.search(r"\{[A-Z_]+\}", created)

@@ -79,7 +79,7 @@ class Session:
             options=options.model_dump(mode="json"), caller=caller, address=address,
             distributed=distributed, networks=config.serve.allow, max_bytes=config.serve.max_session_bytes,
             webhook=webhook, delay=config.download_delay, concurrency_per_host=config.concurrency_per_host,
-            max_attempts=options.retries + 1,
+            weight=config.weight, max_attempts=options.retries + 1,
         )  # fmt: skip
         run = Run(
             run_id=secrets.token_hex(16), spider=BatchSpider.name, state="running", created_at=time.time(),

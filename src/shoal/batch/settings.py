@@ -45,6 +45,7 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     webhook: Webhook | None = None
     delay: Annotated[float, Meta(ge=0, le=1e9)]
     concurrency_per_host: Annotated[int, Meta(ge=1)]
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     max_attempts: Annotated[int, Meta(ge=1, le=_MAX_ATTEMPTS)]
 
     @property
@@ -55,8 +56,9 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def frontier_options(self) -> FrontierOptions:
         return FrontierOptions(
-            max_attempts=self.max_attempts, delay=self.delay, concurrency_per_host=self.concurrency_per_host
-        )
+            max_attempts=self.max_attempts, delay=self.delay, concurrency_per_host=self.concurrency_per_host,
+            weight=self.weight,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, run: Run) -> SessionSettings:

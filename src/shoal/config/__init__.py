@@ -46,4 +46,5 @@ from shoal.config.sections import ThrottleSettings as ThrottleSettings
 from shoal.config.sections import Timeout as Timeout
 from shoal.config.sections import TorSettings as TorSettings
 from shoal.config.sections import WarcSettings as WarcSettings
+from shoal.config.sections import Weight as Weight
 from shoal.config.sections import WorkerSettings as WorkerSettings

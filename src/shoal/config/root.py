@@ -31,6 +31,7 @@ from shoal.config.sections import (
     ThrottleSettings,
     TorSettings,
     WarcSettings,
+    Weight,
     WorkerSettings,
 )
 from shoal.errors import ConfigError
@@ -111,6 +112,7 @@ class Config(Section, frozen=True, kw_only=True):
     # From the end of one fetch to the start of the next on the same host. With a delay, a host has one request in
     # flight. With 0 it has up to concurrency_per_host.
     download_delay: Seconds = 0.5
+    weight: Weight = 1.0  # share of the turns at a host that other runs on the same frontier want too
     user_agent: Text = USER_AGENT  # robots.txt rules for this name apply
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"  # the lowest level that is logged
     cookies: bool = True  # store cookies and send them back

@@ -35,6 +35,7 @@ USER_AGENT = "shoal/0.1"
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
 Factor: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
+Weight: TypeAlias = Annotated[float, Meta(gt=0, le=1000)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]

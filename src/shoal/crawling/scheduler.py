@@ -349,6 +349,7 @@ def frontier_options(config: Config) -> FrontierOptions:
         max_attempts=config.retry.max_attempts,
         delay=config.download_delay,
         concurrency_per_host=config.concurrency_per_host,
+        weight=config.weight,
         max_queue_size=config.queue.max_size,
         overflow=config.queue.overflow,
         in_memory=config.queue.in_memory,

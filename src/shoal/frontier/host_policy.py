@@ -1,12 +1,20 @@
-"""The rules of politeness: the delay and the concurrency in force for a host, and when it is due.
+"""The rules of politeness: the delay and the concurrency in force for a host, when it is due, and whose turn it is.
 
 They are written once, as data. Frontiers in this process call the functions; the scripts of Redis and the functions of
 PostgreSQL get the same rules as `lua` and `sql`.
 
 A rule reads from three places: the ``host``, the host ``*`` (``all``), and the options of the ``run``.
+
+Several runs may want the same host. A run that has requests for it and is *live* shares it. All runs that share a host
+keep the longest ``download_delay`` among theirs, because the host cannot tell them apart. And they take turns: one turn
+is one lease. Each run has *used* a number of turns, divided by its weight, and those who have used less go first. A
+host has a *time*, the smallest use of those that compete; a run that comes, or returns, starts there.
 """
 
 from __future__ import annotations
+
+from math import floor
+from typing import NamedTuple
 
 from shoal.ports import HostState
 
@@ -19,21 +27,52 @@ _DELAY_REASONS = ("set for this host", "set for all hosts", "download_delay")
 _AT_LEAST = {"crawl_delay": "robots.txt Crawl-delay", "learned_delay": "learned from its answers"}
 """A host is never contacted faster than these say."""
 
+_LIVE_SECONDS, _LIVE_DELAYS = 10, 3
+"""A run is live for so many seconds, or so many of its delays, after its last call."""
+_GRACE = 1
+"""Seconds that a host waits for a run whose turn it is, from its last call on, or from the moment the host is due."""
+SHORT_PAUSE, _LONG_PAUSE = 0.05, 0.25
+"""Seconds after which a run asks again for a host that another one uses."""
+RECHECK = 2
+"""Seconds after which a run that keeps the delay of another one checks whether that one is still there."""
+MAX_SHARING = 32
+"""How many runs of a host are known at once. More of them take turns by chance; the longest delays are kept."""
+MEET_SECONDS = 30
+"""Two runs that lease within this time may share hosts."""
+NOTED_EVERY = 5
+"""Seconds after which the use of a host by one run is noted again."""
+_TINY = 1e-9
+
 Delays = tuple[float | None, float | None, float, float | None, float | None]
 """The arguments of `effective_delay`."""
 Limits = tuple[int | None, int | None, int]
 """The arguments of `effective_concurrency` after the delay."""
 
 
+class RivalDelay(NamedTuple):
+    """The longest ``download_delay`` of the other runs that share a host."""
+
+    delay: float
+    run_id: str
+
+
 def effective_delay(
-    own: float | None, default: float | None, configured: float, crawl_delay: float | None, learned: float | None
+    own: float | None,
+    default: float | None,
+    configured: float,
+    crawl_delay: float | None,
+    learned: float | None,
+    rival: RivalDelay | None = None,
 ) -> tuple[float, str]:
     """The delay in force for a host, and where it comes from.
 
     The largest of three counts: the delay that is set (``own`` for this host, else ``default`` for all hosts, else the
-    ``configured`` one), the Crawl-delay of its robots.txt, and the delay that workers learned from its answers.
+    longest of those that runs are ``configured`` with), the Crawl-delay of its robots.txt, and the delay that workers
+    learned from its answers.
     """
     delay, why = configured, _DELAY_REASONS[-1]
+    if rival is not None and rival.delay > delay:
+        delay, why = rival.delay, f"{why} of run {rival.run_id}"
     for value, reason in zip((own, default), _DELAY_REASONS, strict=False):
         if value is not None:
             delay, why = value, reason
@@ -56,18 +95,44 @@ def due_at(delay: float, ended_at: float, blocked_until: float) -> float:
     return max(ended_at + delay, blocked_until) if delay else blocked_until
 
 
+# -- runs that share a host
+
+
+def is_live(since: float, delay: float, now: float) -> bool:
+    """Whether a run with this delay has a worker, after its last call or its last use of a host."""
+    return now < since + max(_LIVE_SECONDS, _LIVE_DELAYS * delay)
+
+
+def is_asking(asked: float, due: float, now: float) -> bool:
+    """Whether a host waits for a run. ``asked``: when its last call got less than it wanted; 0: it got everything."""
+    return asked > 0 and now < max(asked, due) + _GRACE
+
+
+def turns_left(concurrency: int, weight: float, used: float, least: float) -> int:
+    """How many turns a run may take now. ``least``: the smallest use of the other runs that ask. With a delay the
+    concurrency is 1, and turns alternate. Otherwise a run may be ahead by so many requests, so that the host is not
+    idle until another run asks again."""
+    return concurrency + floor(weight * (least - used) + _TINY)
+
+
+def pause_for(delay: float) -> float:
+    """Seconds after which to ask again for a host that is full. It will be due one delay after that."""
+    return max(SHORT_PAUSE, min(_LONG_PAUSE, delay / 2))
+
+
 def host_state(
     name: str,
     delays: Delays,
     limits: Limits,
     *,
+    rival: RivalDelay | None = None,
     in_flight: int,
     ready: int,
     blocked_for: float,
     block_reason: str,
 ) -> HostState:
     """The politeness in force. Not blocked if ``blocked_for`` is not positive."""
-    delay, why = effective_delay(*delays)
+    delay, why = effective_delay(*delays, rival)
     return HostState(
         host=name,
         delay=delay,
@@ -81,30 +146,46 @@ def host_state(
 
 
 def sql() -> dict[str, str]:
-    """The rules as SQL expressions over rows ``h`` (host), ``e`` (all hosts), ``r`` (run) and the delay ``d.delay``."""
+    """The rules as SQL expressions over rows ``h`` (host), ``e`` (all hosts), ``r`` (run) and the delay ``d.delay``.
+
+    Those about another run that shares the host have its rows ``o`` (run), ``t`` (turn), ``p`` (presence) and ``l``
+    (lane), and ``s.due``, ``s.used`` and ``s.least``."""
     rows = dict(zip(_MOST_SPECIFIC, "her", strict=True))
 
-    def most_specific(column: str) -> str:
-        return f"coalesce({', '.join(f'{rows[place]}.{column}' for place in _MOST_SPECIFIC)})"
+    def most_specific(column: str, last: str) -> str:
+        return f"coalesce({', '.join(f'{rows[place]}.{column}' for place in _MOST_SPECIFIC[:-1])}, {last})"
+
+    def live(since: str) -> str:
+        return f"_now < {since} + greatest({_LIVE_SECONDS}, {_LIVE_DELAYS} * o.delay)"
 
     at_least = "".join(f", h.{column}" for column in _AT_LEAST)
     return {
-        "DELAY": f"greatest({most_specific('delay')}{at_least})",
-        "CONCURRENCY": f"CASE WHEN d.delay > 0 THEN 1 ELSE {most_specific('concurrency')} END",
+        "DELAY": f"greatest({most_specific('delay', 'greatest(r.delay, h.longest)')}{at_least})",
+        "CONCURRENCY": f"CASE WHEN d.delay > 0 THEN 1 ELSE {most_specific('concurrency', 'r.concurrency')} END",
         "DUE_AT": "greatest(CASE WHEN d.delay > 0 THEN greatest(h.ended_at, e.ended_at) + d.delay ELSE 0 END,"
         " h.blocked_until)",
+        "IS_SEEN": live("t.seen"),
+        "IS_LIVE": f"({live('p.called')} AND (l.ready > 0 OR {live('t.seen')}))",
+        "IS_ASKING": f"(p.asked > 0 AND _now < greatest(p.asked, s.due) + {_GRACE})",
+        "LEAD": f"floor(r.weight * (s.least - s.used) + {_TINY})::integer",
+        "PAUSE": f"greatest({SHORT_PAUSE}, least({_LONG_PAUSE}, d.delay / 2))",
+        "SHORT_PAUSE": str(SHORT_PAUSE),
+        "RECHECK": str(RECHECK),
+        "MAX_SHARING": str(MAX_SHARING),
+        "MEET_SECONDS": str(MEET_SECONDS),
     }
 
 
 def lua() -> dict[str, str]:
-    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time. Values that
-    are not set are NaN or -1."""
-    first, *others = (f"{place}.delay" for place in _MOST_SPECIFIC)
+    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time; the others
+    are those of this module. Values that are not set are NaN or -1."""
+    first, *others = (f"{place}.delay" for place in _MOST_SPECIFIC[:-1])
     *limits, last = (f"{place}.concurrency" for place in _MOST_SPECIFIC)
     policy = (
-        "local function policy(host, all, run)",
+        "local function policy(host, all, run, longest)",
         f"local delay = {first}",
         *(f"if delay ~= delay then delay = {value} end" for value in others),
+        "if delay ~= delay then delay = run.delay if longest and longest > delay then delay = longest end end",
         *(f"if host.{name} > delay then delay = host.{name} end" for name in _AT_LEAST),
         "if delay > 0 then return delay, 1 end",
         *(f"if {value} >= 0 then return 0, {value} end" for value in limits),
@@ -115,4 +196,15 @@ def lua() -> dict[str, str]:
         "if delay <= 0 then return host.blocked_until end",
         "return math.max(host.blocked_until, math.max(host.ended_at, all.ended_at) + delay) end",
     )
-    return {"policy": "\n".join(policy), "due_at": "\n".join(due_at)}
+    functions = {
+        "is_live": f"(since, delay, now) return now < since + math.max({_LIVE_SECONDS}, {_LIVE_DELAYS} * delay) end",
+        "is_asking": f"(asked, due, now) return asked > 0 and now < math.max(asked, due) + {_GRACE} end",
+        "turns_left": "(concurrency, weight, used, least)"
+        f" return concurrency + math.floor(weight * (least - used) + {_TINY}) end",
+        "pause_for": f"(delay) return math.max({SHORT_PAUSE}, math.min({_LONG_PAUSE}, delay / 2)) end",
+    }
+    return {
+        "policy": "\n".join(policy),
+        "due_at": "\n".join(due_at),
+        **{name: f"local function {name}{body}" for name, body in functions.items()},
+    }

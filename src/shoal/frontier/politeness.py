@@ -11,19 +11,25 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
 from shoal.frontier.host_policy import (
     DEFAULT_HOST,
+    RECHECK,
+    SHORT_PAUSE,
     Delays,
     Limits,
+    RivalDelay,
     due_at,
     effective_concurrency,
     effective_delay,
     host_state,
+    pause_for,
 )
+from shoal.frontier.turns import Sharer, Turns
 from shoal.ports import FrontierOptions, HostState, HostUpdate
 
 Key = tuple[float, int]
@@ -40,7 +46,7 @@ class Host:
 
     __slots__ = (
         "block_reason", "blocked_until", "concurrency", "crawl_delay", "delay", "ended_at", "in_flight", "last_lane",
-        "learned_delay", "name",
+        "learned_delay", "name", "user",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -56,6 +62,8 @@ class Host:
         """When the last fetch from this host ended."""
         self.last_lane: Lane[Any] | None = None
         """The lanes of a host are a chain: most hosts have one lane, and need no list."""
+        self.user: Sharer | Turns | None = None
+        """The run that has asked for this host; `Turns` if several want it."""
 
     def apply(self, update: HostUpdate, now: float) -> None:
         """Change the values that the update names."""
@@ -83,7 +91,11 @@ class Host:
             lane = lane.earlier
 
     def leave(self, table: LaneTable[Any]) -> None:
-        """Forget the lanes of a run."""
+        """Forget a run: its lanes and its turns."""
+        if isinstance(self.user, Turns):
+            self.user.leave(table)
+        elif self.user is table:
+            self.user = None
         later, lane = None, self.last_lane
         while lane is not None:
             if lane.table is not table:
@@ -106,9 +118,9 @@ _NO_DEFAULTS = Host(DEFAULT_HOST)
 
 
 @lru_cache(maxsize=256)  # nearly all hosts of a run have the same policy
-def _in_force(delays: Delays, limits: Limits) -> tuple[float, int]:
+def _in_force(delays: Delays, limits: Limits, rival: RivalDelay | None = None) -> tuple[float, int]:
     """The delay and the concurrency in force."""
-    delay, _ = effective_delay(*delays)
+    delay, _ = effective_delay(*delays, rival)
     return delay, effective_concurrency(delay, *limits)
 
 
@@ -119,7 +131,7 @@ def _usual(options: FrontierOptions) -> tuple[float, int]:
 class Lane(Generic[Queue]):
     """One run's requests for one host."""
 
-    __slots__ = ("best", "delay", "earlier", "entry", "host", "limit", "queue", "ready", "table")
+    __slots__ = ("best", "delay", "earlier", "entry", "host", "limit", "queue", "ready", "rival", "table")
 
     def __init__(self, table: LaneTable[Queue], host: Host, queue: Queue) -> None:
         self.table = table
@@ -134,6 +146,8 @@ class Lane(Generic[Queue]):
         """The current heap entry of this lane; older entries in the heaps are skipped."""
         self.delay = 0.0
         self.limit = 1
+        self.rival: RivalDelay | None = None
+        """The longest delay of the other runs that share the host, when this run last asked for it."""
 
 
 class LaneTable(Generic[Queue]):
@@ -143,8 +157,11 @@ class LaneTable(Generic[Queue]):
     ordered by time. Lanes without ready requests, or whose host is full, are in no heap until that changes.
     """
 
-    def __init__(self, hosts: dict[str, Host], options: FrontierOptions) -> None:
+    def __init__(self, hosts: dict[str, Host], options: FrontierOptions, run_id: str = "") -> None:
         self.options = options
+        self.run_id = run_id
+        self.called = self.asked = 0.0
+        self.is_resting = False
         self.by_name: dict[str, Lane[Queue]] = {}
         self._hosts = hosts
         self._due: list[tuple[float, int, int, Lane[Queue]]] = []
@@ -152,6 +169,10 @@ class LaneTable(Generic[Queue]):
         self._entries = 0
         self._full: dict[Lane[Queue], None] = {}
         """Lanes with ready requests whose host is full. There are at most as many as requests in flight."""
+        self._behind: list[Lane[Queue]] = []
+        """Lanes whose host was due, but it was the turn of another run."""
+        self._ask_again = inf
+        """When to ask again for hosts that other runs use."""
         self._usual = _usual(options)
         """The delay and the concurrency of a host for which nothing is set."""
 
@@ -171,16 +192,26 @@ class LaneTable(Generic[Queue]):
         self.refresh(lane)
         return lane
 
+    def wants(self, host: str) -> bool:
+        lane = self.by_name.get(host)
+        return lane is not None and lane.best is not None
+
+    def note_call(self, now: float, *, short: bool) -> None:
+        """Note a lease, for other runs on the same hosts. ``short``: it got less than it wanted."""
+        self.called = now
+        self.asked = now if short else 0.0
+
     def refresh(self, lane: Lane[Queue]) -> None:
         """Copy the delay and concurrency in force to the lane."""
         host, default = lane.host, self._hosts.get(DEFAULT_HOST, _NO_DEFAULTS)
         if (
-            host.delay is host.concurrency is host.crawl_delay is host.learned_delay is None
+            lane.rival is None
+            and host.delay is host.concurrency is host.crawl_delay is host.learned_delay is None
             and default.delay is default.concurrency is None
         ):
             lane.delay, lane.limit = self._usual  # as nearly all hosts
         else:
-            lane.delay, lane.limit = _in_force(*self._policy(host))
+            lane.delay, lane.limit = _in_force(*self._policy(host), lane.rival)
 
     def _policy(self, host: Host) -> tuple[Delays, Limits]:
         """What the rules of politeness depend on."""
@@ -195,8 +226,12 @@ class LaneTable(Generic[Queue]):
             lane.entry = None
             if best is not None:
                 self._full[lane] = None
+                if host.user is not self:
+                    self._ask_again = min(self._ask_again, now + pause_for(lane.delay))
             return
         due = due_at(lane.delay, host.ended_at, host.blocked_until)
+        if lane.rival is not None and lane.rival.delay > self.options.delay:
+            due = min(due, now + RECHECK) if due > now else due
         first, second, heap = (due, 0, self._later) if due > now else (*best, self._due)
         if old is not None and old[0] == first and old[1] == second:
             return
@@ -208,9 +243,18 @@ class LaneTable(Generic[Queue]):
             heapify(heap)
 
     def reopen(self, now: float) -> None:
-        """Place the lanes whose host has room again. Call it before leasing."""
-        for lane in [lane for lane in self._full if lane.best is None or lane.host.in_flight < lane.limit]:
+        """Place the lanes whose host may have room again. Call it before leasing."""
+        self._ask_again = inf
+        for lane in [
+            lane
+            for lane in self._full
+            if lane.best is None or lane.host.in_flight < lane.limit or lane.host.user is not self
+        ]:
             del self._full[lane]
+            self._share(lane, now)
+            self.place(lane, now)
+        behind, self._behind = self._behind, []
+        for lane in behind:
             self.place(lane, now)
 
     def take_best(self, now: float) -> Lane[Queue] | None:
@@ -218,34 +262,60 @@ class LaneTable(Generic[Queue]):
         later = self._later
         while later and later[0][0] <= now:
             entry = heappop(later)
-            if entry[3].entry is entry:
-                entry[3].entry = None
-                self.place(entry[3], now)
+            lane = entry[3]
+            if lane.entry is entry:
+                lane.entry = None
+                if lane.host.user is not self:
+                    self._share(lane, now)
+                self.place(lane, now)
         while self._due:
             entry = heappop(self._due)
             lane = entry[3]
             if lane.entry is entry:
                 lane.entry = None
                 host = lane.host
-                if host.in_flight < lane.limit and due_at(lane.delay, host.ended_at, host.blocked_until) <= now:
+                turns = None if host.user is self else self._share(lane, now)
+                due = due_at(lane.delay, host.ended_at, host.blocked_until)
+                if host.in_flight >= lane.limit or due > now:  # another run has taken the last place of the host
+                    self.place(lane, now)
+                elif turns is None or turns.take(self, lane.limit, due, now):
                     return lane
-                self.place(lane, now)  # another run has taken the last place of the host
+                else:
+                    self._behind.append(lane)
+                    self._ask_again = min(self._ask_again, now + SHORT_PAUSE)
         return None
 
     def unplaced(self) -> list[Lane[Queue]]:
         """Lanes with ready requests that are in no heap, and whose host is not full: nobody can lease from them."""
-        entries = {id(entry) for entry in chain(self._due, self._later)}
+        entries, apart = {id(entry) for entry in chain(self._due, self._later)}, {*self._full, *self._behind}
         return [
             lane
             for lane in self.by_name.values()
-            if lane.best is not None and id(lane.entry) not in entries and lane not in self._full
+            if lane.best is not None and id(lane.entry) not in entries and lane not in apart
         ]
 
+    def _share(self, lane: Lane[Queue], now: float) -> Turns | None:
+        """Ask for the host of a lane. Returns its turns if other runs want it too."""
+        host, turns = lane.host, lane.host.user
+        if turns is self or lane.best is None:
+            return None
+        if turns is not None and not isinstance(turns, Turns):
+            turns = Turns(host.name, turns, host.in_flight, now if host.in_flight else host.ended_at)
+        if turns is None or not turns.drop_gone(self, now):
+            host.user, lane.rival = self, None
+            self.refresh(lane)
+            return None
+        turns.join(self, now)
+        host.user, lane.rival = turns, turns.rival_delay(self, now)
+        self.refresh(lane)
+        return turns
+
     def next_due(self) -> float | None:
-        """When the next waiting host becomes due."""
+        """When the next waiting host becomes due, or to ask for one again."""
         while self._later and self._later[0][3].entry is not self._later[0]:
             heappop(self._later)
-        return self._later[0][0] if self._later else None
+        first = min(self._later[0][0] if self._later else inf, self._ask_again)
+        return None if first == inf else first
 
     def states(self, now: float, limit: int) -> list[HostState]:
         """The politeness in force, busiest hosts first.
@@ -267,8 +337,9 @@ class LaneTable(Generic[Queue]):
         return self._state(host, lane.ready if lane is not None else 0, now)
 
     def _state(self, host: Host, ready: int, now: float) -> HostState:
+        rival = host.user.rival_delay(self, now) if isinstance(host.user, Turns) else None
         return host_state(
-            host.name, *self._policy(host), in_flight=host.in_flight, ready=ready,
+            host.name, *self._policy(host), rival=rival, in_flight=host.in_flight, ready=ready,
             blocked_for=host.blocked_until - now, block_reason=host.block_reason,
         )  # fmt: skip
 

@@ -24,6 +24,8 @@ CLAIMED = frozenset({LEASED, DONE, DEAD})
 
 HALTED: frozenset[RunState] = frozenset({"paused", "cancelled"})
 """A run in one of these states grants no leases."""
+RESTING: frozenset[RunState] = HALTED | {"finished"}
+"""A run in one of these states does not share hosts with others."""
 
 _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "queued": frozenset({"running", "paused", "cancelled"}),

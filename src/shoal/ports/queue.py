@@ -22,6 +22,8 @@ class FrontierOptions(Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     """Seconds from the end of one fetch to the next lease on the same host, unless the host has its own delay."""
     concurrency_per_host: int = 8
+    weight: float = 1.0
+    """The share of the turns at a host that other runs want too: twice the weight, twice the requests. Above 0."""
     max_queue_size: int | None = None
     """How many requests may be ready or waiting. An explicit push beyond it raises QueueFullError. For the links of
     pages see ``overflow``."""

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.config import Config, Count, Seconds
+from shoal.config import Config, Count, Seconds, Weight
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
@@ -60,6 +60,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_attempts: Count = 3
     delay: Seconds = 0.0
     concurrency_per_host: Count = 8
+    weight: Weight = 1.0
     max_queue_size: Count | None = None
     overflow: Overflow = "accept"
     keep_items: bool = True
@@ -101,6 +102,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             max_attempts=self.max_attempts,
             delay=self.delay,
             concurrency_per_host=self.concurrency_per_host,
+            weight=self.weight,
             max_queue_size=self.max_queue_size,
             overflow=self.overflow,
         )
@@ -189,6 +191,7 @@ def _settings(
         max_attempts=options.max_attempts,
         delay=options.delay,
         concurrency_per_host=options.concurrency_per_host,
+        weight=options.weight,
         max_queue_size=options.max_queue_size,
         overflow=options.overflow,
         keep_items=config.items.keep,

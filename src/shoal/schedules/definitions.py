@@ -33,8 +33,8 @@ from shoal.schedules.times import Cron, find_zone, parse_interval
 from shoal.suggestions import did_you_mean
 
 SETTINGS = (
-    "download_delay", "concurrency", "concurrency_per_host", "user_agent", "cookies", "items.keep", "queue.max_size",
-    "queue.overflow", "scope.", "retry.", "robots.", "throttle.",
+    "download_delay", "weight", "concurrency", "concurrency_per_host", "user_agent", "cookies", "items.keep",
+    "queue.max_size", "queue.overflow", "scope.", "retry.", "robots.", "throttle.",
 )  # fmt: skip
 """The settings that a schedule may change. A dot at the end stands for a whole section. None of them names a file, a
 program, a server or a proxy, because everyone who can write to the store can set them."""

@@ -15,6 +15,7 @@ from shoal.testing.reissuing import ReissuingContract
 from shoal.testing.repeating import RepeatingContract
 from shoal.testing.roles import RolesContract
 from shoal.testing.sending import SendingContract
+from shoal.testing.sharing import SharingContract
 from shoal.testing.waiting import WaitingContract
 from shoal.testing.workers import WorkersContract
 
@@ -26,6 +27,7 @@ class FrontierContract(
     SendingContract,
     PolitenessContract,
     OptionsContract,
+    SharingContract,
     LedgerContract,
     LargePagesContract,
     OverflowContract,

@@ -123,6 +123,8 @@ class Model:
         self.entered = 0
         """How many requests were added to the queue."""
         self._tokens = 0
+        self.asked: float | None = None
+        """When it last leased, if it got less than it wanted."""
         world.runs.append(self)
 
     def in_state(self, *states: RequestState) -> list[Entry]:
@@ -186,8 +188,16 @@ class Model:
     # -- leasing
 
     def lease(
-        self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True
+        self,
+        limit: int,
+        ttl: float,
+        holder: Holder | None = None,
+        *,
+        counts_attempt: bool = True,
+        granted: Sequence[Request] | None = None,
     ) -> tuple[list[Held], float | None]:
+        """``granted``: what the backend leased. It may leave out a host for another run that has asked for it; the
+        tests of turns say when it does. None: it leaves out nothing."""
         now = self.world.now
         for entry in self.overdue():
             self.lose(entry)
@@ -195,18 +205,36 @@ class Model:
             if entry.until <= now:
                 entry.state = "ready"
         leases: list[Held] = []
-        while len(leases) < limit and (due := [entry for entry in self.in_state("ready") if self._is_due(entry.host)]):
+        left_out: set[str] = set()
+        while len(leases) < limit and (due := self._due_entries(left_out)):
             best = min(due, key=lambda entry: (-entry.request.priority, entry.place))
+            if granted is not None and best.request not in granted and self._is_shared(best.host):
+                left_out.add(best.host)
+                continue
             self._tokens += 1
             best.state, best.token, best.until = "leased", self._tokens, now + ttl
             leases.append(Held(best, best.token, best.attempts + 1))
             best.holder, best.begun, best.origin = holder, False, None
             if counts_attempt:
                 self._begin(best)
+        self.asked = now if len(leases) < limit else None
         waiting_hosts = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
         moments += [self._due_at(host) for host in waiting_hosts if not self._is_due(host)]
         return leases, min(moments) - now if moments else None
+
+    def _due_entries(self, left_out: Collection[str]) -> list[Entry]:
+        return [each for each in self.in_state("ready") if each.host not in left_out and self._is_due(each.host)]
+
+    def _is_shared(self, host: str) -> bool:
+        """Whether it may be the turn of another run: it wants the host, and asked now, or before the host was due."""
+        return any(
+            run is not self
+            and run.asked is not None
+            and self.world.now <= max(run.asked, self._due_at(host))
+            and any(entry.host == host for entry in run.in_state("ready"))
+            for run in self.world.runs
+        )
 
     def _begin(self, entry: Entry) -> None:
         """Count the attempt of the lease, if it does not count yet."""

@@ -86,7 +86,8 @@ class Pair:
                 self._do(frontier.lease(limit, ttl, counts_attempt=counts_attempt))
             return []
         leased = self._do(frontier.lease(limit, ttl, counts_attempt=counts_attempt))
-        expected, wait = self.model.lease(limit, ttl, holder, counts_attempt=counts_attempt)
+        granted = [lease.request for lease in leased.leases]
+        expected, wait = self.model.lease(limit, ttl, holder, counts_attempt=counts_attempt, granted=granted)
         assert [(lease.request, lease.attempt) for lease in leased.leases] == [
             (held.entry.request, held.attempt) for held in expected
         ]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 _SETTINGS_OF_THE_RUN = {
-    "download_delay", "concurrency_per_host", "retry.max_attempts", "queue.max_size", "queue.overflow",
+    "download_delay", "concurrency_per_host", "weight", "retry.max_attempts", "queue.max_size", "queue.overflow",
     "items.keep",
 }  # fmt: skip
 

@@ -15,7 +15,8 @@ from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.politeness import Host, OpenRuns
-from shoal.ports import FrontierOptions
+from shoal.frontier.rules import HALTED, RESTING
+from shoal.ports import FrontierOptions, RunState
 
 
 class MemoryFrontier(ComposedFrontier):
@@ -31,7 +32,7 @@ class MemoryFrontier(ComposedFrontier):
         sessions: LocalSessions,
     ) -> None:
         """``hosts``, ``runs``, ``facts`` and ``sessions`` are shared by all runs of the store."""
-        self._requests = requests = Requests(FrontierOptions(), hosts)
+        self._requests = requests = Requests(FrontierOptions(), hosts, run_id)
         roles = MemoryRoles(clock)
         items = MemoryItemLog(roles)
         self._stages = stages = MemoryStages(requests, clock)
@@ -51,9 +52,10 @@ class MemoryFrontier(ComposedFrontier):
         if options != self._requests.options:
             self._requests.set_options(options, self._clock())
 
-    def halt(self, halted: bool) -> None:
+    def enter(self, state: RunState) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""
-        self._queue.halted = halted
+        self._queue.halted = state in HALTED
+        self._requests.lanes.is_resting = state in RESTING
 
     def discard(self) -> None:
         """Drop everything: the run was deleted, or the store was closed."""

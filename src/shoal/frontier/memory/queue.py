@@ -151,6 +151,7 @@ class MemoryQueue:
             leases.append(Lease(request, fingerprint, token, attempt, host.name, deadline, learned))
             lanes.place(lane, now)
         self._last_calls[holder] = nonce, leases
+        lanes.note_call(now, short=len(leases) < limit)
         return Leased(leases, self._wait(now))
 
     def _wait(self, now: float) -> float | None:
@@ -250,7 +251,7 @@ class MemoryQueue:
         for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
         is changed, if a child cannot be encoded."""
         pages, staged = await split_large(pages, encode_request)
-        now = self._clock()
+        now = self._requests.lanes.called = self._clock()
         self._requests.measure_room()
         new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []

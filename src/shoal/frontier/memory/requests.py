@@ -56,8 +56,8 @@ class Requests:
     Past ``in_memory`` ready requests, new ones go to disk. No method yields to another task.
     """
 
-    def __init__(self, options: FrontierOptions, hosts: dict[str, Host]) -> None:
-        self.lanes: LaneTable[Backlog] = LaneTable(hosts, options)
+    def __init__(self, options: FrontierOptions, hosts: dict[str, Host], run_id: str = "") -> None:
+        self.lanes: LaneTable[Backlog] = LaneTable(hosts, options, run_id)
         self.fingerprints = Fingerprints()
         self.records = Records()
         self.counts = [0] * len(STATE_NAMES)

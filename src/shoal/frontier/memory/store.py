@@ -13,7 +13,7 @@ from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
-from shoal.frontier.rules import HALTED, belongs, check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 
 
@@ -43,7 +43,7 @@ class MemoryStore(MemoryDocuments):
         assert run is not None
         changed = self._runs[run_id] = moved(run, state)
         if run_id in self._frontiers:
-            self._frontiers[run_id].halt(state in HALTED)
+            self._frontiers[run_id].enter(state)
         return changed
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -82,7 +82,7 @@ class MemoryStore(MemoryDocuments):
             raise no_run(run_id)
         if run_id not in self._frontiers:
             frontier = MemoryFrontier(run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions)
-            frontier.halt(self._runs[run_id].state in HALTED)
+            frontier.enter(self._runs[run_id].state)
             self._frontiers[run_id] = frontier
         found = self._frontiers[run_id]
         if options is not None:

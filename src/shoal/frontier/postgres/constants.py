@@ -48,6 +48,7 @@ CONSTANTS = {
     "HEARD_GAP": str(rules.HEARD_GAP),
     "MAX_HELD": str(rules.MAX_HELD),
     "HALTED": ", ".join(map(_literal, sorted(rules.HALTED))),
+    "RESTING": ", ".join(map(_literal, sorted(rules.RESTING))),
     **{name: _literal(text) for name, text in _TEXTS.items()},
     **host_policy.sql(),
 }

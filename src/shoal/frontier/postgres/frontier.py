@@ -21,7 +21,7 @@ from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.host_policy import Delays, Limits, host_state
+from shoal.frontier.host_policy import Delays, Limits, RivalDelay, host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
 from shoal.frontier.postgres.histories import history_of, incoming
@@ -121,7 +121,7 @@ class PostgresFrontier:
         options = self._options
         if options is not None and not self._has_joined:
             values = options.max_attempts, float(options.delay), options.concurrency_per_host, options.link_limit
-            await self._database.call("set_options", self._run, *values)
+            await self._database.call("set_options", self._run, *values, float(options.weight))
             self._has_joined = True
 
     # -- pushing
@@ -452,11 +452,13 @@ def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
 
 
 def _host_state(
-    host: str, delays: Delays, limits: Limits, in_flight: int, ready: int, blocked_for: float, reason: str
-) -> HostState:
+    host: str, delays: Delays, limits: Limits, in_flight: int, ready: int, blocked_for: float, reason: str,
+    rival_delay: float | None, rival: str | None,
+) -> HostState:  # fmt: skip
     return host_state(
-        host, delays, limits, in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason
-    )
+        host, delays, limits, rival=None if rival_delay is None else RivalDelay(rival_delay, rival or ""),
+        in_flight=in_flight, ready=ready, blocked_for=blocked_for, block_reason=reason,
+    )  # fmt: skip
 
 
 def _entries(column: list[object] | None) -> Sequence[Any]:

@@ -72,6 +72,7 @@ class RedisFrontier:
         self._run_key = b"%d %b" % (number, storable_bytes(run_id))
         self._max_queue = None if options is None else options.max_queue_size
         self._options = pack_options(options or FrontierOptions())
+        self._weight = (options or FrontierOptions()).weight
         self._slot: tuple[bytes, int] | tuple[()] = ()
         if holder is not None:
             self.hold(holder)
@@ -126,7 +127,7 @@ class RedisFrontier:
     async def join(self) -> None:
         """Set the options of the run, once, and again after a rewind. Does nothing if it is only looked at."""
         if self._takes_part and not self._has_joined:
-            self._has_stale_lanes = bool(await self._run("join")) or self._has_stale_lanes
+            self._has_stale_lanes = bool(await self._run("join", repr(self._weight))) or self._has_stale_lanes
             self._has_joined = True
         if self._has_stale_lanes:
             await self._lanes.place(self._run_key)

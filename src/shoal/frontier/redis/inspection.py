@@ -25,6 +25,7 @@ from shoal.frontier.redis.records import (
     read_reason,
     read_record,
     read_rewind,
+    read_rival,
     state_of,
 )
 from shoal.frontier.rules import (
@@ -101,8 +102,8 @@ class RunInspection:
         now, every, options, *rest = await self._run("states", *name)
         others = read_host(every) if every else NO_HOST
         return [
-            state_of(read_host(record), others, options, ready, float(now))
-            for record, ready in zip(rest[::2], rest[1::2], strict=True)
+            state_of(read_host(record), others, options, ready, float(now), read_rival(longest, run_id))
+            for record, ready, longest, run_id in zip(*(rest[first::4] for first in range(4)), strict=True)
         ]
 
     async def waits(self, hosts: Sequence[str]) -> Waits:

@@ -157,6 +157,9 @@ def lua_literals() -> dict[str, str]:
         "OPTIONS_SIZE": OPTIONS.size, "ROLE_SIZE": ROLE.size, "TOKEN_SIZE": 8, "FINGERPRINT_SIZE": 16,
         "MAX_ATTEMPTS": MAX_ATTEMPTS, "KEEP": KEEP, "SET": SET, "HEARD_GAP": rules.HEARD_GAP,
         "MAX_WORKERS": rules.MAX_WORKERS, "MAX_HELD": rules.MAX_HELD,
+        "SHORT_PAUSE": host_policy.SHORT_PAUSE, "RECHECK": host_policy.RECHECK,
+        "MAX_SHARING": host_policy.MAX_SHARING, "MEET_SECONDS": host_policy.MEET_SECONDS,
+        "NOTED_EVERY": host_policy.NOTED_EVERY,
     }  # fmt: skip
     texts = {
         "LOST_KIND": rules.LOST_KIND, "LOST_EVENT": rules.LOST_EVENT, "LOST_REASON": rules.LOST_REASON,
@@ -182,6 +185,7 @@ def lua_constants() -> dict[str, str]:
         "STATS": f"{{{', '.join(map(_quoted, COUNTERS))}}}",
         "STATE_NAMES": f"{{[0] = {', '.join(map(_quoted, rules.STATE_NAMES))}}}",
         "CLAIMED": f"{{{', '.join(f'[{state}] = true' for state in sorted(rules.CLAIMED))}}}",
+        "RESTING": f"{{{', '.join(f'{state} = true' for state in sorted(rules.RESTING))}}}",
         "HALTED": f"{{{', '.join(f'{state} = true' for state in sorted(rules.HALTED))}}}",
     }
     functions = {

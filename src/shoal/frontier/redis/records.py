@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shoal.frontier.host_policy import DEFAULT_HOST, host_state
+from shoal.frontier.host_policy import DEFAULT_HOST, RivalDelay, host_state
 from shoal.frontier.redis.layouts import (
     CHUNK,
     ENDING,
@@ -270,7 +270,13 @@ def read_host(record: bytes) -> HostRecord:
     return HostRecord._make((*HOST.unpack_from(record), name, read_text(record, at)[0]))
 
 
-def state_of(host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float) -> HostState:
+def read_rival(delay: bytes, run_id: bytes) -> RivalDelay | None:
+    return RivalDelay(float(delay), run_id.decode(errors="replace")) if delay else None
+
+
+def state_of(
+    host: HostRecord, every: HostRecord, options: bytes, ready: int, now: float, rival: RivalDelay | None
+) -> HostState:
     """The politeness in force. ``every`` is the host ``*``."""
     configured, concurrency, *_ = OPTIONS.unpack(options)
     own, default, crawl, learned = (
@@ -278,7 +284,7 @@ def state_of(host: HostRecord, every: HostRecord, options: bytes, ready: int, no
     )
     limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
     return host_state(
-        host.name, (own, default, configured, crawl, learned), (limit, default_limit, concurrency),
+        host.name, (own, default, configured, crawl, learned), (limit, default_limit, concurrency), rival=rival,
         in_flight=host.in_flight, ready=ready, blocked_for=host.blocked_until - now, block_reason=host.block_reason,
     )  # fmt: skip
 

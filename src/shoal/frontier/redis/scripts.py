@@ -9,7 +9,7 @@ from shoal.stores.redis.client import Answer, RedisClient, ScriptFolder, Word
 
 SCRIPTS = ScriptFolder(
     "shoal.frontier.redis",
-    ("base", "hosts", "lanes", "requests", "slots", "stages"),
+    ("base", "hosts", "turns", "lanes", "requests", "slots", "stages"),
     tuple(lua_constants().items()),
     (
         ("lease", "choosing"),

@@ -5,6 +5,7 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 
 - ``store``: the format, the last numbers of runs and hosts, the state of the clock. ``runs``: the number of each run.
 - ``name``, ``host``: the number of each host, and its record.
+- ``turns``: runs that share hosts; see ``lua/turns.lua``.
 - ``lease``: all leases by expiry. ``grant:CLIENT``: the requests that a client's last call leased.
 - ``document``, ``documents``: documents by key (size of the version, version, value), and their keys in order.
 - ``fact:KEY``: facts that all runs share. ``deleted``: runs with keys that are still to be deleted.

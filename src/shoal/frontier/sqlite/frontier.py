@@ -13,7 +13,7 @@ from functools import partial
 from shoal.frontier.composed import ComposedFrontier
 from shoal.frontier.local_workers import LocalSessions, LocalWorkers
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import HALTED
+from shoal.frontier.rules import HALTED, RESTING
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.hosts import SQLiteHosts
@@ -25,7 +25,7 @@ from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.frontier.sqlite.seen import Seen
-from shoal.ports import FrontierOptions, Holder
+from shoal.ports import FrontierOptions, Holder, RunState
 
 
 class SQLiteFrontier(ComposedFrontier):
@@ -44,7 +44,7 @@ class SQLiteFrontier(ComposedFrontier):
         """``hosts``, ``runs`` and ``sessions`` are shared by all runs of the file."""
         self._run = run = RunFile(file, number, clock)
         self._seen = seen = Seen(file.db, number)
-        self._lanes = lanes = StoredLanes(run, hosts)
+        self._lanes = lanes = StoredLanes(run, run_id, hosts)
         self._roles = roles = SQLiteRoles(run)
         histories, items = Histories(run), SQLiteItemLog(run, roles)
         self._leases = Leases(run, lanes, hosts, histories)
@@ -58,17 +58,18 @@ class SQLiteFrontier(ComposedFrontier):
         sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
         super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
 
-    def halt(self, halted: bool) -> None:
+    def enter(self, state: RunState) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""
-        self._queue.halted = halted
+        self._queue.halted = state in HALTED
+        self._lanes.rest(state in RESTING)
 
     # -- memory and file; the store calls these within a transaction
 
     def load(self) -> None:
         """Read from the file everything that the frontier keeps in memory, with new hosts. When all runs are loaded,
         the store calls ``place``."""
-        self._queue.halted = self._run.state() in HALTED
         self._load_queue()
+        self.enter(self._run.state())
         self._seen.load()
 
     def _load_queue(self) -> None:

@@ -120,19 +120,20 @@ class SharedHosts:
 class StoredLanes:
     """The lanes of one run and their ready requests. Call all methods within a transaction."""
 
-    def __init__(self, run: RunFile, hosts: SharedHosts) -> None:
+    def __init__(self, run: RunFile, run_id: str, hosts: SharedHosts) -> None:
         self._db = run.db
         self._file = run
         self._run = run.number
+        self._run_id = run_id
         self._hosts = hosts
-        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, run.options)
+        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, run.options, run_id)
         self._by_number: dict[int, StoredLane] = {}
 
     def load(self) -> None:
         """Read the lanes from the file into new hosts. The caller then counts the requests in flight and places the
         lanes."""
         self._hosts.load(DEFAULT_HOST)
-        self._lanes = LaneTable(self._hosts.by_name, self._file.options)
+        self._lanes = LaneTable(self._hosts.by_name, self._file.options, self._run_id)
         self._by_number = {}
         sql = (
             "SELECT lane, count(*) FROM request"
@@ -242,6 +243,18 @@ class StoredLanes:
             lane.host.in_flight += 1
             self._lanes.place(lane, now)
         return chosen
+
+    def note_call(self, now: float, *, short: bool) -> None:
+        """See `LaneTable.note_call`."""
+        self._lanes.note_call(now, short=short)
+
+    def note_end(self, now: float) -> None:
+        """Note that a page of this run ended, for other runs on the same hosts."""
+        self._lanes.called = now
+
+    def rest(self, resting: bool) -> None:
+        """The run is paused or over, or runs again."""
+        self._lanes.is_resting = resting
 
     def retry_dead(self, kinds: Sequence[str] | None, only: Sequence[int] | None, ledger: Ledger, now: float) -> int:
         """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`. Refused links come last,

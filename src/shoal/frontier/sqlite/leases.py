@@ -217,6 +217,7 @@ class Leases:
             host.end_lease(now, contacted=was_contacted)
             if was_contacted:
                 contacted[host.name] = host
+        self._lanes.note_end(now)
         self._hosts.save_ends(contacted.values())
         ledger.leased -= len(ended)
 

@@ -167,6 +167,7 @@ class SQLiteQueue:
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
         self._last_calls[call.holder] = call.nonce, leases
+        self._lanes.note_call(now, short=len(leases) < call.limit)
         incoming = now + POLL if ledger.incoming else None
         moments = (next_moment, until if leases else None, self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)

@@ -19,7 +19,7 @@ from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import HALTED, check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import check_transition, moved, no_run, run_exists
 from shoal.frontier.sqlite.audit import restore_lanes
 from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
@@ -140,7 +140,7 @@ class SQLiteStore(SQLiteDocuments):
 
         changed = await self._file.write(change)
         if run_id in self._frontiers:
-            self._frontiers[run_id].halt(state in HALTED)
+            self._frontiers[run_id].enter(state)
         return changed
 
     async def delete_run(self, run_id: str) -> None:

@@ -13,7 +13,8 @@ $$;
 -- as contacted at the time of the rewind, which is the ended_at of host 0.
 CREATE VIEW politeness AS
 SELECT l.id AS lane, l.run, l.host, l.place, l.best_rank, l.best_id, l.due, l.ctid AS tid,
-       {CONCURRENCY} - h.in_flight AS room, {DUE_AT} AS due_at
+       {CONCURRENCY} - h.in_flight AS room, {DUE_AT} AS due_at,
+       CASE WHEN h.longest > r.delay THEN {RECHECK} END AS recheck, CASE WHEN h.shared THEN {PAUSE} ELSE 2 END AS pause
 FROM lane l
 CROSS JOIN LATERAL (SELECT * FROM host WHERE id = l.host LIMIT 1) h
 CROSS JOIN LATERAL (SELECT delay, concurrency FROM run WHERE id = l.run LIMIT 1) r
@@ -26,10 +27,10 @@ RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
         ELSE {OPEN} END::smallint
 $$;
 
--- When to check a lane again: see full_lanes().
-CREATE FUNCTION due_of(_place smallint, _due_at double precision, _now double precision)
+-- When to check a lane again: see full_lanes(). _pause: seconds until then, if its host is full.
+CREATE FUNCTION due_of(_place smallint, _due_at double precision, _now double precision, _pause double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE _place WHEN {LATER} THEN _due_at WHEN {FULL} THEN _now + 2 END
+    SELECT CASE _place WHEN {LATER} THEN _due_at WHEN {FULL} THEN _now + _pause END
 $$;
 
 -- Move lanes to where they belong after their hosts changed. The caller has locked both. (Helpers are in plpgsql because
@@ -37,13 +38,14 @@ $$;
 CREATE FUNCTION place_lanes(_lanes bigint[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    UPDATE lane SET place = s.place, due = due_of(s.place, s.due_at, _now)
+    UPDATE lane SET place = s.place, due = due_of(s.place, s.due_at, _now, s.pause)
         FROM (
-            SELECT p.tid, place_of(p.best_id, p.room, p.due_at, _now) AS place, p.due_at
+            SELECT p.tid, place_of(p.best_id, p.room, p.due_at, _now) AS place, least(p.due_at, _now + p.recheck) AS due_at,
+                p.pause
             FROM unnest(_lanes) u(lane) CROSS JOIN LATERAL (SELECT * FROM politeness WHERE lane = u.lane LIMIT 1) p
         ) s
         WHERE lane.ctid = s.tid
-            AND (lane.place <> s.place OR lane.due IS DISTINCT FROM due_of(s.place, s.due_at, _now));
+            AND (lane.place <> s.place OR lane.due IS DISTINCT FROM due_of(s.place, s.due_at, _now, s.pause));
 END
 $$;
 

@@ -44,15 +44,17 @@ BEGIN
 END
 $$;
 
--- Lock these hosts. Returns how many requests each may have now, and what a lease needs to know of it, in order.
+-- Lock these hosts. Returns how many requests each may have now, and what a lease needs to know of it, in order. shared:
+-- those that another run uses, or has used last.
 CREATE FUNCTION hosts_for_lease(
     _run integer, _hosts integer[], _now double precision,
-    OUT hosts integer[], OUT rooms integer[], OUT learned double precision[], OUT tids tid[]
+    OUT hosts integer[], OUT rooms integer[], OUT learned double precision[], OUT tids tid[], OUT shared integer[]
 ) LANGUAGE plpgsql AS $$
 BEGIN
     SELECT array_agg(h.id), array_agg(CASE WHEN {DUE_AT} <= _now THEN {CONCURRENCY} - h.in_flight ELSE 0 END),
-        array_agg(coalesce(h.learned_delay, 0)), array_agg(h.tid)
-        INTO hosts, rooms, learned, tids
+        array_agg(coalesce(h.learned_delay, 0)), array_agg(h.tid),
+        array_agg(h.id) FILTER (WHERE h.shared OR h.last_run <> _run)
+        INTO hosts, rooms, learned, tids, shared
         FROM (SELECT delay, concurrency FROM run WHERE id = _run LIMIT 1) r
         CROSS JOIN (SELECT delay, concurrency, ended_at FROM host WHERE id = 0 LIMIT 1) e
         CROSS JOIN (
@@ -98,14 +100,16 @@ BEGIN
 END
 $$;
 
--- When a lease call may find more; null if time alone brings nothing.
-CREATE FUNCTION next_moment(_run integer, _now double precision)
+-- When a lease call may find more; null if time alone brings nothing. _open_at: when to ask again for hosts that are due.
+CREATE FUNCTION next_moment(_run integer, _now double precision, _open_at double precision, _is_sharing boolean)
 RETURNS double precision LANGUAGE plpgsql AS $$
 BEGIN
     RETURN least(
         (SELECT h.due FROM held h WHERE h.run = _run ORDER BY h.run, h.due LIMIT 1),
         (SELECT l.due FROM lane l WHERE l.run = _run AND l.place = {LATER} ORDER BY l.run, l.due LIMIT 1),
-        (SELECT _now FROM lane l WHERE l.run = _run AND l.place = {OPEN}
+        CASE WHEN _is_sharing THEN (
+            SELECT l.due FROM lane l WHERE l.run = _run AND l.place = {FULL} ORDER BY l.run, l.due LIMIT 1) END,
+        (SELECT _open_at FROM lane l WHERE l.run = _run AND l.place = {OPEN}
          ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1));
 END
 $$;
@@ -172,6 +176,7 @@ DECLARE
     _seen double precision;                   -- these are parts of clock()
     _skew double precision;
     _ahead double precision;                  -- clock() minus real_clock()
+    _until double precision;                  -- until then it may share hosts with other runs
     _may_lease boolean;
     _has_open boolean;
     _knows boolean;
@@ -191,6 +196,11 @@ DECLARE
     _rows integer;
     _lanes_taken integer;
     _hosts_taken integer;
+    _shares boolean;                          -- with other runs, lately
+    _shared integer[];                        -- hosts that others want too
+    _leasts double precision[];               -- the smallest use of each
+    _waits boolean := false;                  -- it is the turn of another run
+    _each record;
     _moment double precision;
 BEGIN
     -- One statement, as a statement costs more than a lookup.
@@ -201,9 +211,10 @@ BEGIN
          ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1) IS NOT NULL,
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
-        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew
-        INTO _may_lease, _has_open, _knows, _restarted, _seen, _skew
-        FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
+        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew, p.until
+        INTO _may_lease, _has_open, _knows, _restarted, _seen, _skew, _until
+        FROM run r LEFT JOIN clock_state c ON c.id = 1 LEFT JOIN presence p ON p.run = r.id
+        WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -214,13 +225,17 @@ BEGIN
     _real := real_clock(_offset);
     _now := CASE WHEN _real BETWEEN _seen AND _seen + 1 THEN _real + _skew ELSE clock(_offset) END;  -- mostly without a call
     _ahead := _now - _real;
+    _shares := coalesce(_until > _now, false);
     at := _real - _offset;
     late := coalesce(at > _not_after, false);
     IF NOT (_has_open OR _repeat OR late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
             PERFORM check_fence(_run, _slot, _epoch);
         END IF;
-        _moment := CASE WHEN _may_lease THEN next_moment(_run, _now) END;
+        _moment := CASE WHEN _may_lease THEN next_moment(_run, _now, _now, _shares) END;
+        IF _shares AND _may_lease AND current_setting('transaction_read_only') = 'off' THEN
+            PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, false, true);
+        END IF;
         wait := greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END);
         incoming := (SELECT g.incoming FROM ledger g WHERE g.run = _run);
         poll_after := spread_polls(_now);
@@ -294,6 +309,18 @@ BEGIN
 
     IF _near.hosts IS NOT NULL THEN
         _hosts := hosts_for_lease(_run, _near.hosts, _now);
+        IF _hosts.shared IS NOT NULL THEN
+            FOR _each IN SELECT * FROM share_hosts(_run, _hosts.shared, _now) LOOP
+                _rows := width_bucket(_each.host, _hosts.hosts);
+                _hosts.rooms[_rows] := _each.room;
+                _hosts.tids[_rows] := _each.tid;
+                _waits := _waits OR _each.waits;
+                IF _each.shared THEN
+                    _shared := _shared || _each.host;
+                    _leasts := _leasts || _each.least_used;
+                END IF;
+            END LOOP;
+        END IF;
         -- The lanes of a run have the order of their hosts, and each host has one.
         SELECT array_agg(l.id) FILTER (WHERE l.fits) AS lanes, array_agg(l.nth) FILTER (WHERE l.fits) AS nths,
             array_agg(_hosts.rooms[l.nth]) FILTER (WHERE l.fits) AS rooms,
@@ -343,10 +370,10 @@ BEGIN
             array_agg(g.attempt), array_agg(_hosts.learned[_from.nths[g.nth]])
             INTO tokens, fingerprints, urls, payloads, attempts, learned_delays FROM given g;
         IF cardinality(_from.lanes) = 1 THEN  -- nothing to group
-            UPDATE host SET in_flight = in_flight + _count WHERE host.ctid = _hosts.tids[_from.nths[1]];
+            UPDATE host SET in_flight = in_flight + _count, last_run = _run WHERE host.ctid = _hosts.tids[_from.nths[1]];
             GET DIAGNOSTICS _hosts_taken = ROW_COUNT;
             UPDATE lane SET ready = ready - _count, best_rank = s.rank, best_id = s.id, place = s.place,
-                due = due_of(s.place, 0, _now)
+                due = due_of(s.place, 0, _now, 2)
                 FROM (
                     SELECT b.rank, b.id, place_of(b.id, _from.rooms[1] - _count, 0, 0) AS place
                     FROM (SELECT) one LEFT JOIN LATERAL (
@@ -364,11 +391,11 @@ BEGIN
                 SELECT u.nth, count(*)::integer AS n, max(u.place) AS last
                 FROM unnest(_best.nths) WITH ORDINALITY u(nth, place) GROUP BY u.nth
             ), counted AS (
-                UPDATE host SET in_flight = in_flight + t.n FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
+                UPDATE host SET in_flight = in_flight + t.n, last_run = _run FROM taken t WHERE host.ctid = _hosts.tids[_from.nths[t.nth]]
                     RETURNING 1
             ), moved AS (
                 UPDATE lane SET ready = ready - s.n, best_rank = s.rank, best_id = s.id, place = s.place,
-                    due = due_of(s.place, 0, _now)
+                    due = due_of(s.place, 0, _now, 2)
                     FROM (
                         SELECT t.nth, t.n, b.rank, b.id, place_of(b.id, _from.rooms[t.nth] - t.n, 0, 0) AS place
                         FROM taken t
@@ -389,6 +416,16 @@ BEGIN
     END IF;
     IF _misplaced IS NOT NULL THEN
         PERFORM place_lanes(_misplaced, _now);
+    END IF;
+    IF _shared IS NOT NULL AND _count > 0 THEN
+        PERFORM take_turns(
+            _run, ARRAY(SELECT _hosts.hosts[_from.nths[u.nth]] FROM unnest(_best.nths) u(nth)), _shared, _leasts, _now);
+    END IF;
+    IF _may_lease AND (_shares OR _shared IS NOT NULL) THEN
+        IF _count = 0 AND _overdue IS NULL THEN  -- nothing that has to last
+            PERFORM set_config('synchronous_commit', 'off', true);
+        END IF;
+        PERFORM note_call(_run, _now, _shared IS NOT NULL, _count < _limit);
     END IF;
 
     IF _overdue IS NOT NULL THEN
@@ -413,7 +450,8 @@ BEGIN
     END IF;
 
     IF _may_lease THEN
-        _moment := CASE WHEN _count = _limit THEN _now ELSE next_moment(_run, _now) END;
+        _moment := CASE WHEN _count = _limit THEN _now ELSE next_moment(
+            _run, _now, _now + CASE WHEN _waits THEN {SHORT_PAUSE} ELSE 0 END, _shares OR _shared IS NOT NULL) END;
     END IF;
     wait := CASE WHEN _moment IS NOT NULL THEN greatest(_moment - _now, 0) END;
     at := real_clock(0);

@@ -27,6 +27,8 @@ DECLARE
     _at double precision;
     _seen double precision;                   -- these are parts of clock()
     _skew double precision;
+    _called double precision;                 -- the last call of a run that shares hosts
+    _until double precision;                  -- until then it does
     _most integer;
     _limit bigint;
     _room bigint;
@@ -50,10 +52,11 @@ DECLARE
     _last bigint;
     _incoming bigint := 0;
 BEGIN
-    SELECT r.max_attempts, r.link_limit, c.seen, c.skew, _receipt IS NULL OR EXISTS (
+    SELECT r.max_attempts, r.link_limit, c.seen, c.skew, p.called, p.until, _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE})
-        INTO _most, _limit, _seen, _skew, _knows
-        FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
+        INTO _most, _limit, _seen, _skew, _called, _until, _knows
+        FROM run r LEFT JOIN clock_state c ON c.id = 1 LEFT JOIN presence p ON p.run = r.id
+        WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -206,6 +209,9 @@ BEGIN
         END IF;
     END IF;
 
+    IF _until > _now AND _called < _now - 1 THEN
+        UPDATE presence p SET called = _now WHERE p.run = _run;
+    END IF;
     UPDATE ledger g SET
         pushed = g.pushed + _added + _refused, ready = g.ready + _added, waiting = g.waiting + _waiting,
         leased = g.leased - _waiting - _h.ended, done = g.done + _h.ended - _h.dead, dead = g.dead + _h.dead + _refused,

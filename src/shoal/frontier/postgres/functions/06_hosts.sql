@@ -58,7 +58,7 @@ $$;
 CREATE FUNCTION host_states(_run integer, _offset double precision, _limit integer)
 RETURNS TABLE (
     host text, delays double precision[], limits integer[], in_flight integer, ready integer,
-    blocked_for double precision, block_reason text
+    blocked_for double precision, block_reason text, rival_delay double precision, rival text
 ) LANGUAGE plpgsql SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -67,7 +67,7 @@ BEGIN
     RETURN QUERY
         SELECT h.name, ARRAY[h.delay, e.delay, r.delay, h.crawl_delay, h.learned_delay],
             ARRAY[h.concurrency, e.concurrency, r.concurrency], h.in_flight, l.ready, greatest(h.blocked_until - _now, 0),
-            h.block_reason
+            h.block_reason, o.delay, o.run_id
         FROM (
             (SELECT l.id, l.host, l.ready FROM (
                 SELECT DISTINCT x.host FROM (
@@ -92,6 +92,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT * FROM host h WHERE h.id = l.host LIMIT 1) h
         CROSS JOIN LATERAL (SELECT * FROM host e WHERE e.id = 0 LIMIT 1) e
         CROSS JOIN LATERAL (SELECT r.delay, r.concurrency FROM run r WHERE r.id = _run LIMIT 1) r
+        LEFT JOIN LATERAL live_uses(_run, h.id, _now) o ON h.shared AND o.nth = 1
         ORDER BY l.ready + h.in_flight DESC, h.name COLLATE "C" LIMIT _limit;
 END
 $$;
@@ -100,31 +101,34 @@ $$;
 CREATE FUNCTION host_state(_run integer, _offset double precision, _name text)
 RETURNS TABLE (
     host text, delays double precision[], limits integer[], in_flight integer, ready integer,
-    blocked_for double precision, block_reason text
+    blocked_for double precision, block_reason text, rival_delay double precision, rival text
 ) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM check_run(_run);
     RETURN QUERY
         SELECT _name, ARRAY[h.delay, e.delay, r.delay, h.crawl_delay, h.learned_delay],
             ARRAY[h.concurrency, e.concurrency, r.concurrency], coalesce(h.in_flight, 0), coalesce(l.ready, 0),
-            greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0), coalesce(h.block_reason, '')
+            greatest(coalesce(h.blocked_until, 0) - clock(_offset), 0), coalesce(h.block_reason, ''),
+            o.delay, o.run_id
         FROM host e JOIN run r ON r.id = _run LEFT JOIN host h ON h.name = _name
             LEFT JOIN lane l ON l.id = lane_key(_run, h.id)
+        LEFT JOIN LATERAL live_uses(_run, h.id, clock(_offset)) o ON h.shared AND o.nth = 1
         WHERE e.id = 0;
 END
 $$;
 
 -- Set the options of a run. If they changed, its lanes are opened, as other options have placed them.
 CREATE FUNCTION set_options(
-    _run integer, _max_attempts integer, _delay double precision, _concurrency integer, _link_limit bigint
+    _run integer, _max_attempts integer, _delay double precision, _concurrency integer, _link_limit bigint,
+    _weight double precision
 ) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _lanes bigint[];
 BEGIN
     UPDATE run r
-        SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency, link_limit = _link_limit
-        WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency, coalesce(r.link_limit, 0))
-            <> (_max_attempts, _delay, _concurrency, coalesce(_link_limit, 0));
+        SET max_attempts = _max_attempts, delay = _delay, concurrency = _concurrency, link_limit = _link_limit, weight = _weight
+        WHERE r.id = _run AND (r.max_attempts, r.delay, r.concurrency, coalesce(r.link_limit, 0), r.weight)
+            <> (_max_attempts, _delay, _concurrency, coalesce(_link_limit, 0), _weight);
     IF FOUND THEN
         _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.run = _run AND l.place > {OPEN});
         PERFORM lock_lanes(_lanes);

@@ -164,6 +164,8 @@ BEGIN
     DELETE FROM worker w WHERE w.run = _run;
     DELETE FROM stage s WHERE s.run = _run;
     DELETE FROM rewind w WHERE w.run = _run;
+    DELETE FROM turn t WHERE t.run = _run;
+    DELETE FROM presence p WHERE p.run = _run;
     DELETE FROM run r WHERE r.id = _run AND r.deleting;
 END
 $$;

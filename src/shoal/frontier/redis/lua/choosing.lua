@@ -179,12 +179,22 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     if in_play[lane.number] then return false end
     in_play[lane.number] = true
     local host, all = hosts[lane.number], hosts[ALL_HOSTS]
-    local delay, most = policy(host.settings, all.settings, own)
+    if host.turns then ask_for(host) end
+    local delay, most = policy(host.settings, all.settings, own, host.is_shared and longest_of(host, own))
+    local due = due_at(host, all, delay)
     lane.room = most - host.in_flight
-    if lane.room > 0 and due_at(host, all, delay) <= now then return true end
-    touch(own, lane.number, 'stale')
     refused = true
-    return false
+    if lane.room <= 0 or due > now then
+      touch(own, lane.number, 'stale')
+      return false
+    end
+    if host.is_shared then lane.room = math.min(lane.room, turns_for(host, most, due)) end
+    if lane.room <= 0 then -- it is the turn of another run
+      own.pause = math.min(own.pause or math.huge, SHORT_PAUSE)
+      return false
+    end
+    refused = false
+    return true
   end
 
   -- The best requests, up to a limit: fingerprints, hosts, sequence numbers and ranks; and the lanes that they are from.

@@ -92,6 +92,7 @@ local function open_lanes()
   local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for _, number in ipairs(due) do touch(own, number, 'stale') end
   load_hosts(due)
+  ask_for_all(due)
   many('ZREM', own.key .. ':later', due)
   return #due > 0
 end
@@ -102,6 +103,7 @@ local function check_full()
   local numbers = call('ZRANGEBYSCORE', key, '-inf', string.format('(%.0f', others), 'LIMIT', 0, FULL_AT_ONCE)
   for _, number in ipairs(numbers) do touch(own, number) end
   load_hosts(numbers)
+  ask_for_all(numbers)
   return #numbers > 0
 end
 
@@ -166,6 +168,7 @@ local function take(fingerprints, numbers, sequences, ranks, lanes)
     change(host)
     touch(own, lane.number)
     shorten(lane)
+    if host.is_shared then take_turns(host, lane.count) end
   end
   for i = 1, #fingerprints do
     local fingerprint, number, record = fingerprints[i], numbers[i], found[i]
@@ -220,6 +223,7 @@ if ARGV[7] ~= '' and server_time > tonumber(ARGV[7]) then return {'late', string
 local refusal = slot and fenced(slot, epoch)
 if refusal then return refusal end
 
+if limit > 0 and not HALTED[own.state] then meet() end
 move_staged()
 local leased, answer = granted()
 if not leased then
@@ -230,9 +234,10 @@ if not leased then
     return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
   end
   leased, answer = take(choose(limit))
+  if limit > 0 then save_turns(#leased < limit) end
 end
 
-local soonest = math.huge
+local soonest = now + (own.pause or math.huge)
 for _, key in ipairs({LEASES, own.key .. ':waiting', own.key .. ':later'}) do
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
   local moment = tonumber(first[2])

@@ -1,6 +1,6 @@
 -- Politeness of hosts: of one host, if ARGV names it, else of the busiest ones. Returns the time, the host "*", the run's
--- options, then for each host its record and how many requests of the run are ready. If there are very many hosts, it
--- returns those that are likely to be busiest.
+-- options, then for each host its record, how many requests of the run are ready, and the longest delay of other runs that
+-- share it, with the name of that run. If there are very many hosts, it returns those that are likely to be busiest.
 
 local ALL, SOME = 1000, 300
 local numbers, is_listed = {}, {}
@@ -34,5 +34,9 @@ for _, number in ipairs(numbers) do
   answer[#answer + 1] = whole_host(hosts[number])
   local front = math.floor(#own.lanes[number] / FRONTED_SIZE)
   answer[#answer + 1] = front + call('LLEN', list_key(own, number)) + call('ZCARD', set_key(own, number))
+  local longest, of
+  if hosts[number].turns then longest, of = longest_of(hosts[number], own) end
+  answer[#answer + 1] = longest and string.format('%.17g', longest) or ''
+  answer[#answer + 1] = of and of.name or ''
 end
 return answer
