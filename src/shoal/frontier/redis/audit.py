@@ -30,6 +30,8 @@ _LEDGER = Struct(f"<{2 + len(COUNTERS)}d")
 """As in ``lua/base.lua``."""
 _TEXTS = frozenset({"run", "store", "roles"})
 """Kinds whose examples are texts."""
+_COUNTED = frozenset({"counters", "failures", "items", "links", "requests"})
+"""Kinds that a wrong counter may cause."""
 _HOST_SIZE, _FINGERPRINT_SIZE = 4, 16
 
 Found = dict[str, tuple[int, bytes]]
@@ -58,15 +60,20 @@ class RedisAudit:
         ]
         return msgspec.structs.replace(counted, faults=make_faults((*named, *compared)))
 
-    async def repair(self) -> None:
+    async def repair(self, stats: Stats) -> None:
         """Each step leaves what it found intact, so workers may go on, and a repair that was interrupted may begin
-        again. Counters last: they count what the other steps changed."""
-        for act in ("store", "requests", "lanes", "counters"):
-            cursor = b"0"
-            while True:
-                cursor = await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
-                if cursor == b"0":
-                    break
+        again. Counters are counted in one step, so only if they are wrong."""
+        for act in ("store", "requests", "lanes"):
+            await self._repair(act)
+        if any(fault.kind in _COUNTED for fault in (await self.audit(stats)).faults):
+            await self._repair("counters")
+
+    async def _repair(self, act: str) -> None:
+        cursor = b"0"
+        while True:
+            cursor = await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
+            if cursor == b"0":
+                break
 
     async def _check_lanes(self) -> tuple[Found, int]:
         """The faults of everything but the requests, and how many ready requests the lanes lack."""

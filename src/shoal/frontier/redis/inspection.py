@@ -68,7 +68,7 @@ class RunInspection:
         return await RedisAudit(self._run, self._urls).audit(await self.stats())
 
     async def repair(self) -> None:
-        await RedisAudit(self._run, self._urls).repair()
+        await RedisAudit(self._run, self._urls).repair(await self.stats())
 
     async def _urls(self, fingerprints: Sequence[bytes]) -> list[str]:
         return [found.url if found else "" for found in await self._histories(fingerprints)]

@@ -9,7 +9,7 @@ local function check_request(fingerprint, record)
   local state = string.byte(record)
   if not counts[state] or #record < MIN_SIZE then return blame(UNREADABLE, fingerprint) end
   counts[state] = counts[state] + 1
-  if state == DONE then return end
+  if state == DONE or (state == READY and ARGV[7] ~= '1') then return end
   if state == DEAD then
     if call('HEXISTS', own.key .. ':dead', fingerprint) == 0 then blame('failures', fingerprint) end
   elseif state == WAITING then
@@ -17,7 +17,7 @@ local function check_request(fingerprint, record)
   else
     local request = read_record(record)
     if state == READY then
-      if ARGV[7] == '1' then queued[#queued + 1] = {fingerprint, request} end
+      queued[#queued + 1] = {fingerprint, request}
     elseif not call('ZSCORE', LEASES, lease_member(own, request.host, fingerprint)) then
       blame('leases', fingerprint)
     end
