@@ -139,19 +139,22 @@ async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypa
     await old.close()
 
 
+async def _make_old_tables(url: str, patch: pytest.MonkeyPatch) -> None:
+    """Make the tables of earlier migrations, with a run."""
+    patch.setattr(schema, "functions", lambda component: "SELECT 1")  # those of this version need its tables
+    await (await PostgresStore.open(url)).close()
+    tables = schema_of(url)
+    columns = "(run_id, spider, state, created_at, settings, project)"
+    await ask(url, f"INSERT INTO {tables}.run {columns} VALUES ('run', 's', 'running', 0, $1, 'shoal')", b"\x80")
+    await ask(url, f"INSERT INTO {tables}.ledger (run) SELECT id FROM {tables}.run")
+
+
 async def test_tables_from_before_claims_had_epochs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = schema.migrations
     with monkeypatch.context() as patch:
         patch.setattr(schema, "migrations", lambda component: {1: known(component)[1]})
-        patch.setattr(schema, "functions", lambda component: "SELECT 1")  # those of this version need its tables
-        await (await PostgresStore.open(url)).close()
-    tables = PostgresAddress.parse(url).schema
-    await ask(
-        url,
-        f"INSERT INTO {tables}.run (run_id, spider, state, created_at, settings, project)"
-        " VALUES ('run', 's', 'running', 0, $1, 'shoal')",
-        b"\x80",
-    )
+        await _make_old_tables(url, patch)
+    tables = schema_of(url)
     claims = "SELECT id, 'drain', 7, 9e9, 'far', false, 'w', 1 FROM"
     await ask(
         url, f"INSERT INTO {tables}.role (run, role, token, until, cursor, finished, slot, epoch) {claims} {tables}.run"
@@ -192,9 +195,7 @@ async def test_tables_whose_lanes_had_a_generated_key_are_repaired(
     before = start + lane + rest.replace("id bigint", f"id bigint {_GENERATED}", 1)
     with monkeypatch.context() as patch:
         patch.setattr(schema, "migrations", lambda each: {1: (name, before)} if each == COMPONENT else known(each))
-        old = await PostgresStore.open(url)
-    await old.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
-    await old.close()
+        await _make_old_tables(url, patch)
     await ask(url, f"INSERT INTO {tables}.lane (run, host, ready, place) VALUES (7, 9, 0, 0)")
     if not has_digest:
         await ask(url, f"ALTER TABLE {tables}.migration DROP COLUMN digest")
