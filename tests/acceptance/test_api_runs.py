@@ -213,7 +213,8 @@ def _check_reports(api: Api, run_id: str, pages: int) -> None:
     assert len(recent["items"]) == 5
     assert recent["fields"] == [{"type": "item", "field": "address", "filled": pages, "items": pages, "share": 1.0}]
     compared = must(api.get(f"/api/runs/compare?a={run_id}&b={run_id}"))
-    assert (compared["a"]["outcome"], compared["b"]["failed_kinds"]) == ("finished", {"http 500": 1})
+    assert (compared["a"]["ending"], compared["a"]["outcome"]) == ("finished, degraded", "degraded")
+    assert compared["b"]["failed_kinds"] == {"http 500": 1}
     figures = {each["name"]: (each["a"], each["change"]) for each in compared["differences"]}
     assert (figures["pages"], figures["failed: http 500"], figures["field address"]) == ((pages, 0), (1, 0), (1, 0))
     assert must(api.get(f"/api/runs/compare?a={run_id}&b=none"), 404)["error"]["kind"] == "no such run"

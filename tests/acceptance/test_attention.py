@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ class Pages(Spider):
             raise ValueError("no price")
         yield {"url": response.url}
 """
+SESSION = 4.0
 SETTINGS = """
 [notifications]
 check_every = 0.3
@@ -77,7 +79,7 @@ class Stage(Fleet):
         return [each["event"] for each in self.messages(kind)]
 
     def session_worker(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        return self.worker(*arguments, settings={"worker.session": 2}, env=env)
+        return self.worker(*arguments, settings={"worker.session": SESSION}, env=env)
 
 
 @contextmanager
@@ -124,11 +126,17 @@ def test_an_outage_of_the_store_is_one_problem_and_nobody_is_lost(tmp_path: Path
                 stage.session_worker()
             site.wait_for(10)
             until(lambda: len(stage.api.get("/api/runs")[1]["runs"]) == 1)
+            began = time.monotonic()
             redis.kill()
             until(lambda: stage.messages("store_away"), what="the outage")
             until(lambda: " ago: the store does not answer" in stage.api.text("/"), what="its age")
+            until(lambda: time.monotonic() > began + 2 * SESSION, what="a long outage")
+            for worker in stage.processes:  # the server finds the store before they do
+                worker.send_signal(signal.SIGSTOP)
             redis.start()
             until(lambda: len(stage.messages("store_away")) == 2, what="the end of the outage")
+            for worker in stage.processes:
+                worker.send_signal(signal.SIGCONT)
             before = len(site.visits())
             site.wait_for(before + 20)
             assert stage.messages("worker_lost") == []

@@ -175,7 +175,7 @@ def test_runs_of_another_project_are_not_listed(shoal, shop: str) -> None:
     at = ["--frontier", "sqlite:///x.db"]
     shoal("crawl", shop, "--max-pages", "1", "--delay", "0", "--set", "project_name=other", *at)
     assert len(shoal("runs", *at).stdout.splitlines()) == 1
-    assert shoal("runs", "--all-projects", *at).stdout.splitlines()[1].split()[9] == "other"
+    assert shoal("runs", "--all-projects", *at).stdout.splitlines()[1].split()[10] == "other"
     assert "the project 'shoal' has no runs" in shoal("stats", *at, code=2).stderr
 
 

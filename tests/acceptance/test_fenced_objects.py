@@ -312,7 +312,7 @@ def crawling(server: ObjectServer, folder: Path, *words: str) -> Iterator[tuple[
     """The command of a crawl of 300 pages, the URL of the site, and the bucket."""
     (folder / "spider.py").write_text(SPIDER)
     bucket = server.bucket()
-    with site(300, latency=0.04) as url:
+    with site(300, latency=0.1) as url:
         yield [
             *SHOAL, "run", "spider.py", "-a", f"start_urls={url}/", "--frontier", f"sqlite:///{folder}/crawl.db",
             "-q", "-o", f"{server.scheme}://{bucket}/pages.jsonl?{SMALL}", *words,
@@ -357,6 +357,7 @@ def test_a_bucket_that_lost_parts_is_completed(
             crawl.kill()
             crawl.wait()
         happen()
+        assert not is_live or crawl.poll() is None, "the crawl had ended before"
         if not is_live:
             crawl = forking.Popen(command, cwd=tmp_path, env=env)
         assert crawl.wait(120) == 0

@@ -97,9 +97,9 @@ def test_a_retry_with_too_little_room_says_so(backend: str, url: str, tmp_path: 
         refused = newest(fleet)["failed"]
         assert refused > 2
         said = fleet.shoal("retry-failed").stdout
-        assert said.startswith("2 requests of run ")
+        assert said.startswith("2 requests are queued again")
         assert f"{refused - 2} links did not fit into the queue (queue.max_size)" in said
-        assert fleet.shoal("retry-failed").stdout.startswith("0 requests of run ")
+        assert fleet.shoal("retry-failed").stdout.startswith("0 requests are queued again")
         assert "did not fit" not in fleet.shoal("retry-failed", "--kind", "http 500").stdout
         assert newest(fleet)["left"] == 2
         fleet.shoal("run", "spider.py", "-q")  # now without a limit

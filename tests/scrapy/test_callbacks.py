@@ -129,8 +129,10 @@ async def test_a_generator_that_raises_keeps_what_it_has_yielded(is_async: bool)
     summary = done.crawl.summary
     assert summary is not None
     assert (summary.stats.dead, summary.dead_kinds) == (1, {"callback": 1}), "the page counts as failed"
-    assert "KeyError in parse: 'price'" in summary.counters.callback_error
-    assert "test_callbacks.py, line" in summary.counters.callback_error
+    error = summary.counters.last_callback_error
+    assert error is not None
+    assert "KeyError in parse: 'price'" in error.reason
+    assert "test_callbacks.py, line" in error.reason
 
 
 async def test_a_spider_without_parse_says_so() -> None:
@@ -139,7 +141,7 @@ async def test_a_spider_without_parse_says_so() -> None:
 
     done = await crawl(Own, PAGES)
     assert done.crawl.summary is not None
-    assert "Own.parse callback is not defined" in done.crawl.summary.counters.callback_error
+    assert "Own.parse callback is not defined" in str(done.crawl.summary.counters.last_callback_error)
 
 
 async def test_a_string_that_names_no_method_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -363,6 +363,9 @@ def test_silence_while_the_store_was_away_does_not_count() -> None:
     assert len(find_problems(silent)) == 2
     assert find_problems(silent, facts=Facts(answering_since=NOW - 14)) == []
     assert len(find_problems(silent, facts=Facts(answering_since=NOW - 16))) == 2
+    earlier = seen(workers=(worker("w1", 40),), details_at=NOW - 4)
+    assert find_problems(earlier, facts=Facts(answering_since=NOW - 18)) == []
+    assert len(find_problems(earlier, facts=Facts(answering_since=NOW - 20))) == 1
     gone = seen(workers=())
     assert len(find_problems(gone, silent)) == 2
     assert find_problems(gone, silent, Facts(answering_since=NOW - 7)) == []  # it left normally after the outage

@@ -314,7 +314,6 @@ class PageHandler:
         self.counters.errors["callback"] += 1
         cause = exc.__cause__ if isinstance(exc, PartialOutputError) else None
         reason = describe(cause or exc, lease.request.callback or "parse")
-        self.counters.callback_error = self.counters.callback_error or reason
         self.counters.last_callback_error = CodeError(time.time(), reason, response.url)
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)

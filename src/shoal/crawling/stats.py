@@ -98,12 +98,12 @@ class Counters:
     """What one process did. The frontier counts for the whole run."""
 
     __slots__ = (
-        "bytes", "callback_error", "drop_reasons", "dropped", "errors", "failing_hosts", "fetched", "from_cache",
+        "bytes", "drop_reasons", "dropped", "errors", "failing_hosts", "fetched", "from_cache",
         "item_errors", "items", "last_callback_error", "last_item_error", "latency", "leases_lost", "left_out",
         "links_refused", "not_followed", "out_of_scope", "picked", "redirected", "retried", "started", "too_deep",
     )  # fmt: skip
     NOT_ADDED = frozenset(
-        {"callback_error", "drop_reasons", "errors", "failing_hosts", "last_callback_error", "last_item_error",
+        {"drop_reasons", "errors", "failing_hosts", "last_callback_error", "last_item_error",
          "picked", "started"}
     )  # fmt: skip
     """Fields that ``add`` does not add up as numbers."""
@@ -124,8 +124,6 @@ class Counters:
         """Failed attempts by kind."""
         self.drop_reasons: Counter[str] = Counter()
         """Dropped items by reason, up to a number of reasons."""
-        self.callback_error = ""
-        """The first error of a callback."""
         self.last_callback_error: CodeError | None = None
         self.last_item_error: CodeError | None = None
         self.failing_hosts: dict[str, FailingHost] = {}
@@ -164,7 +162,7 @@ class Counters:
 
     def numbers(self) -> dict[str, float]:
         """All plain numbers, by name."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("callback_error", "started")}
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "started"}
         found = {name: value for name, value in values.items() if isinstance(value, int)}
         return {**found, "errors": self.errors.total(), "elapsed": self.elapsed}
 

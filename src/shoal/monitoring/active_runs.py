@@ -207,19 +207,24 @@ def find_lost_workers(
     """Workers that sent no heartbeat for a session, and workers that were fenced because of that. Nobody can send one
     while the store is away, so silence counts only since the store answers."""
 
-    def silence(worker: WorkerState, at: float) -> float:
-        return min(worker.silent_for, at - answering_since)
+    def silence(worker: WorkerState, run: RunSnapshot) -> float:
+        return min(worker.silent_for, _read_at(run) - answering_since)
 
-    silent = {each.worker: each for each in seen.workers if 0 < each.session < silence(each, seen.at)}
+    silent = {each.worker: each for each in seen.workers if 0 < each.session < silence(each, seen)}
     present = {each.worker for each in seen.workers}
-    for each in before.workers if before is not None else ():
-        at = seen.at if before is None else before.at
-        if each.worker not in present and 0 < each.session * _SILENT_SESSIONS < silence(each, at):
-            silent.setdefault(each.worker, each)
+    if before is not None:
+        for each in before.workers:
+            if each.worker not in present and 0 < each.session * _SILENT_SESSIONS < silence(each, before):
+                silent.setdefault(each.worker, each)
     for worker in silent.values():
-        lost_at = seen.at - worker.silent_for
+        lost_at = _read_at(seen) - worker.silent_for
         if lost_at >= since:
             yield worker_lost(seen.run.run_id, seen.run.spider, worker.worker, lost_at)
+
+
+def _read_at(seen: RunSnapshot) -> float:
+    """When the workers of a snapshot were read: not each snapshot reads them again."""
+    return seen.at if seen.details_at is None else seen.details_at
 
 
 def is_heard(worker: WorkerState) -> bool:

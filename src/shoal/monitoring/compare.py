@@ -8,9 +8,11 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from shoal.crawling.outcome import Verdict
 from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes
 from shoal.ports import Run, RunState, Stats, Store
+from shoal.runs.outcome import read_outcome
 
 Unit: TypeAlias = Literal["count", "seconds", "per second", "share"]
 
@@ -28,14 +30,16 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     failed_kinds: dict[str, int] = {}
     coverage: list[FieldCoverage] = []
     limit: LimitReached | None = None
+    outcome: Verdict | None = None
+    """None unless it is finished."""
 
     @property
-    def outcome(self) -> str:
+    def ending(self) -> str:
         """How it ended, for people."""
-        if self.limit is not None:
-            return str(self.limit)
         left = self.stats.remaining if self.state == "finished" else 0
-        return f"finished with {left} left" if left else self.state
+        state = f"finished with {left} left" if left else self.state
+        ending = state if self.limit is None else str(self.limit)
+        return ending if self.outcome in (None, "good") else f"{ending}, {self.outcome}"
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -66,12 +70,13 @@ async def read_figures(store: Store, run: Run, now: float | None = None) -> RunF
     """The figures of a run. RunError if it was deleted meanwhile."""
     frontier = await store.frontier(run.run_id)
     until = run.ended_at if run.ended_at is not None else time.time() if now is None else now
-    stats = await frontier.stats()
+    stats, outcome = await frontier.stats(), await read_outcome(store, run, frontier)
     return RunFigures(
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,
         seconds=max(0.0, until - run.created_at), stats=stats,
         failed_kinds=await frontier.dead_kinds() if stats.dead else {},
         coverage=field_coverage(await read_processes(store, run.run_id)), limit=await limit_of(store, run),
+        outcome=None if outcome is None else outcome.verdict,
     )  # fmt: skip
 
 

@@ -65,6 +65,8 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     items_per_second: float = 0.0
     changed_at: float = 0.0
     """When a page was last seen to be done or failed, or the first snapshot of the run."""
+    details_at: float | None = None
+    """When workers, outputs and hosts were read, if that was earlier."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -169,7 +171,7 @@ class SnapshotTaker:
             )  # fmt: skip
         return replace(
             known, run=run, at=now, stats=stats, pages_per_second=pages, items_per_second=items,
-            changed_at=self._changed[run.run_id][1],
+            changed_at=self._changed[run.run_id][1], details_at=known.at,
         )  # fmt: skip
 
     async def _processes(self, run: Run, workers: Sequence[WorkerState], now: float) -> int:

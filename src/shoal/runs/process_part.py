@@ -74,7 +74,6 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, int] = {}
     errors: dict[str, int] = {}
     drop_reasons: dict[str, int] = {}
-    callback_error: str = ""
     latency: tuple[list[int], float] | None = None
     own: dict[str, int] = {}
     """What the spider counted with ``self.stats.inc``."""
@@ -95,7 +94,6 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
             numbers={name: getattr(counters, name) for name in _NUMBERS},
             errors=dict(counters.errors),
             drop_reasons=dict(counters.drop_reasons),
-            callback_error=counters.callback_error,
             latency=(list(counters.latency.counts), counters.latency.seconds),
         )
 
@@ -106,7 +104,6 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
             setattr(own, name, value)
         own.errors = Counter(self.errors)
         own.drop_reasons = Counter(self.drop_reasons)
-        total.callback_error = total.callback_error or self.callback_error
         if self.latency is not None:
             own.latency = Latency()
             own.latency.counts, own.latency.seconds = self.latency

@@ -101,7 +101,7 @@ def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[st
     if stats.seeding:
         lines.append("balanced, but seeding is not finished: start requests may be missing")
     elif stats.remaining:
-        lines.append(f"balanced: {stats.remaining} requests left")
+        lines.append(f"balanced: {'1 request' if stats.remaining == 1 else f'{stats.remaining} requests'} left")
     elif not complete:
         lines.append("balanced, but an output does not have the items of the run: see above")
     elif not rewinds:

@@ -202,9 +202,9 @@ def compare(
 
 def _print_comparison(found: Comparison) -> None:
     left = max(16, *(len(printable(each.name)) for each in found.differences))
-    columns = [max(12, len(run.run_id), len(run.outcome)) for run in (found.a, found.b)]
+    columns = [max(12, len(run.run_id), len(run.ending)) for run in (found.a, found.b)]
     print(f"{'':<{left}}  {found.a.run_id:>{columns[0]}}  {found.b.run_id:>{columns[1]}}")
-    print(f"{'ended':<{left}}  {found.a.outcome:>{columns[0]}}  {found.b.outcome:>{columns[1]}}")
+    print(f"{'ended':<{left}}  {found.a.ending:>{columns[0]}}  {found.b.ending:>{columns[1]}}")
     for each in found.differences:
         change = each.change
         percent = "" if not change else f"{change:+.1%}"

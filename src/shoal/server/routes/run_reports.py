@@ -42,7 +42,7 @@ async def compare(a: Compared, b: Compared, request: Request) -> Response:
 def _figures(run: RunFigures) -> dict[str, object]:
     stats = run.stats
     return {
-        "run_id": run.run_id, "spider": run.spider, "state": run.state, "outcome": run.outcome,
+        "run_id": run.run_id, "spider": run.spider, "state": run.state, "ending": run.ending, "outcome": run.outcome,
         "created_at": run.created_at, "seconds": round(run.seconds, 3), "pages": stats.done, "items": stats.items,
         "failed": stats.dead, "failed_kinds": run.failed_kinds, "left": stats.remaining,
     }  # fmt: skip

@@ -6,14 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from shoal.crawling.outcome import Verdict
 from shoal.monitoring.processes import ProcessState
 from shoal.server.schemas.common import RUN_ID, URL, with_examples
 from shoal.server.schemas.runs import RequestCounts, RunStateName
 
 _AT = 1771156800.0
 _FIGURES = {
-    "run_id": RUN_ID, "spider": "books", "state": "finished", "outcome": "finished", "created_at": _AT,
-    "seconds": 60.0, "pages": 1000, "items": 980, "failed": 3, "failed_kinds": {"http 500": 3}, "left": 0,
+    "run_id": RUN_ID, "spider": "books", "state": "finished", "ending": "finished", "outcome": "good",
+    "created_at": _AT, "seconds": 60.0, "pages": 1000, "items": 980, "failed": 3, "failed_kinds": {"http 500": 3},
+    "left": 0,
 }  # fmt: skip
 
 
@@ -161,7 +163,8 @@ class FiguresModel(BaseModel):
     run_id: str
     spider: str
     state: RunStateName
-    outcome: Annotated[str, Field(description="Its state as text, such as `finished`, or at which limit it stopped.")]
+    ending: Annotated[str, Field(description="How it ended, as text: `finished`, or at which limit it stopped.")]
+    outcome: Annotated[Verdict | None, Field(description="`null` unless it is finished.")]
     created_at: float
     seconds: Annotated[float, Field(description="From its creation to its end, or to now.")]
     pages: int

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from fastapi import APIRouter, Request
 
 from shoal.batch.redaction import redacted
+from shoal.crawling.outcome import Outcome
+from shoal.errors import ShoalError
 from shoal.monitoring.snapshot import StoreSnapshot
-from shoal.ports import HostState
+from shoal.ports import HostState, Run
 from shoal.server.dashboard.ledger import ledger_bar
 from shoal.server.dashboard.pages import add_screen
 from shoal.server.dashboard.screens.runs import read_outcomes
@@ -27,13 +31,21 @@ async def load(server: Server, request: Request) -> dict[str, object]:
         "snapshot": snapshot,
         "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
         "total": _total(snapshot),
-        "recent": await read_outcomes(server, snapshot.recent),
+        "recent": await _recent(server, snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
         "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
         "more_problems": max(0, len(problems) - _PROBLEMS),
         "hours": next((each for each in HOURS if str(each) == hours), HOURS[0]),
         "all_hours": HOURS,
     }
+
+
+async def _recent(server: Server, snapshot: StoreSnapshot) -> list[tuple[Run, Outcome | None]]:
+    """The runs that ended lately, with their outcomes as far as the store answers."""
+    if not snapshot.away:
+        with suppress(ShoalError):
+            return await read_outcomes(server, snapshot.recent)
+    return [(run, None) for run in snapshot.recent]
 
 
 def _total(snapshot: StoreSnapshot) -> dict[str, float]:
