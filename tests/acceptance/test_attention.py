@@ -141,7 +141,9 @@ def test_an_outage_of_the_store_is_one_problem_and_nobody_is_lost(tmp_path: Path
             site.wait_for(before + 20)
             assert stage.messages("worker_lost") == []
 
-            first = stage.processes[0]
+            first, second = stage.processes
+            second.terminate()  # so that nobody fences the first one before the server has seen it silent
+            second.wait()
             first.send_signal(signal.SIGSTOP)
             until(lambda: stage.messages("worker_lost"), what="the frozen worker")
             first.send_signal(signal.SIGCONT)
