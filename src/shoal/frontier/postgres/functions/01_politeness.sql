@@ -75,9 +75,10 @@ END
 $$;
 
 -- Count ended leases of these hosts, one for each entry. Without _contacted, all hosts were contacted. Locks the hosts, in
--- order, and returns each of them once.
-CREATE FUNCTION free_hosts(_hosts integer[], _contacted boolean[], _now double precision)
-RETURNS integer[] LANGUAGE plpgsql AS $$
+-- order, and returns each of them once. is_shared: whether other runs want one of them.
+CREATE FUNCTION free_hosts(
+    _hosts integer[], _contacted boolean[], _now double precision, OUT hosts integer[], OUT is_shared boolean
+) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _freed record;
@@ -88,11 +89,12 @@ BEGIN
         UPDATE host h SET in_flight = h.in_flight - _count,
             ended_at = CASE WHEN coalesce(cardinality(_contacted), 0) < _count OR true = ANY(_contacted)
                 THEN greatest(h.ended_at, _now) ELSE h.ended_at END
-            WHERE h.id = _hosts[1];
+            WHERE h.id = _hosts[1] RETURNING h.shared INTO is_shared;
         IF NOT FOUND THEN
             PERFORM refuse({CONFLICT}, 'a host is missing');
         END IF;
-        RETURN _hosts[:1];
+        hosts := _hosts[:1];
+        RETURN;
     END IF;
     SELECT array_agg(e.host) AS hosts, array_agg(e.n) AS counts, array_agg(e.contacted) AS contacted INTO _freed
         FROM (
@@ -100,15 +102,17 @@ BEGIN
             FROM unnest(_hosts) WITH ORDINALITY u(host, nth) GROUP BY u.host ORDER BY u.host
         ) e;
     -- The index makes this lock the rows in order. width_bucket() finds a place in a sorted array.
-    UPDATE host h SET in_flight = h.in_flight - _freed.counts[width_bucket(h.id, _freed.hosts)],
-        ended_at = CASE WHEN _freed.contacted[width_bucket(h.id, _freed.hosts)] THEN greatest(h.ended_at, _now)
-            ELSE h.ended_at END
-        WHERE h.id = ANY(_freed.hosts);
-    GET DIAGNOSTICS _rows = ROW_COUNT;
+    WITH freed AS (
+        UPDATE host h SET in_flight = h.in_flight - _freed.counts[width_bucket(h.id, _freed.hosts)],
+            ended_at = CASE WHEN _freed.contacted[width_bucket(h.id, _freed.hosts)] THEN greatest(h.ended_at, _now)
+                ELSE h.ended_at END
+            WHERE h.id = ANY(_freed.hosts) RETURNING h.shared
+    )
+    SELECT count(*), bool_or(f.shared) INTO _rows, is_shared FROM freed f;
     IF _rows <> cardinality(_freed.hosts) THEN
         PERFORM refuse({CONFLICT}, 'a host is missing');
     END IF;
-    RETURN _freed.hosts;
+    hosts := _freed.hosts;
 END
 $$;
 

@@ -27,8 +27,6 @@ DECLARE
     _at double precision;
     _seen double precision;                   -- these are parts of clock()
     _skew double precision;
-    _called double precision;                 -- the last call of a run that shares hosts
-    _until double precision;                  -- until then it does
     _most integer;
     _limit bigint;
     _room bigint;
@@ -47,16 +45,16 @@ DECLARE
     _added integer := 0;
     _refused integer := 0;
     _full bigint[];
-    _freed integer[];
+    _freed record;
+    _is_shared boolean := false;              -- other runs want one of the hosts
     _each record;
     _last bigint;
     _incoming bigint := 0;
 BEGIN
-    SELECT r.max_attempts, r.link_limit, c.seen, c.skew, p.called, p.until, _receipt IS NULL OR EXISTS (
+    SELECT r.max_attempts, r.link_limit, c.seen, c.skew, _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE})
-        INTO _most, _limit, _seen, _skew, _called, _until, _knows
-        FROM run r LEFT JOIN clock_state c ON c.id = 1 LEFT JOIN presence p ON p.run = r.id
-        WHERE r.id = _run AND NOT r.deleting;
+        INTO _most, _limit, _seen, _skew, _knows
+        FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -167,12 +165,13 @@ BEGIN
     END IF;
     IF _h.hosts IS NOT NULL THEN
         _freed := free_hosts(_h.hosts, _contacted, _now);
-        _full := full_lanes(_freed);
+        _is_shared := _freed.is_shared;
+        _full := full_lanes(_freed.hosts);
         IF cardinality(_full) >= {MAX_FULL_LANES} THEN  -- perhaps not all: add those of the leases
             _full := ARRAY(
                 SELECT unnest(_full)
                 UNION
-                SELECT l.id FROM unnest(_freed) u(host)
+                SELECT l.id FROM unnest(_freed.hosts) u(host)
                 CROSS JOIN LATERAL (SELECT l.id, l.place FROM lane l WHERE l.id = lane_key(_run, u.host) LIMIT 1) l
                 WHERE l.place = {FULL});
         END IF;
@@ -209,8 +208,8 @@ BEGIN
         END IF;
     END IF;
 
-    IF _until > _now AND _called < _now - 1 THEN
-        UPDATE presence p SET called = _now WHERE p.run = _run;
+    IF _is_shared THEN
+        UPDATE presence p SET called = _now WHERE p.run = _run AND p.called < _now - 1;
     END IF;
     UPDATE ledger g SET
         pushed = g.pushed + _added + _refused, ready = g.ready + _added, waiting = g.waiting + _waiting,

@@ -103,7 +103,7 @@ BEGIN
         INTO _held
         FROM (SELECT * FROM held h WHERE h.run = _run ORDER BY h.token LIMIT _limit FOR UPDATE) h;
     IF _held.tokens IS NOT NULL THEN
-        _lanes := full_lanes(free_hosts(_held.hosts, NULL, clock(_offset)));
+        _lanes := full_lanes((free_hosts(_held.hosts, NULL, clock(_offset))).hosts);
         PERFORM lock_lanes(_lanes);
         PERFORM place_lanes(_lanes, clock(_offset));
         DELETE FROM held h WHERE h.token = ANY(_held.tokens);

@@ -24,15 +24,19 @@ local MAX_ARGUMENTS = 4000 -- of one call; the stack of Lua ends at 8000
 -- steps back of the server's clock. For that, scripts save the last time that they have seen, at most every 0.1 seconds.
 local SEEN_EVERY = 0.1
 local clock = call('TIME')
-local shared = call('HMGET', PREFIX .. 'store', 'seen', 'skew', 'freed', 'met_until', 'leased_by')
-local state = {
-  seen = tonumber(shared[1]) or 0, skew = tonumber(shared[2]) or 0, freed = tonumber(shared[3]) or 0,
-  met_until = tonumber(shared[4]) or 0, leased_by = tonumber(shared[5]), -- see turns.lua
-}
+local shared = call('HMGET', PREFIX .. 'store', 'seen', 'skew', 'freed', 'leased_by')
+local state = {seen = tonumber(shared[1]) or 0, skew = tonumber(shared[2]) or 0, freed = tonumber(shared[3]) or 0}
 local real = tonumber(clock[1]) + tonumber(clock[2]) / 1000000 + tonumber(ARGV[2])
 if real < state.seen then state.skew = state.skew + state.seen - real end
 if real < state.seen or real >= state.seen + SEEN_EVERY then state.seen, state.is_changed = real, true end
 local now = real + state.skew
+
+-- The run that leased last. While several runs may share hosts, the time until then follows: see turns.lua.
+local leased_by, met_until = tonumber(shared[4]), 0
+if shared[4] and not leased_by then
+  leased_by, met_until = string.match(shared[4], '^(%d+) ([%d.]+)$')
+  leased_by, met_until = tonumber(leased_by), tonumber(met_until) or 0
+end
 
 local function save_state()
   if not state.is_changed then return end
@@ -170,7 +174,7 @@ local function save_ledger(run)
   local counters = {}
   for i = 1, #COUNTERS do counters[i] = run[COUNTERS[i]] end
   call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)))
-  if run.has_ended and now < state.met_until then call('HSET', run.key, 'called', string.format('%.6f', now)) end
+  if run.has_ended and now < met_until then call('HSET', run.key, 'called', string.format('%.6f', now)) end
 end
 
 -- The error for a store that went back in time.

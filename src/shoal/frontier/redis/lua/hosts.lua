@@ -92,7 +92,7 @@ local function load_hosts(numbers)
   end
   local records = fetch(HOSTS, missing)
   for i = 1, n do hosts[missing[i]] = read_host(missing[i], records[i]) end
-  if now < state.met_until and n > 0 then
+  if now < met_until and n > 0 then
     local turns = fetch(TURNS, missing)
     for i = 1, n do hosts[missing[i]].turns = turns[i] or '' end
   end

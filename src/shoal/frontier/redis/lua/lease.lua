@@ -92,7 +92,7 @@ local function open_lanes()
   local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for _, number in ipairs(due) do touch(own, number, 'stale') end
   load_hosts(due)
-  ask_for_all(due)
+  if now < met_until then ask_for_all(due) end
   many('ZREM', own.key .. ':later', due)
   return #due > 0
 end
@@ -103,7 +103,7 @@ local function check_full()
   local numbers = call('ZRANGEBYSCORE', key, '-inf', string.format('(%.0f', others), 'LIMIT', 0, FULL_AT_ONCE)
   for _, number in ipairs(numbers) do touch(own, number) end
   load_hosts(numbers)
-  ask_for_all(numbers)
+  if now < met_until then ask_for_all(numbers) end
   return #numbers > 0
 end
 
@@ -234,7 +234,7 @@ if not leased then
     return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
   end
   leased, answer = take(choose(limit))
-  if limit > 0 then save_turns(#leased < limit) end
+  if limit > 0 and now < met_until then save_turns(#leased < limit) end
 end
 
 local soonest = now + (own.pause or math.huge)

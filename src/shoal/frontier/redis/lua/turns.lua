@@ -4,28 +4,12 @@
 -- is leased from has an entry in `turns`, with its time and the runs that use it. Before that one run was alone (`alone`), and
 -- has no entries; its lanes tell which hosts it uses. A run has the times when it last `called` and `asked`.
 
-local meet, longest_of, ask_for, ask_for_all, turns_for, take_turns, save_turns
+local longest_of, ask_for, ask_for_all, turns_for, take_turns, save_turns
 
-do -- a function of Lua has at most 200 local variables: those of this block end with it
+-- Define these functions. Most scripts need none of them.
+local function define_turns()
   local TIME, USE = '<d', '<I4dd' -- the time of a host; for each run its number, what it used, when it was seen
   local alone, sharing = nil, {}
-
-  -- Note that this run leases. Called before any host is loaded.
-  function meet()
-    if state.leased_by == own.number then return end
-    local key, last = PREFIX .. 'store', state.leased_by
-    call('HSET', key, 'leased_by', own.number)
-    if now < state.met_until - MEET_SECONDS / 2 then return end
-    local before = last and run_of(last)
-    if not before or RESTING[before.state] then return end
-    if now >= state.met_until then
-      call('UNLINK', TURNS)
-      call('HSET', key, 'alone', last)
-      call('HSET', before.key, 'called', string.format('%.6f', now), 'asked', 0)
-    end
-    state.met_until = now + MEET_SECONDS
-    call('HSET', key, 'met_until', string.format('%.6f', state.met_until))
-  end
 
   local function load_presence(run)
     if run.called then return run end
@@ -128,7 +112,6 @@ do -- a function of Lua has at most 200 local variables: those of this block end
   end
 
   function ask_for_all(numbers)
-    if now >= state.met_until then return end
     for _, number in ipairs(numbers) do ask_for(hosts[number]) end
   end
 
@@ -160,7 +143,6 @@ do -- a function of Lua has at most 200 local variables: those of this block end
 
   -- `is_short`: the call got less than it wanted.
   function save_turns(is_short)
-    if now >= state.met_until then return end
     local fields, at = {}, string.format('%.6f', now)
     for _, host in ipairs(sharing) do
       local packed = {pack(TIME, host.time)}
@@ -170,4 +152,23 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     many('HSET', TURNS, fields)
     call('HSET', own.key, 'called', at, 'asked', is_short and at or 0)
   end
+end
+
+if now < met_until then define_turns() end
+
+-- Note that this run leases. Called before any host is loaded.
+local function meet()
+  if leased_by == own.number and (met_until == 0 or now < met_until) then return end
+  local key, before = PREFIX .. 'store', nil
+  if leased_by and leased_by ~= own.number and now >= met_until - MEET_SECONDS / 2 then before = run_of(leased_by) end
+  if before and not RESTING[before.state] then
+    if now >= met_until then
+      call('UNLINK', TURNS)
+      call('HSET', key, 'alone', leased_by)
+      call('HSET', before.key, 'called', string.format('%.6f', now), 'asked', 0)
+      define_turns()
+    end
+    met_until = now + MEET_SECONDS
+  end
+  call('HSET', key, 'leased_by', now < met_until and string.format('%d %.6f', own.number, met_until) or own.number)
 end
