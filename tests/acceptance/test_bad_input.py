@@ -465,7 +465,7 @@ async def test_an_errback_that_raises(bad: MisbehavingServer, caplog: Any) -> No
 
     items, summary = await crawl_beside(bad, spider=Careless)
     assert items == []
-    assert summary.dead_kinds == {"http 404": 1, "callback": 1}
+    assert summary.dead_kinds == {"callback": 2}
     assert summary.counters.errors == {"http 404": 1, "callback": 1, "errback": 2}
     assert re.search(r"errback failed url=\S+/status/404 RuntimeError in \w+: second \(.*, line \d+\)", caplog.text)
     assert "has no method 'no_such_method'" in caplog.text

@@ -176,3 +176,45 @@ async def test_items_that_could_not_be_stored_degrade_a_run_of_any_process(tmp_p
     assert code == 0
     assert "finished, degraded: 41 pages accounted for: 41 done" in text
     assert "1 item could not be stored" in text
+
+
+class CareFree(Spider):
+    name = "carefree"
+    settings = {"download_delay": 0}
+
+    def parse(self, response: Response) -> object:
+        yield {"url": response.url}
+        yield response.follow("/gone", errback="gone")
+
+    def gone(self, request: object, error: object) -> object:
+        raise LookupError("no replacement")
+
+
+async def test_an_errback_that_raises_degrades_a_run() -> None:
+    """Also if the page is a broken link, which alone says nothing about the crawl."""
+    async with SiteServer(pages=30) as site:
+        done = await crawl(CareFree, arguments={"start_urls": [f"{site.url}/p/{number}" for number in range(30)]})
+    assert done.summary is not None
+    assert done.summary.outcome is not None
+    assert done.summary.outcome.verdict == "degraded"
+    assert done.summary.outcome.reasons == ("1 of 31 pages failed (LookupError in gone: 1)",)
+
+
+CLOSING = (
+    ITEMS.replace(', "bad": object()', "")
+    + """
+    def closed(self, reason):
+        raise OSError("the report could not be sent")
+"""
+)
+
+
+async def test_a_hook_that_fails_at_the_end_is_in_the_outcome(tmp_path: Path) -> None:
+    (tmp_path / "items.py").write_text(CLOSING)
+    store = ("--frontier", "sqlite:///q.db")
+    async with SiteServer(pages=3) as site:
+        code, text = await shoal(tmp_path, "run", "items.py", "-a", f"start_urls={site.url}", *store)
+    assert (code, "the report could not be sent" in text) == (1, True)
+    assert re.search(r"items +finished +failed ", (await shoal(tmp_path, "runs", *store))[1])
+    code, text = await shoal(tmp_path, "audit", *store)
+    assert (code, "closed() failed: OSError: the report could not be sent" in text) == (5, True), text

@@ -331,10 +331,11 @@ async def test_a_request_that_dies_goes_to_its_errback(error: FetchError, attemp
     assert urls(failure.children) == ["instead"]
 
 
-async def test_an_errback_that_fails_leaves_the_failure_as_it_was() -> None:
+async def test_an_errback_that_fails_counts_as_a_failed_callback() -> None:
     site = Site(NOT_FOUND)
     failure = await failed(site, errback="broken_errback")
-    assert (failure.kind, failure.status, list(failure.items)) == ("http 404", 404, [])
+    assert (failure.kind, failure.status, list(failure.items)) == ("callback", 404, [])
+    assert failure.reason.endswith("; the page had failed: the server answered 404")
     assert site.counters.errors["errback"] == 1
 
 

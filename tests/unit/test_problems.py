@@ -219,12 +219,12 @@ def sample(at: float, done: int, dead: int) -> RunSample:
 
 def test_trends_are_the_differences_to_samples() -> None:
     samples = [sample(NOW - 700, 100, 0), sample(NOW - 300, 200, 0), sample(NOW - 121, 290, 5), sample(NOW, 290, 55)]
-    trends = find_trends(run(), stats(done=290, dead=60), samples, 5, NOW)
-    assert trends == (Trend(120.0, 50, 50), Trend(600.0, 245, 55))
+    trends = find_trends(run(), stats(done=290, dead=60), samples, {120.0: 2, 600.0: 5}, NOW)
+    assert trends == (Trend(120.0, 53, 53), Trend(600.0, 245, 55))
     young = msgspec.structs.replace(run(), created_at=NOW - 60)
-    assert find_trends(young, stats(done=11, dead=55), [], 0, NOW) == (Trend(120.0, 66, 55), Trend(600.0, 66, 55))
-    assert find_trends(run(), stats(done=290, dead=60), [], 0, NOW) == ()  # an old run without samples
-    late = find_trends(run(), stats(done=290, dead=60), [sample(NOW - 90, 280, 30)], 0, NOW)
+    assert find_trends(young, stats(done=11, dead=55), [], {}, NOW) == (Trend(120.0, 66, 55), Trend(600.0, 66, 55))
+    assert find_trends(run(), stats(done=290, dead=60), [], {}, NOW) == ()  # an old run without samples
+    late = find_trends(run(), stats(done=290, dead=60), [sample(NOW - 90, 280, 30)], {}, NOW)
     assert late == (Trend(120.0, 40, 30), Trend(600.0, 40, 30))
 
 

@@ -88,15 +88,16 @@ def test_two_runs_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "stats", "outcome"),
+    ("state", "stats", "ending"),
     [
         ("finished", Stats(pushed=1, done=1), "finished"),
         ("finished", Stats(pushed=3, done=1, ready=2), "finished with 2 left"),
         ("cancelled", Stats(pushed=3, done=1, ready=2), "cancelled"),
     ],
 )
-def test_how_a_run_ended(state: Any, stats: Stats, outcome: str) -> None:
-    assert figures(state=state, stats=stats).outcome == outcome
+def test_how_a_run_ended(state: Any, stats: Stats, ending: str) -> None:
+    assert figures(state=state, stats=stats).ending == ending
+    assert figures(state=state, stats=stats, outcome="failed").ending == f"{ending}, failed"
 
 
 def test_a_change_from_nothing_has_no_percentage() -> None:

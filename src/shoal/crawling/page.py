@@ -287,17 +287,20 @@ class PageHandler:
             try:
                 found = await self.callbacks.call(request.errback, request, request, error)
             except PartialOutputError as partial:
-                self._errback_failed(request, partial.__cause__ or partial)
+                self._errback_failed(failure, partial.__cause__ or partial)
                 found = await self.callbacks.take(partial.outputs, request)
             failure.items = [*failure.items, *found.items]
             failure.item_errors += found.errors
             admitted = self._scheduler.admit(found.links, request)
             failure.children = [*failure.children, *admitted.children, *found.files]
         except Exception as exc:  # the user's code may raise anything
-            self._errback_failed(request, exc)
+            self._errback_failed(failure, exc)
 
-    def _errback_failed(self, request: Request, exc: BaseException) -> None:
+    def _errback_failed(self, failure: Failure, exc: BaseException) -> None:
+        """The page counts as one whose callback failed, whatever failed before."""
+        request = failure.lease.request
         reason = describe(exc, request.errback)
+        failure.kind, failure.reason = "callback", f"{reason}; the page had failed: {failure.reason}"
         self.counters.errors["errback"] += 1
         self.counters.last_callback_error = CodeError(time.time(), reason, request.url)
         log.error("errback failed url=%s %s", request.url, reason)

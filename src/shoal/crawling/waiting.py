@@ -34,6 +34,8 @@ _LONG_DELAY = 2.0
 _MOST = 3
 """Reasons in one report."""
 
+_MOST_AUDITED = 200_000
+"""Requests of a run that a worker audits by itself while it waits. More would take too long."""
 _STUCK_AFTER = 10.0
 """Seconds without a change and without a reason after which the run is audited, once."""
 _MOST_SILENT = 300.0
@@ -218,6 +220,9 @@ class WaitWatch:
         patience = _MOST_SILENT if reasons else _STUCK_AFTER
         if any(reason.kind != "in flight" for reason in reasons) or now - self._changed_at < patience:
             return []
+        if stats.pushed > _MOST_AUDITED:
+            text = f"nothing happens, and nothing explains it: see `shoal audit {self._run_id}`"
+            return [WaitReason(kind="fault", requests=stats.ready, text=text, subject=("unknown",), is_alarming=True)]
         if self._faults is None:
             counted = await self._frontier.audit()
             advice = f"see `shoal audit {self._run_id}`"

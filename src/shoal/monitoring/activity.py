@@ -8,14 +8,12 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from shoal.crawling.stats import FailingHost
-from shoal.monitoring.reports import LATE, RECENT, CodeErrors, ProcessReport, sum_errors
+from shoal.monitoring.reports import LATE, RECENT, SHORT, CodeErrors, ProcessReport, sum_errors
 from shoal.monitoring.samples import RunSample
 from shoal.ports import Run, Stats
 
 SILENT = 1.5 * LATE
 """Seconds without a report after which a process is lost. Clocks of machines differ a little."""
-_SHORT = 120.0
-"""Seconds. A fast run fails within minutes, and its good pages before that should not hide it."""
 
 
 class HostFailures(Struct, frozen=True, kw_only=True):
@@ -120,11 +118,22 @@ def _sum_kinds(failing: Sequence[FailingHost]) -> dict[str, int]:
     return dict(sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def find_trends(run: Run, stats: Stats, samples: Sequence[RunSample], forbidden: int, now: float) -> tuple[Trend, ...]:
+def sum_forbidden(reports: Sequence[ProcessReport]) -> dict[float, int]:
+    """The failed pages that do not count, for `find_trends`."""
+    working = [report for report in reports if not report.ended]
+    return {
+        SHORT: sum(report.forbidden_lately for report in working),
+        RECENT: sum(report.forbidden for report in working),
+    }
+
+
+def find_trends(
+    run: Run, stats: Stats, samples: Sequence[RunSample], forbidden: Mapping[float, int], now: float
+) -> tuple[Trend, ...]:
     """How pages of a run ended in the last two and in the last ten minutes. ``samples``: oldest first. ``forbidden``:
-    pages that robots.txt or the scope forbade in that time. They do not count."""
+    failed pages of each of these times that do not count, such as those that robots.txt forbids."""
     found = []
-    for seconds in (_SHORT, RECENT):
+    for seconds in (SHORT, RECENT):
         before = [each for each in samples if each.at <= now - seconds]
         if before or run.created_at > now - seconds:
             done, dead = (before[-1].done, before[-1].dead) if before else (0, 0)
@@ -132,6 +141,6 @@ def find_trends(run: Run, stats: Stats, samples: Sequence[RunSample], forbidden:
             done, dead = samples[0].done, samples[0].dead
         else:
             continue
-        failed = max(0, stats.dead - dead - forbidden)
+        failed = max(0, stats.dead - dead - forbidden.get(seconds, 0))
         found.append(Trend(seconds, max(0, stats.done - done) + failed, failed))
     return tuple(found)

@@ -10,7 +10,15 @@ from shoal.config import Config
 from shoal.crawling.outcome import NOT_COUNTED
 from shoal.errors import RunError
 from shoal.monitoring.active_runs import Mark, failing_hosts
-from shoal.monitoring.activity import SILENT, HostFailures, RunActivity, Trend, find_trends, summarize_reports
+from shoal.monitoring.activity import (
+    SILENT,
+    HostFailures,
+    RunActivity,
+    Trend,
+    find_trends,
+    sum_forbidden,
+    summarize_reports,
+)
 from shoal.monitoring.limits import limit_of
 from shoal.monitoring.problem import ProblemLimits
 from shoal.monitoring.problems import Ending, Facts, LimitsFor, LostProcess, RunFailure, RunResult
@@ -98,8 +106,7 @@ class FactReader:
         run, stats, found = seen.run, seen.stats, summarize_reports(reports, now)
         if stats.dead:
             samples = await SampleHistory(self._store, run.run_id).read_newest()
-            forbidden = sum(report.forbidden for report in reports if not report.ended)
-            found = replace(found, trends=find_trends(run, stats, samples, forbidden, now))
+            found = replace(found, trends=find_trends(run, stats, samples, sum_forbidden(reports), now))
         if stats.dead and found.callback_errors.total:
             kinds = await self._dead_kinds(run, now)
             found = replace(found, failed_in_callback=kinds.get("callback", 0))

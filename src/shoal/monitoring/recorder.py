@@ -30,6 +30,7 @@ from shoal.monitoring.reports import (
     MAX_HOSTS,
     RECENT,
     REPORTED_EVERY,
+    SHORT,
     CodeErrors,
     FieldCounts,
     ProcessReport,
@@ -101,6 +102,7 @@ class RunRecorder:
         self._has_new_items = False
         self._pages = _Window(_RATE_SECONDS)
         self._callback_errors, self._item_errors, self._forbidden = (_Window(RECENT, begins=0) for _ in range(3))
+        self._forbidden_lately = _Window(SHORT, begins=0)
         self._next_sample = self._next_items = self._next_report = 0.0
         self._reported = (-1, -1, -1)
         self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
@@ -187,6 +189,7 @@ class RunRecorder:
 
     def _report_of(self, vitals: Vitals, now: float, *, ended: bool) -> ProcessReport:
         counters, holder = vitals.counters, vitals.holder
+        not_counted = sum(counters.errors[kind] for kind in NOT_COUNTED)
         return ProcessReport(
             name=self._process.name,
             machine=socket.gethostname(),
@@ -216,7 +219,8 @@ class RunRecorder:
                 counters.last_callback_error,
             ),
             item_errors=_errors(self._item_errors, now, counters.item_errors, counters.last_item_error),
-            forbidden=self._forbidden.increase(now, sum(counters.errors[kind] for kind in NOT_COUNTED)),
+            forbidden=self._forbidden.increase(now, not_counted),
+            forbidden_lately=self._forbidden_lately.increase(now, not_counted),
         )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ IDLE_EVERY = 20.0
 """Seconds between two reports of an idle process, so that many idle workers cost the store little."""
 LATE = 2 * IDLE_EVERY
 """Seconds without a report after which a process may be gone."""
+SHORT = 120.0
+"""Seconds. A fast run fails within minutes, and its good pages before that should not hide it."""
 RECENT = 600.0
 """Seconds that count as the last minutes."""
 MAX_HOSTS = 10
@@ -94,7 +96,9 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     callback_errors: CodeErrors = CodeErrors()
     item_errors: CodeErrors = CodeErrors()
     forbidden: int = 0
-    """Pages that robots.txt or the scope forbade in the last minutes."""
+    """Failed pages of the last ten minutes that do not count, such as those that robots.txt forbids."""
+    forbidden_lately: int = 0
+    """The same in the last two minutes."""
     loop_age: float = 0.0
     """Seconds for which its event loop has been blocked. 0 if it runs."""
     blocked_by: str = ""

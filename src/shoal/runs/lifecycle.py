@@ -31,7 +31,7 @@ from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.limits import page_limit, store_limit
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
-from shoal.ports import Frontier, Holder, Run, RunState, Store
+from shoal.ports import Frontier, Holder, Run, RunState, Stats, Store
 from shoal.runs.outcome import read_facts, store_outcome
 from shoal.runs.plan import Output, Plan
 from shoal.runs.summary_stats import failed_url, last_stats
@@ -78,6 +78,8 @@ class RunLifecycle:
         self._recorder: RunRecorder | None = None
         self.queries = QueryUsage()
         self._outcome: Outcome | None = None
+        self._decided_on: Stats | None = None
+        """The counters of the run when its outcome was decided."""
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
@@ -171,7 +173,8 @@ class RunLifecycle:
             failure = await hooks.close(summary.state)
             if failure is not None and self.error is None:
                 self.error = failure
-                summary = msgspec.structs.replace(summary, state="failed", error=str(failure))
+                summary = msgspec.structs.replace(summary, state="failed", error=str(failure), outcome=None)
+                await self._spoil_outcome(str(failure))
             return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
 
     def _make_recorder(self, process: RecordedProcess) -> RunRecorder:
@@ -382,6 +385,7 @@ class RunLifecycle:
         try:
             await self._check_store()
         except StoreRewoundError:
+            self._outcome = None
             await self._persist(partial(self._move_to, "running"))
             raise
         stats = await self._persist(self.frontier.stats)
@@ -389,6 +393,7 @@ class RunLifecycle:
         if self.is_over:
             return True
         log.warning("run %s got %d more requests while it ended, so it continues", self.run_id, stats.remaining)
+        self._outcome = None
         await self._persist(partial(self._move_to, "running"))
         return self.stopping or self.engine is None or not self.engine.concurrency  # others crawl
 
@@ -411,8 +416,16 @@ class RunLifecycle:
             drop_reasons=tuple(name for name, _ in counters.drop_reasons.most_common(3)),
         )
         facts = msgspec.structs.replace(facts, rule=self._ask_spider(facts))
-        self._outcome = decide(facts, plan.config.outcome.max_failed)
+        self._outcome, self._decided_on = decide(facts, plan.config.outcome.max_failed), facts.stats
         await store_outcome(self._store, self.run_id, self._outcome)
+
+    async def _spoil_outcome(self, reason: str) -> None:
+        """A hook of the spider or of a pipeline failed after the end: the outcome is failed."""
+        if self._outcome is not None:
+            reasons = (*self._outcome.reasons, reason)
+            self._outcome = msgspec.structs.replace(self._outcome, verdict="failed", reasons=reasons)
+            with suppress(FrontierError):
+                await store_outcome(self._store, self.run_id, self._outcome)
 
     def _ask_spider(self, facts: RunFacts) -> str:
         try:
@@ -491,13 +504,17 @@ class RunLifecycle:
         assert self.frontier is not None
         if self._scheduler is not None and self._scheduler.limit_reached:
             return  # it ends
-        finished = (await self.frontier.stats()).finished
-        if finished and state != "finished":
+        stats = await self.frontier.stats()
+        if stats.finished and state == "finished":
+            if self._decided_on not in (None, stats):  # it got requests, and ended again between two polls
+                await self._move_to("running")
+                state = "running"
+            self._decided_on = stats
+        if stats.finished and state != "finished":
             await self._decide()
-        if finished != (state == "finished"):
-            if finished:
-                await self._store_limit()
-            await self._move_to("finished" if finished else "running")
+            await self._store_limit()
+        if stats.finished != (state == "finished"):
+            await self._move_to("finished" if stats.finished else "running")
 
 
 class _Control:

@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.config import OutcomeSettings
 from shoal.crawling.outcome import Outcome, RunFacts, decide
+from shoal.frontier.rules import UNREADABLE
 from shoal.ports import Documents, ItemSource, Run
 from shoal.runs.dead_requests import closing
 from shoal.sinks.drainer import COLLECTORS, PREFIX, read_cursor
@@ -30,6 +31,8 @@ async def read_facts(frontier: ItemSource, *, expects_items: bool = False) -> Ru
     """The facts in the store. ``expects_items``: whatever outputs the store knows of."""
     stats = await frontier.stats()
     kinds = await frontier.dead_kinds() if stats.dead else {}
+    if (unknown := stats.dead - sum(kinds.values())) > 0:  # another program changed the store
+        kinds[UNREADABLE] = kinds.get(UNREADABLE, 0) + unknown
     cursors = [
         role.cursor
         for role in await frontier.roles()

@@ -13,7 +13,7 @@ import typer
 
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, NewestRun, RunOption
+from shoal.cli.options import FrontierUrl, NewestRun, RunOption, resolve
 from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.config import mask
 from shoal.crawling.outcome import EXIT_FAILED
@@ -70,7 +70,10 @@ def audit(
             if reports:
                 print("\noutputs")
                 print_outputs(run.run_id, reports, frontier)
-            outcome, limit = await read_outcome(documents, run, store), await limit_of(documents, run)
+            outcome, limit = (
+                await read_outcome(documents, run, store, resolve(None, {}, []).config.outcome),
+                await limit_of(documents, run),
+            )
             return counted, await store.rewinds(), reports, outcome, limit
 
     counted, rewinds, reports, outcome, limit = asyncio.run(work())

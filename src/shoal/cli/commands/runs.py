@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
 from shoal.cli.run_store import choose_run, current_project, find_run, opened_store, record_action
 from shoal.errors import ConfigError, RunError
 
@@ -59,11 +59,12 @@ def runs(
         async with opened_store(frontier, readonly=True) as store:
             project = None if all_projects else current_project()
             found = matching_runs(await store.list_runs(spider, project, states=states), search)
+            settings = resolve(None, {}, []).config.outcome
             heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
             print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
             for run in found[:limit]:
                 view = await store.frontier(run.run_id)
-                ledger, outcome = await view.stats(), await read_outcome(store, run, view)
+                ledger, outcome = await view.stats(), await read_outcome(store, run, view, settings)
                 verdict = "" if outcome is None else outcome.verdict
                 started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
                 numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)

@@ -104,7 +104,8 @@ def restore_lanes(file: SQLiteFile) -> None:
     for (lane,) in missing:
         sql = f"SELECT id, run FROM request WHERE lane = ? AND state <> {DONE} LIMIT 1"
         request, run = db.execute(sql, (lane,)).fetchone()
-        host = host_of(_url(file, request))
+        url = _url(file, request)
+        host = host_of(url) if url else UNREADABLE  # its record is damaged, too: an audit reports it
         log.warning("the queue of host %s was missing in %s; its requests are in a new one", host, file.path)
         db.execute("INSERT OR IGNORE INTO lane (run, host) VALUES (?, ?)", (run, host))
         (number,) = db.execute("SELECT number FROM lane WHERE run = ? AND host = ?", (run, host)).fetchone()

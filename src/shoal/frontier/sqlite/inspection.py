@@ -79,7 +79,8 @@ class SQLiteInspection:
             if row is None:
                 return Waits(holders=holders)
             sql = "SELECT detail FROM event WHERE request = ? ORDER BY id DESC LIMIT 1"
-            (detail,) = file.db.execute(sql, row[:1]).fetchone()
+            event = file.db.execute(sql, row[:1]).fetchone()
+            detail = event[0] if event is not None else ""
             return Waits(holders=holders, retry_in=max(0.0, row[1] - file.clock()), retry_reason=retry_reason(detail))
 
         return await self._file.read(read)

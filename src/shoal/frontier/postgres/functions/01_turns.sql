@@ -69,7 +69,9 @@ BEGIN
             SELECT id FROM host WHERE id = u.host AND NOT shared LIMIT 1) h
         WHERE t.host = h.id;
     UPDATE presence SET asked = 0             -- their time is over: no host waits for them, unless they ask again
-        WHERE run IN (SELECT a.run FROM asking(_run, _hosts, _now) a WHERE a.is_late);
+        WHERE run IN (                        -- not of a run that leases now: it may wait for the row of this one
+            SELECT p.run FROM presence p WHERE p.run IN (SELECT a.run FROM asking(_run, _hosts, _now) a WHERE a.is_late)
+            FOR NO KEY UPDATE SKIP LOCKED);
     RETURN QUERY
         SELECT h.id, h.shared,
             CASE WHEN s.due <= _now THEN least({CONCURRENCY} - h.in_flight, {CONCURRENCY} + {LEAD}) ELSE 0 END,
