@@ -141,6 +141,7 @@ class InProcessFleet(Fleet):
     Other tests run the commands as processes."""
 
     def shoal(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        assert "--processes" not in arguments, "it would fork the process of the tests"
         out, err, code = io.StringIO(), io.StringIO(), 0
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
             patch.setattr(sys, "argv", ["shoal", *arguments, "--frontier", self.frontier])

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.acceptance.fleets import KINDS, InProcessFleet, frontier_url
+from tests.acceptance.fleets import KINDS, Fleet, InProcessFleet, frontier_url
 from tests.acceptance.serving import serving
 
 SPIDER = """
@@ -88,7 +88,8 @@ def chain(site: str, *paths: str) -> str:
 @pytest.mark.parametrize("kind", ["sqlite", "local", *KINDS])
 def test_each_url_of_a_chain_shows_its_end(kind: str, tmp_path: Path) -> None:
     frontier = frontier_url(kind) if kind in KINDS else "sqlite:///crawl.db"
-    with redirecting() as site, InProcessFleet(tmp_path, frontier, SPIDER) as fleet:
+    fleet_type = Fleet if kind == "local" else InProcessFleet
+    with redirecting() as site, fleet_type(tmp_path, frontier, SPIDER) as fleet:
         words = ["--processes", "2"] if kind == "local" else []
         fleet.shoal("run", "spider.py", "-a", f"site={site}", "-o", "out.jsonl", *words)
 
