@@ -9,9 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shoal import Spider, crawl
+from shoal.crawling.outcome import Outcome
+from shoal.frontier import open_store
 from shoal.http import Response
+from shoal.ports import Run
+from shoal.runs.outcome import forget_outcome, read_outcome, store_outcome
 from tests import forking
 from tests.databases import RedisServer, shared
 from tests.forking import SHOAL
@@ -218,3 +223,23 @@ async def test_a_hook_that_fails_at_the_end_is_in_the_outcome(tmp_path: Path) ->
     assert re.search(r"items +finished +failed ", (await shoal(tmp_path, "runs", *store))[1])
     code, text = await shoal(tmp_path, "audit", *store)
     assert (code, "closed() failed: OSError: the report could not be sent" in text) == (5, True), text
+
+
+async def test_a_hook_that_failed_in_one_worker_stays_failed(tmp_path: Path) -> None:
+    """Another worker that ends later does not know of it. A run that is reopened has a new outcome."""
+    store = await open_store(f"sqlite:///{tmp_path}/q.db")
+    try:
+        good = Outcome(verdict="good", accounted="3 pages accounted for")
+        created = await store.create_run(Run(run_id="r1", spider="shop", state="running", created_at=0.0))
+        run = replace(created, state="finished")
+        frontier = await store.frontier(run.run_id)
+        await store_outcome(store, run.run_id, good.with_failed_hooks(("closed() failed: OSError: no",)))
+        await store_outcome(store, run.run_id, good)
+        outcome = await read_outcome(store, run, frontier)
+        assert outcome is not None
+        assert (outcome.verdict, outcome.reasons) == ("failed", ("closed() failed: OSError: no",))
+        await forget_outcome(store, run.run_id)
+        await store_outcome(store, run.run_id, good)
+        assert await read_outcome(store, run, frontier) == good
+    finally:
+        await store.close()

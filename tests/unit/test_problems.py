@@ -277,6 +277,11 @@ def test_a_host_that_answers_only_errors() -> None:
     )
     refused = one(find_problems(seen(), facts=lately(hosts=(failing(kinds={"connect": 3}),))))
     assert refused.title == "books: shop.example refuses connections"
+    proxy = one(find_problems(seen(counts, processes=4), facts=lately(hosts=(failing(waiting=8442),))))
+    assert (proxy.title, proxy.severity) == (
+        "books: shop.example answers only 503 to 3 of 4 processes",  # the others may reach it
+        "warning",
+    )
     blocked = failing(last=NOW - 599, waiting=5)  # one attempt an hour: Retry-After
     assert kinds(find_problems(seen(), facts=lately(hosts=(blocked,)))) == ["host_failing"]
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shoal.frontier.rules import FULL_KIND
 from shoal.ports import Stats
@@ -47,6 +48,15 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """What became of its pages: ``41 pages accounted for: 5 done, 36 failed (ValueError in parse: 36)``."""
     reasons: tuple[str, ...] = ()
     """Why the verdict is not better. Empty if it is good."""
+    failed_hooks: tuple[str, ...] = ()
+    """Those reasons that came after the end: a hook of the spider or of a pipeline failed, in any process."""
+
+    def with_failed_hooks(self, failures: tuple[str, ...]) -> Outcome:
+        """The outcome if these hooks failed after the end."""
+        new = tuple(reason for reason in failures if reason not in self.failed_hooks)
+        if not new:
+            return self
+        return replace(self, verdict="failed", reasons=(*self.reasons, *new), failed_hooks=(*self.failed_hooks, *new))
 
     def headline(self, ending: str = "finished") -> str:
         """One line. Only a good run that is finished says that every page is accounted for."""

@@ -171,10 +171,13 @@ def find_failing_hosts(seen: RunSnapshot, activity: RunActivity, limits: Problem
         name, lasted = short(each.host), duration(seen.at - each.since)
         waits = f"; {counted(each.waiting, 'request')} wait for it" if each.waiting else ""
         listed = ", ".join(f"{kind}: {count:,}" for kind, count in list(each.kinds.items())[:_MAX_KINDS])
+        others = seen.processes - each.processes  # they may reach it: by another proxy, from another machine
+        to = f" to {each.processes} of {seen.processes} processes" if others > 0 else ""
         yield of_run(
-            seen.run, "host_failing", "critical" if 2 * each.waiting >= seen.stats.remaining > 0 else "warning",
-            f"{name} {_failure_of(each.kinds)}",
-            f"No good answer from {name} for {lasted}: {counted(each.attempts, 'attempt')} by "
+            seen.run, "host_failing",
+            "critical" if not to and 2 * each.waiting >= seen.stats.remaining > 0 else "warning",
+            f"{name} {_failure_of(each.kinds)}{to}",
+            f"No good answer from {name}{to} for {lasted}: {counted(each.attempts, 'attempt')} by "
             f"{counted(each.processes, 'process')} failed ({listed}){waits}. If it blocks you, slow down or pause the "
             f"run; `shoal hosts show {name}` shows its delay.",
             each.since, figure=seen.at - each.since, about=each.host,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from fnmatch import translate
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -18,18 +18,14 @@ from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.processes import read_run_processes
 from shoal.monitoring.reports import read_processes
 from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, Run, Store
-from shoal.runs.queries import host_name
+from shoal.runs.outcome import forget_outcome
+from shoal.runs.queries import closing, host_name
 from shoal.urls.normalize import host_of
 
 T = TypeVar("T")
 
 _MAX_READ = 1000
 """Failed requests that are read to find examples."""
-
-
-def closing(found: AsyncIterator[T]) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-    """Close an iterator at the end of a block, also if not all of it was read. Those of frontiers are generators."""
-    return aclosing(cast("AsyncGenerator[T, None]", found))
 
 
 class DeadFilter(Struct, frozen=True, kw_only=True):
@@ -152,6 +148,7 @@ async def _reopen(store: Store, run_id: str, frontier: Frontier, *, is_limited: 
     if run.state != "finished" or is_limited or not (await frontier.stats()).remaining:
         return run, False
     await mark_reopened(store, run_id)
+    await forget_outcome(store, run_id)
     with suppress(RunError):  # another process was first, or deleted it
         return await store.transition(run_id, "running"), True
     return await store.get_run(run_id) or run, False

@@ -422,8 +422,7 @@ class RunLifecycle:
     async def _spoil_outcome(self, reason: str) -> None:
         """A hook of the spider or of a pipeline failed after the end: the outcome is failed."""
         if self._outcome is not None:
-            reasons = (*self._outcome.reasons, reason)
-            self._outcome = msgspec.structs.replace(self._outcome, verdict="failed", reasons=reasons)
+            self._outcome = self._outcome.with_failed_hooks((reason,))
             with suppress(FrontierError):
                 await store_outcome(self._store, self.run_id, self._outcome)
 

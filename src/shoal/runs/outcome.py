@@ -10,7 +10,7 @@ from shoal.config import OutcomeSettings
 from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.frontier.rules import UNREADABLE
 from shoal.ports import Documents, ItemSource, Run
-from shoal.runs.dead_requests import closing
+from shoal.runs.queries import closing
 from shoal.sinks.drainer import COLLECTORS, PREFIX, read_cursor
 from shoal.stores.documents import StoredValue
 
@@ -77,8 +77,16 @@ def _stored(documents: Documents, run_id: str) -> StoredValue[Outcome]:
 
 
 async def store_outcome(documents: Documents, run_id: str, outcome: Outcome) -> None:
-    """Keep the outcome of a run. Call it before the run moves to ``finished``."""
-    await _stored(documents, run_id).change(lambda _: outcome)
+    """Keep the outcome of a run. Call it before the run moves to ``finished``. Hooks that failed in another process
+    stay failed."""
+    await _stored(documents, run_id).change(
+        lambda stored: outcome if stored is None else outcome.with_failed_hooks(stored.failed_hooks)
+    )
+
+
+async def forget_outcome(documents: Documents, run_id: str) -> None:
+    """The run goes on: its next end has an outcome of its own."""
+    await _stored(documents, run_id).change(lambda _: None)
 
 
 async def read_outcome(
