@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from shoal.batch.session import Session
 from shoal.crawling.scheduler import Scheduler
 from shoal.ports import Leased
@@ -82,7 +84,8 @@ class RoundRobin:
         if not wants_more:
             return leased
         self._queue.setdefault(participant.caller, OrderedDict())[participant.session] = participant
-        return Leased(leased.leases, _POLL_EVERY if leased.wait is None else min(leased.wait, _POLL_EVERY))
+        wait = _POLL_EVERY if leased.wait is None else min(leased.wait, _POLL_EVERY)
+        return replace(leased, wait=wait, poll_after=0.0)
 
     def leave(self, participant: Participant) -> None:
         """Remove a participant from the queue."""

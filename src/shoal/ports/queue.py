@@ -71,6 +71,8 @@ class Leased(Struct, frozen=True):
     poll_after: float = 0.0
     """Minimum seconds before a caller that got nothing polls again. A store that many idle callers poll raises it, so
     that all of them together cost little."""
+    cookies: int = 0
+    """The version of the run's cookies: see ``Queue.note_cookies``."""
 
 
 class Completion(Struct, kw_only=True):
@@ -173,6 +175,11 @@ class Queue(Protocol):
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
         """Release leases unused: each request is ready again in its old place, and the attempt does not count."""
+        ...
+
+    async def note_cookies(self) -> int:
+        """Tell all processes that cookies of the run have changed: each later lease answers with another version, which
+        is returned. 0: nobody has stored a cookie of this run."""
         ...
 
     async def fence(self, slot: str, epoch: int) -> int:

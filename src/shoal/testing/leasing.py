@@ -352,3 +352,13 @@ class LeasingContract(ContractTests):
         history = await frontier.find(page("a"))
         assert history is not None
         assert [event.kind for event in history.events] == ["lost", "ready"]
+
+    async def test_a_lease_has_the_version_of_the_cookies(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a", "b", "c")
+        first = (await frontier.lease(1, TTL, nonce=b"12345678")).cookies
+        version = await frontier.note_cookies()
+        assert version != first
+        assert (await frontier.lease(1, TTL, nonce=b"12345678")).cookies == version  # a repeat
+        assert (await frontier.lease(1, TTL)).cookies == version
+        assert await frontier.note_cookies() not in (first, version)
+        assert (await frontier.lease(1, TTL)).cookies != version

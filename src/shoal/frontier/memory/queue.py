@@ -101,6 +101,7 @@ class MemoryQueue:
         """(time, number) of requests that wait for their next attempt."""
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """For each holder: the nonce of its last lease call, and what it leased."""
+        self._cookies = 0
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         if seed is not None:
@@ -128,13 +129,13 @@ class MemoryQueue:
         last_nonce, last_leases = self._last_calls.get(holder, (b"", []))
         if nonce == last_nonce:
             renewed = await self.renew(last_leases, ttl)
-            return Leased([lease for lease in renewed if lease], 0.0)
+            return Leased([lease for lease in renewed if lease], 0.0, cookies=self._cookies)
         deadline = clock.now() + ttl
         now = self._clock()
         self.expire_leases(now)
         self._expire_others(now)
         if self.halted:
-            return Leased([], None)
+            return Leased([], None, cookies=self._cookies)
         self._stages.help()
         requests, lanes, leases = self._requests, self._requests.lanes, list[Lease]()
         lanes.reopen(now)
@@ -152,7 +153,11 @@ class MemoryQueue:
             lanes.place(lane, now)
         self._last_calls[holder] = nonce, leases
         lanes.note_call(now, short=len(leases) < limit)
-        return Leased(leases, self._wait(now))
+        return Leased(leases, self._wait(now), cookies=self._cookies)
+
+    async def note_cookies(self) -> int:
+        self._cookies += 1
+        return self._cookies
 
     def _wait(self, now: float) -> float | None:
         """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""

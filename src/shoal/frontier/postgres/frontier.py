@@ -162,7 +162,7 @@ class PostgresFrontier:
                     "lease", self._run, self._offset(), *self._proof, limit, ttl, base, used, repeat,
                     self._time.not_after, *self._holder, counts_attempt,
                 )  # fmt: skip
-            *columns, late, server, wait, incoming, poll_after = row
+            *columns, late, server, wait, incoming, poll_after, cookies = row
             self._time.observe(sent, server)
             leases: list[Lease] = []
             unreadable = EndingColumns()
@@ -180,7 +180,10 @@ class PostgresFrontier:
             moved = bool(incoming) and await self._help()
             # If the call was late because the server's clock has jumped, try again: now its time is known.
             if leases or not limit or not (unreadable.places or late or moved):
-                return Leased(leases, wait, poll_after or 0.0)
+                return Leased(leases, wait, poll_after or 0.0, cookies or 0)
+
+    async def note_cookies(self) -> int:
+        return int(await self._database.value("note_cookies", self._run))
 
     async def _help(self) -> bool:
         """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""

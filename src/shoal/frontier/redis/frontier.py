@@ -174,14 +174,17 @@ class RedisFrontier:
             self._time.observe(sent, float(server_time))
             if not taken:  # too late by the server's clock, which has jumped; now its time is known
                 continue
-            learned, fingerprints, records, buried, poll_after = taken
+            learned, fingerprints, records, buried, poll_after, cookies = taken
             deadline = sent + ttl
             leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
                 await self._run_proven("settle", *unreadable.endings())
             if leases or not (records or buried):  # else there may be more after the unreadable ones
-                return Leased(leases, float(wait) if wait else None, float(poll_after))
+                return Leased(leases, float(wait) if wait else None, float(poll_after), cookies)
             part += 1
+
+    async def note_cookies(self) -> int:
+        return int(await self._run("cookies"))
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         if not leases:

@@ -81,6 +81,7 @@ class SQLiteQueue:
         self._expire_others = expire_others
         self.stages = Stages(tables.run, tables.seen, self._add_links)
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
+        self._cookies = 1  # other processes read them through this one
         """The nonce of the last lease call, and what it leased."""
 
     # -- pushing
@@ -158,11 +159,11 @@ class SQLiteQueue:
         until = now + call.ttl
         if (granted := self._granted_before(call)) is not None:
             renewed = self._leases.renew(granted, until, call.deadline)
-            return Leased([lease for lease in renewed if lease], 0.0)
+            return Leased([lease for lease in renewed if lease], 0.0, cookies=self._cookies)
         self._expire_others(now)
         next_moment = self._leases.expire(now, ledger)
         if self.halted:
-            return Leased([], None)
+            return Leased([], None, cookies=self._cookies)
         self.stages.help(ledger, now)
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
@@ -171,7 +172,11 @@ class SQLiteQueue:
         incoming = now + POLL if ledger.incoming else None
         moments = (next_moment, until if leases else None, self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
-        return Leased(leases, None if first is None else max(0.0, first - now))
+        return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
+
+    async def note_cookies(self) -> int:
+        self._cookies += 1
+        return self._cookies
 
     def _granted_before(self, call: LeaseCall) -> list[Lease] | None:
         """What the same call leased before, if this is a repeat. The process that answered it may be gone."""

@@ -159,14 +159,14 @@ $$;
 -- _repeat: the client may have called with this _base before; then it gets the same leases again, and no others.
 -- Returns one row, with an array for each property of the leases; they are null if there is none. late: the call came too
 -- late. at: the server's time. wait: seconds until there may be more. incoming: staged links. poll_after: seconds after
--- which to poll again.
+-- which to poll again. cookies: the version of the run's cookies, not older than the leases.
 CREATE FUNCTION lease(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
     _limit integer, _ttl double precision, _base bigint, _used integer, _repeat boolean, _not_after double precision,
     _slot text, _epoch bigint, _begun boolean,
     OUT tokens bigint[], OUT fingerprints bytea[], OUT urls text[], OUT payloads bytea[], OUT attempts integer[],
     OUT learned_delays double precision[], OUT late boolean, OUT at double precision, OUT wait double precision,
-    OUT incoming bigint, OUT poll_after double precision
+    OUT incoming bigint, OUT poll_after double precision, OUT cookies bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -237,7 +237,8 @@ BEGIN
             PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, false, true);
         END IF;
         wait := greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END);
-        incoming := (SELECT g.incoming FROM ledger g WHERE g.run = _run);
+        SELECT g.incoming, v.version INTO incoming, cookies
+            FROM ledger g LEFT JOIN cookie_version v ON v.run = g.run WHERE g.run = _run;
         poll_after := spread_polls(_now);
         RETURN;
     END IF;
@@ -269,7 +270,8 @@ BEGIN
                     ORDER BY u.nth
                 ) g;
             wait := 0;
-            incoming := (SELECT g.incoming FROM ledger g WHERE g.run = _run);
+            SELECT g.incoming, v.version INTO incoming, cookies
+                FROM ledger g LEFT JOIN cookie_version v ON v.run = g.run WHERE g.run = _run;
             poll_after := 0;
             RETURN;
         END IF;
@@ -441,9 +443,10 @@ BEGIN
             WHERE g.run = b.run;
     END IF;
     UPDATE ledger g SET ready = g.ready - _count, leased = g.leased + _count WHERE g.run = _run AND _count > 0
-        RETURNING g.incoming INTO incoming;
+        RETURNING g.incoming, (SELECT v.version FROM cookie_version v WHERE v.run = _run) INTO incoming, cookies;
     IF NOT FOUND THEN
-        SELECT g.incoming INTO incoming FROM ledger g WHERE g.run = _run;
+        SELECT g.incoming, v.version INTO incoming, cookies
+            FROM ledger g LEFT JOIN cookie_version v ON v.run = g.run WHERE g.run = _run;
         IF _count > 0 THEN
             PERFORM refuse({NO_RUN}, 'the run was deleted');
         END IF;

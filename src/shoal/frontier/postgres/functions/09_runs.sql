@@ -166,6 +166,7 @@ BEGIN
     DELETE FROM rewind w WHERE w.run = _run;
     DELETE FROM turn t WHERE t.run = _run;
     DELETE FROM presence p WHERE p.run = _run;
+    DELETE FROM cookie_version v WHERE v.run = _run;
     DELETE FROM run r WHERE r.id = _run AND r.deleting;
 END
 $$;

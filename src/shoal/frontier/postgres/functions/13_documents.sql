@@ -41,3 +41,15 @@ BEGIN
     RETURN true;
 END
 $$;
+
+-- Note that cookies of a run have changed. Returns their new version, which each lease answers with.
+CREATE FUNCTION note_cookies(_run integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    _version bigint;
+BEGIN
+    PERFORM check_run(_run);
+    INSERT INTO cookie_version AS v (run, version) VALUES (_run, 1)
+        ON CONFLICT (run) DO UPDATE SET version = v.version + 1 RETURNING v.version INTO _version;
+    RETURN _version;
+END
+$$;

@@ -5,7 +5,7 @@ call('HSET', PREFIX .. 'deleted', own.number, own.name)
 call('HDEL', PREFIX .. 'runs', own.name)
 local parts = {
   '', ':req', ':role', ':items', ':event', ':dead', ':kinds', ':refused', ':waiting', ':open', ':later', ':full', ':slot',
-  ':sent', ':claim', ':role_slot', ':fence', ':holder', ':worker', ':beat', ':rewinds', ':stages',
+  ':sent', ':claim', ':role_slot', ':fence', ':holder', ':worker', ':beat', ':rewinds', ':stages', ':cookies',
 }
 for _, entry in ipairs(call('LRANGE', STAGES, 0, -1)) do call('UNLINK', stage_key((read(STAGE, entry)))) end
 for _, worker in ipairs(call('HKEYS', own.key .. ':worker')) do call('ZREM', BEATS, beat_member(worker)) end

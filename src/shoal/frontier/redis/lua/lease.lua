@@ -4,8 +4,8 @@
 --   client id if it may repeat this call, or ''; nonce of the call; part of the call
 --   if under a slot of a cluster: slot and epoch
 -- Returns the seconds until there may be more ('' if time alone brings nothing), the server's time, learned delays of
--- hosts, fingerprints, records, how many records were missing, and after how many seconds to poll again. Returns only
--- 'late' and the time if the client has given up.
+-- hosts, fingerprints, records, how many records were missing, after how many seconds to poll again, and the version of
+-- the run's cookies. Returns only 'late' and the time if the client has given up.
 
 local limit, ttl, begun = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
 local base, client, round, part = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
@@ -223,6 +223,7 @@ if ARGV[7] ~= '' and server_time > tonumber(ARGV[7]) then return {'late', string
 local refusal = slot and fenced(slot, epoch)
 if refusal then return refusal end
 
+local cookies = tonumber(call('GET', own.key .. ':cookies')) or 0
 if limit > 0 and not HALTED[own.state] then meet() end
 move_staged()
 local leased, answer = granted()
@@ -231,7 +232,7 @@ if not leased then
   local opened, checked = open_lanes(), check_full()
   if requeued or woke or opened or checked then finish() end
   if HALTED[own.state] then
-    return {'', string.format('%.6f', server_time), '', '', {}, 0, pause()}
+    return {'', string.format('%.6f', server_time), '', '', {}, 0, pause(), cookies}
   end
   leased, answer = take(choose(limit))
   if limit > 0 and now < met_until then save_turns(#leased < limit) end
@@ -252,4 +253,5 @@ local wait = soonest < math.huge and string.format('%.6f', math.max(0, soonest -
 local poll_after = #leased == 0 and pause() or '0'
 return {
   wait, string.format('%.6f', server_time), table.concat(learned), table.concat(leased), answer, buried, poll_after,
+  cookies,
 }
