@@ -43,7 +43,7 @@ END
 $$;
 
 -- Note that cookies of a run have changed. Returns their new version, which each lease answers with.
-CREATE FUNCTION note_cookies(_run integer) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION note_cookies(_run integer) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _version bigint;
 BEGIN
