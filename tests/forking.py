@@ -40,7 +40,7 @@ _IMPORTED = (
     *("shoal.cli.main", "shoal.cli.commands.worker", "shoal.cli.commands.cluster", "shoal.cli.commands.crawl"),
     *("shoal.cli.commands.runs", "shoal.cli.commands.start", "shoal.cli.commands.audit", "shoal.cli.commands.export"),
     *("shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker", "shoal.runs.orchestrator"),
-    *("shoal.fetch.http", "shoal.middleware.cache", "shoal.middleware.cookies", "shoal.middleware.robots"),
+    *("shoal.fetch.http", "shoal.middleware.cache", "shoal.sessions.session", "shoal.middleware.robots"),
     *("shoal.frontier.sqlite", "shoal.frontier.redis", "shoal.frontier.postgres"),
     *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),
     *("shoal.sinks.files", "shoal.sinks.sqlite", "shoal.sinks.postgres", "shoal.sinks.mysql"),

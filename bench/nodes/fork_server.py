@@ -22,7 +22,7 @@ from shoal.cluster.node import Node
 IMPORTED_LATE = (
     *("shoal.cluster.zookeeper", "shoal.cluster.redis", "shoal.cluster.postgres"),
     *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.fetch.http", "uvloop"),
-    *("shoal.middleware.cache", "shoal.middleware.cookies", "shoal.middleware.robots"),
+    *("shoal.middleware.cache", "shoal.sessions.session", "shoal.middleware.robots"),
 )
 
 

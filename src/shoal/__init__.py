@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.runs.orchestrator import Orchestrator as Orchestrator
     from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
+    from shoal.sessions.login import Login as Login
+    from shoal.sessions.rules import LoggedOut as LoggedOut
     from shoal.sitemaps.spider import SitemapSpider as SitemapSpider
     from shoal.spider import Spider as Spider
 
@@ -32,6 +34,8 @@ _HOMES = {
     "Crawl": "shoal.runs.crawl",
     "DropItem": "shoal.errors",
     "File": "shoal.http",
+    "LoggedOut": "shoal.sessions.rules",
+    "Login": "shoal.sessions.login",
     "Node": "shoal.cluster.node",
     "Orchestrator": "shoal.runs.orchestrator",
     "Render": "shoal.http",
@@ -56,6 +60,8 @@ __all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Render",
     "File",
     "Selector",
+    "Login",
+    "LoggedOut",
     "Config",
     "crawl",
     "Crawl",

@@ -140,6 +140,14 @@ class TooComplexError(FetchError):
         super().__init__(message, kind="too complex", retryable=False)
 
 
+class LoginError(ShoalError):
+    """A login failed. ``retryable``: another attempt may succeed."""
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
 class FileStoreError(ShoalError):
     """The store of downloaded files failed, whatever the file is. Without ``retryable`` a retry cannot help."""
 

@@ -19,6 +19,9 @@ from shoal.config import Config
 from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
 
+if TYPE_CHECKING:
+    from shoal.sessions.login import Login
+
 _MAX_COUNTERS = 1000
 """The limit of user counters. Further names share one counter, because names may come from pages."""
 OTHER = "(other)"
@@ -197,6 +200,31 @@ class Spider:
         """Whether the host blocks the identity that fetched this page (setting ``proxies``). The identity then
         rests, and the page is fetched with another one. Default: 403 and 429, unless the spider handles them."""
         return response.status in (403, 429) and response.status not in self.handle_statuses
+
+    async def log_in(self, login: Login) -> None:
+        """Log in: fetch pages and submit forms with ``login.fetch``. Called once for all processes of the run before
+        the first page, and again when ``logged_out`` says so. Raise LoginError, or call ``login.fail``, if it failed.
+        Needs ``logged_out``."""
+
+    def logged_out(self, response: Response) -> bool:
+        """Whether a page was answered without a login. It is fetched again after the next login. Write a method, or
+        ``logged_out = LoggedOut(...)``."""
+        return False
+
+    @property
+    def can_log_in(self) -> bool:
+        return type(self).log_in is not Spider.log_in
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether the spider has a rule for pages without a login. SpiderError if it has ``log_in`` and no rule."""
+        has_rule = type(self).logged_out is not Spider.logged_out or "logged_out" in vars(self)
+        if self.can_log_in and not has_rule:
+            raise SpiderError(
+                f"{type(self).__name__}: log_in() needs a rule for pages without a login; for example "
+                'logged_out = LoggedOut(statuses=[401], redirect="/login")'
+            )
+        return has_rule
 
     def joined(self, run: RunControl) -> None:
         """Called in each process that works on the run, before the pipelines and the spider are opened."""

@@ -15,7 +15,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         *("tests.acceptance.crawlers", "shoal.runs.worker", "shoal.runs.orchestrator", "shoal.fetch.direct"),
-        *("shoal.middleware.cookies", "shoal.middleware.robots", "shoal.middleware.throttle", "shoal.sinks.files"),
+        *("shoal.sessions.session", "shoal.middleware.robots", "shoal.middleware.throttle", "shoal.sinks.files"),
         *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.cluster.node", "shoal.cluster.zookeeper"),
     ]
 )

@@ -20,13 +20,16 @@ from hypothesis import strategies as st
 from shoal import config
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
-from shoal.middleware import Postponed, cookies, robots, throttle, wrap
+from shoal.middleware import Postponed, robots, throttle, wrap
 from shoal.middleware.cache import Cache
-from shoal.middleware.cookies import Cookies, read_cookie
 from shoal.middleware.robots import Robots, read_rules
 from shoal.middleware.status_check import RetryPolicy, StatusCheck, parse_retry_after
 from shoal.middleware.throttle import LearnedDelay, Throttle, after_answer, after_overload
 from shoal.ports import Frontier, HostUpdate, Lease, Middleware
+from shoal.sessions import cookies
+from shoal.sessions.cookies import CookieJar, read_cookie
+from shoal.sessions.jars import Jars
+from shoal.sessions.session import Session
 from shoal.testing import FakeClock
 from shoal.urls.normalize import host_of
 
@@ -704,7 +707,9 @@ class Jar:
 
     def __init__(self, **options: Any) -> None:
         self.clock = FakeClock()
-        self.layer = Cookies(clock=self.clock, **options)
+        jars = Jars(clock=self.clock)
+        self.layer = Session(jars, **options)
+        self.cookies = jars.jar("").cookies
         self.site = Site()
 
     async def set(self, *lines: str, url: str = URL) -> None:
@@ -810,7 +815,7 @@ async def test_nobody_sets_cookies_for_strangers(host: str, domain: str, other: 
 
 def test_the_public_suffix_list_is_loaded_only_when_it_is_needed() -> None:
     code = (
-        "import sys; from shoal.middleware.cookies import read_cookie\n"
+        "import sys; from shoal.sessions.cookies import read_cookie\n"
         "for line in ('a=1', 'a=1; Domain=com', 'a=1; Domain=other.com', 'a=1; Domain=ex.com'):\n"
         "    read_cookie(line, 'http://www.ex.com/', 0.0); print('publicsuffixlist' in sys.modules)"
     )
@@ -885,7 +890,7 @@ async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None
         await jar.set(f"c{number}={'x' * 4000}; Path=/")
         await jar.set("a=1", url=f"http://h{number}/")
         assert await jar.sent("http://used/") == "keep=1"
-    assert sum(map(len, jar.layer._domains.values())) <= 3 * cookies._MAX_PER_DOMAIN
+    assert sum(map(len, jar.cookies._domains.values())) <= 3 * cookies._MAX_PER_DOMAIN
     header = await jar.sent()
     assert header is not None
     assert len(header) <= 8190
@@ -893,8 +898,8 @@ async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_several_jars_share_the_limit_in_bytes() -> None:
     """Each proxy has a jar of its own, and a spider may have thousands."""
-    jars: list[Cookies] = []
-    jars += [Cookies(jars=jars.__len__) for _ in range(16)]
+    jars: list[CookieJar] = []
+    jars += [CookieJar(jars=jars.__len__) for _ in range(16)]
     for jar in jars:
         for number in range(1000):
             jar.store(f"a={'x' * 4000}", f"http://{number}.example.com/")
@@ -908,11 +913,11 @@ async def test_the_jar_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(40):
         await jar.set(*(f"c{place}={wide}; Path=/{'x' * 1000}" for place in range(10)))
         await jar.set(f"c={'x' * 4000}", url=f"http://h{number}/")
-        kept = [cookie for bucket in jar.layer._domains.values() for cookie in bucket.values()]
+        kept = [cookie for bucket in jar.cookies._domains.values() for cookie in bucket.values()]
         assert sum(sys.getsizeof(cookie.value) + sys.getsizeof(cookie.path) for cookie in kept) <= 200_000
     assert await jar.sent("http://h0/") is None  # the host that was not used for the longest time goes first
     assert await jar.sent("http://h39/") is not None
-    assert sum(jar.layer._sizes.values()) == jar.layer._size
+    assert sum(jar.cookies._sizes.values()) == jar.cookies._size
 
 
 async def test_a_domain_is_limited_in_bytes_and_loses_its_oldest_cookie_first() -> None:
@@ -920,8 +925,8 @@ async def test_a_domain_is_limited_in_bytes_and_loses_its_oldest_cookie_first() 
     for number in range(30):
         await jar.set(f"c{number}={'x' * 4000}; Path=/{number}")
     host = host_of(URL)
-    assert jar.layer._sizes[host] <= cookies._MAX_BYTES_PER_DOMAIN
-    names = [name for name, _ in jar.layer._domains[host]]
+    assert jar.cookies._sizes[host] <= cookies._MAX_BYTES_PER_DOMAIN
+    names = [name for name, _ in jar.cookies._domains[host]]
     assert names == [f"c{number}" for number in range(30 - len(names), 30)]
     assert len(names) > 10
 
@@ -930,7 +935,7 @@ async def test_cookies_that_end_leave_nothing_behind() -> None:
     jar = Jar()
     await jar.set("a=1", "b=2")
     await jar.set("a=1; Max-Age=0", "b=2; Max-Age=0")
-    assert (jar.layer._domains, jar.layer._sizes, jar.layer._size) == ({}, {}, 0)
+    assert (jar.cookies._domains, jar.cookies._sizes, jar.cookies._size) == ({}, {}, 0)
 
 
 @given(
@@ -938,10 +943,9 @@ async def test_cookies_that_end_leave_nothing_behind() -> None:
     | st.lists(st.sampled_from(["a", "=", ";", "Path", "Domain", "/", "ex.com", " ", '"', ","])).map("".join)
 )
 def test_any_line_can_be_read(line: str) -> None:
-    read = read_cookie(line, URL, 0.0)
-    if read is not None:
-        name, cookie = read
-        Request(URL, headers={"Cookie": f"{name}={cookie.value}"})
+    cookie = read_cookie(line, URL, 0.0)
+    if cookie is not None:
+        Request(URL, headers={"Cookie": f"{cookie.name}={cookie.value}"})
         assert cookie.path.startswith("/")
         assert cookie.domain == host_of(URL)
 

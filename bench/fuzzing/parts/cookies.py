@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from shoal.http import Request, Response
-from shoal.middleware.cookies import Cookies
+from shoal.sessions.session import Session
 
 SECONDS, MEGABYTES = 4.0, 64.0  # for 2 MB of lines
 
@@ -37,7 +37,7 @@ def mutate(rng: random.Random, case: Any) -> Any:
 
 
 def run(case: Any) -> str:
-    layer, sent = Cookies(), 0
+    layer, sent = Session(), 0
 
     async def crawl() -> None:
         nonlocal sent

@@ -33,6 +33,7 @@ from shoal.config.sections import IdentitySettings as IdentitySettings
 from shoal.config.sections import ImageSettings as ImageSettings
 from shoal.config.sections import ItemSettings as ItemSettings
 from shoal.config.sections import LeaseSettings as LeaseSettings
+from shoal.config.sections import LoginSettings as LoginSettings
 from shoal.config.sections import OutcomeSettings as OutcomeSettings
 from shoal.config.sections import QueueSettings as QueueSettings
 from shoal.config.sections import RetrySettings as RetrySettings

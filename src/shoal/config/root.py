@@ -20,6 +20,7 @@ from shoal.config.sections import (
     ImageSettings,
     ItemSettings,
     LeaseSettings,
+    LoginSettings,
     OutcomeSettings,
     QueueSettings,
     RetrySettings,
@@ -127,6 +128,7 @@ class Config(Section, frozen=True, kw_only=True):
     robots: RobotsSettings = RobotsSettings()
     retry: RetrySettings = RetrySettings()
     throttle: ThrottleSettings = ThrottleSettings()
+    login: LoginSettings = LoginSettings()
     outcome: OutcomeSettings = OutcomeSettings()
     cache: CacheSettings = CacheSettings()
     warc: WarcSettings = WarcSettings()

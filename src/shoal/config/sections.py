@@ -133,6 +133,13 @@ class ThrottleSettings(Section, frozen=True, kw_only=True):
     max_retry_after: Seconds = 3600.0  # a longer Retry-After counts as this: then one request tries the host
 
 
+class LoginSettings(Section, frozen=True, kw_only=True):
+    """Logins of spiders that have ``log_in``."""
+
+    attempts: Count = 3  # failed ones in a row, after which the run stops
+    retry_after: Seconds = 2.0  # before the second attempt; the time doubles with each further one
+
+
 class OutcomeSettings(Section, frozen=True, kw_only=True):
     """When a run counts as failed."""
 

@@ -78,8 +78,9 @@ class Engine:
             captures=archive is not None, on_store_failure=self._files_failed,
         )  # fmt: skip
         self._settler = Settler(
-            self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive
-        )
+            self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive,
+            session=onion.session,
+        )  # fmt: skip
         self._seeder = Seeder(
             source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=options.shared
         )
@@ -111,6 +112,8 @@ class Engine:
         self.identities = onion.identities
         if onion.identities is not None:
             onion.identities.on_exhausted = self._fail
+        if onion.session is not None and onion.session.login is not None:
+            onion.session.login.on_hold, onion.session.login.on_ready = self.release_ahead, self.poll_now
 
     # -- the loop
 
@@ -139,7 +142,7 @@ class Engine:
             self._seeder.keep(),
             self._leases.run(),
             self._log.run(),
-            *(() if self._onion.route is None else (self._onion.route.keep(),)),
+            *(route.keep() for route in self._onion.routes),
             *(drain.run() for drain in self._drains),
         ):
             task = asyncio.create_task(work)
@@ -267,6 +270,11 @@ class Engine:
             return not self._kept_open
         return self._seeder.failure is not None and stats.remaining == 0
 
+    @property
+    def _held_by(self) -> str:
+        """Why no page can be fetched now. Empty if pages can."""
+        return next((route.reason or "not ready" for route in self._onion.routes if not route.ready), "")
+
     def _room(self) -> int:
         """How many requests to lease now."""
         if self._isolating:
@@ -284,7 +292,7 @@ class Engine:
             return 0.05
         if self._storage.is_down:
             return None
-        if self._onion.route is not None and not self._onion.route.ready:
+        if self._held_by:
             return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
@@ -297,6 +305,8 @@ class Engine:
             self._end_wait()
         else:
             self._leased = leased
+            if self._onion.session is not None:
+                self._onion.session.jars.seen(leased.cookies)
         for lease in leases:
             self._onion.on_lease(lease)
             self._leases.add(lease)
@@ -516,5 +526,5 @@ class Engine:
             hosts=await self._frontier.host_states(hosts),
             in_flight=len(self._active),
             counters=self.counters,
-            waiting=self._waiting.reason,
+            waiting=self._held_by or self._waiting.reason,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shoal import clock
 from shoal.crawling.engine_options import Archive
@@ -15,6 +15,9 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
 from shoal.ports import Completion, Failure, Inspection, Lease, Queue, RequestState
+
+if TYPE_CHECKING:
+    from shoal.sessions.session import Session
 
 log = logging.getLogger("shoal.engine")
 
@@ -138,6 +141,7 @@ class Settler:
         learns: bool = True,
         on_items: Callable[[], None] = lambda: None,
         archive: Archive | None = None,
+        session: Session | None = None,
     ) -> None:
         """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: calls that
         overlap cannot tell that the store was rewound. ``on_items``: called when items were stored."""
@@ -148,10 +152,13 @@ class Settler:
         self._learns = learns
         self._on_items = on_items
         self._archive = archive
+        self._session = session
 
     async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
         """Store the settlements. Returns the outcome of each, in order."""
         outcomes: dict[int, Outcome] = {}
+        if self._session is not None and self._session.jars.has_changes:
+            await self._persist(self._session.flush)  # first: who leases a link of these pages reads their cookies
         parsed = [each for each in batch if isinstance(each, Parsed)]
         failures = [each for each in batch if isinstance(each, Failure)]
         if parsed:

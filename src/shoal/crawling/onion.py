@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.fetch.routing import Renderer, RoutingFetcher
     from shoal.identities.layer import Identities
     from shoal.middleware.robots import Robots
+    from shoal.sessions.session import Session
     from shoal.tor.layer import TorLayer
 
 
@@ -37,10 +38,16 @@ OWN_CLIENTS = ("auto", "aiohttp")
 
 
 class Route(Protocol):
-    """A route to the network that may be down for a while, such as Tor. The engine leases nothing meanwhile."""
+    """What pages need and what may be missing for a while: a route through Tor, a login. The engine leases nothing
+    meanwhile."""
 
     @property
     def ready(self) -> bool: ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready."""
+        ...
 
     async def keep(self) -> None:
         """Run until it is cancelled. An error ends the crawl."""
@@ -57,8 +64,10 @@ class Onion(NamedTuple):
     """Drops what the layers cached from the store."""
     fetch_robots: Fetch | None = None
     """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
-    route: Route | None = None
-    """The route that all requests take. None: it is always ready."""
+    routes: Sequence[Route] = ()
+    """What all requests need."""
+    session: Session | None = None
+    """The cookies of the run, and its login."""
     identities: Identities | None = None
 
 
@@ -179,40 +188,50 @@ def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
 
 def make_onion(
     spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] | None = None,
-    tor: TorLayer | None = None,
+    tor: TorLayer | None = None, session: Session | None = None,
 ) -> Onion:  # fmt: skip
-    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`. ConfigError if the run goes
-    through Tor but there is no layer for it."""
+    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`. ``session``: None if cookies
+    are kept in memory only. ConfigError if the run goes through Tor but there is no layer for it."""
     if tor is None:
         config.refuse_tor("this process")
     from shoal.middleware.cache import Cache
-    from shoal.middleware.cookies import Cookies
     from shoal.middleware.robots import Robots
     from shoal.middleware.status_check import StatusCheck
     from shoal.middleware.throttle import Throttle
+    from shoal.sessions.session import Session
 
+    session = session or Session(keep=config.cookies)
+    for layer in spider.middlewares:
+        if (use_jars := getattr(layer, "use_jars", None)) is not None:  # a Scrapy project has its own rules for cookies
+            use_jars(session.jars)
     robots = Robots(config.robots, config.user_agent, hosts) if config.robots.obey else None
     throttle = Throttle(config.throttle, hosts.update_host) if config.throttle.enabled else None
-    identities = _make_identities(spider, config, hosts) if config.proxies else None
+    identities = _make_identities(spider, config, hosts, session) if config.proxies else None
     layers: list[Middleware | None] = [
         *spider.middlewares,
-        Cookies(keep=config.cookies) if identities is None else None,  # each identity has its own
         throttle,
         StatusCheck(config.retry.statuses, spider.handle_statuses, config.throttle.max_retry_after),
-        Cache(config.cache) if config.cache.enabled else None,
+        session if identities is None else None,  # each identity has its own cookies; a logged-out page has any status
+        Cache(config.cache, session.keeps) if config.cache.enabled else None,
         identities,  # a block is the identity's: throttle and retries must not see it, and the cache needs no identity
         tor,  # the innermost one: no other layer can send a request past it
     ]
     _ask_before_navigating(fetcher, Scope(config.scope, spider.allowed_domains), robots, hosts)
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
-    onion = Onion(fetch, route=tor, identities=identities)
+    routes = [route for route in (tor, session.login) if route is not None]
+    onion = Onion(fetch, routes=routes, session=session, identities=identities, forget=session.forget)
     if throttle is not None:
         onion = onion._replace(on_lease=throttle.adopt)
     if robots is None:
         return onion
+
+    def forget() -> None:
+        robots.forget()
+        session.forget()
+
     return onion._replace(
-        fetch=wrap(fetch, [robots]), forget=robots.forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
+        fetch=wrap(fetch, [robots]), forget=forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
     )
 
 
@@ -235,13 +254,13 @@ def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None
         fetcher.permit = permit
 
 
-def _make_identities(spider: Spider, config: Config, hosts: Hosts) -> Identities:
+def _make_identities(spider: Spider, config: Config, hosts: Hosts, session: Session) -> Identities:
     from shoal.identities.facts import IdentityFacts
     from shoal.identities.layer import Identities
     from shoal.identities.roster import make_roster
 
     roster = make_roster(config.proxies, config.identities)
-    return Identities(roster, config.identities, IdentityFacts(hosts), hosts, spider.blocked, cookies=config.cookies)
+    return Identities(roster, config.identities, IdentityFacts(hosts), hosts, spider.blocked, session)
 
 
 def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
@@ -257,5 +276,5 @@ def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
 
 def preload() -> None:
     """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
-    for name in ("fetch.direct", "middleware.cache", "middleware.cookies", "middleware.robots", "middleware.throttle"):
+    for name in ("fetch.direct", "middleware.cache", "middleware.robots", "middleware.throttle", "sessions.session"):
         importlib.import_module(f"shoal.{name}")

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from shoal.config import IdentitySettings
 from shoal.errors import ConfigError, FetchError, FrontierError
@@ -17,9 +18,9 @@ from shoal.identities.memory import ShortMemory
 from shoal.identities.roster import Identity
 from shoal.identities.rules import Fault, fault_of, free_failures, is_removed, rest_seconds
 from shoal.middleware import Postponed
-from shoal.middleware.cookies import Cookies
 from shoal.middleware.status_check import parse_retry_after
 from shoal.ports import Fetch, Hosts, HostUpdate
+from shoal.sessions.session import Session
 from shoal.urls.normalize import host_of, origin_of
 
 log = logging.getLogger("shoal.identities")
@@ -46,16 +47,14 @@ class Identities:
         facts: IdentityFacts,
         hosts: Hosts,
         is_blocked: Callable[[Response], bool],
-        *,
-        cookies: bool = True,
+        session: Session | None = None,
     ) -> None:
         self._roster = {identity.name: identity for identity in roster}
         self._settings = settings
         self._facts = facts
         self._hosts = hosts
         self._is_blocked = is_blocked
-        self._jars = {name: Cookies(keep=cookies, jars=self._roster.__len__) for name in self._roster}
-        self._own_cookies = Cookies(keep=cookies)
+        self._session = session or Session()
         self._memory = ShortMemory()
         self._removed: dict[str, str] = {}
         """Reasons by name, as this process knows them."""
@@ -77,7 +76,7 @@ class Identities:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         if request.proxy is not None:
-            return await self._own_cookies(request, fetch)
+            return await self._session.fetch(request, fetch)
         host = host_of(request.url)
         try:
             identity = await self._choose(host)
@@ -90,7 +89,7 @@ class Identities:
     async def _fetch(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> Response:
         self._counts.requests += 1
         try:
-            response = await self._jars[identity.name](_sent(request, identity, host), fetch)
+            response = await self._session.fetch(request, partial(_send_as, identity, fetch), identity.name)
         except FetchError as error:
             await self._failed(identity, host, request, error)
             raise
@@ -293,8 +292,9 @@ class Identities:
         self._check_exhausted()
 
 
-def _sent(request: Request, identity: Identity, host: str) -> Request:
-    """The request as the identity sends it. Headers of the request itself win."""
+async def _send_as(identity: Identity, fetch: Fetch, request: Request) -> Response:
+    """Send a request as the identity. Headers of the request itself win."""
     own = {name.lower() for name in request.headers}
     headers = {name: value for name, value in identity.headers.items() if name.lower() not in own}
-    return request.replace(proxy=identity.upstream(host), headers={**headers, **request.headers})
+    proxy = identity.upstream(host_of(request.url))
+    return await fetch(request.replace(proxy=proxy, headers={**headers, **request.headers}))

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,9 @@ class Cache:
     """One file per page. It keeps answers to GET and HEAD with a 2xx or 3xx status. They never expire without a
     ``ttl``: the cache is for developing a spider, not for fresh pages."""
 
-    def __init__(self, config: CacheSettings) -> None:
+    def __init__(self, config: CacheSettings, keeps: Callable[[Response], bool] = lambda response: True) -> None:
+        """``keeps``: whether a page may be stored."""
+        self._keeps = keeps
         self._folder = Path(config.folder)
         self._ttl = config.ttl
 
@@ -44,7 +47,7 @@ class Cache:
                 entry.url, status=entry.status, headers=entry.headers, body=entry.body, request=request, from_cache=True
             )
         response = await fetch(request)
-        if 200 <= response.status < 400:
+        if 200 <= response.status < 400 and self._keeps(response):
             headers = [(str(name), _encodable(value)) for name, value in response.headers.items()]
             entry = _Entry(time.time(), response.url, response.status, headers, response.body)
             try:

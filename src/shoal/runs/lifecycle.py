@@ -27,6 +27,7 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.files.keeper import check_store
+from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.monitoring.limits import page_limit, store_limit
@@ -37,6 +38,7 @@ from shoal.runs.plan import Output, Plan
 from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
+from shoal.sessions.session import Session, make_session
 from shoal.sinks import sink_id
 from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
@@ -177,6 +179,17 @@ class RunLifecycle:
                 await self._spoil_outcome(str(failure))
             return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
 
+    def _make_session(self, frontier: Frontier, *, keeps: bool) -> Session:
+        """``keeps``: the cookies belong to the run; otherwise to this process."""
+        plan = self._plan
+        documents = self._store if keeps and not isinstance(self._store, MemoryStore) else None
+
+        async def stop_run() -> None:
+            if self._store.shared and not plan.near:  # so that new processes do not try again
+                await self._move_to("paused")
+
+        return make_session(plan.spider, plan.config, self.run_id, frontier, documents, self._persist, stop_run)
+
     def _make_recorder(self, process: RecordedProcess) -> RunRecorder:
         assert self.frontier is not None
         config = self._plan.config
@@ -205,11 +218,13 @@ class RunLifecycle:
             fetcher, self._tor, self._browser_status = routing, tor, routing.browser_status
         self._outputs = await plan.open_outputs(frontier)
         archive = await self._open_archive(stack, frontier) if plan.fetcher is None else None
+        cookies = self._make_session(frontier, keeps=plan.fetcher is None and tor is None)
+        await self._persist(cookies.open)
         self.engine = Engine(
             plan.spider,
             config,
             scheduler,
-            make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor),
+            make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor, cookies),
             self._outputs,
             source=plan.source,
             options=EngineOptions(

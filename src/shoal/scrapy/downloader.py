@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.scrapy.request import Request
     from shoal.scrapy.settings import Settings
     from shoal.scrapy.spider import Spider
+    from shoal.sessions.jars import Jars
 
 FOLLOWED = frozenset({301, 302, 303, 307, 308})
 _REFRESH = re.compile(rb"http-equiv\s*=\s*[\"']?\s*refresh", re.IGNORECASE)
@@ -102,6 +103,11 @@ class DownloaderLayer:
         self._offsite = offsite
         self.rules = StatusRules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
         self.jars = CookieJars() if settings.getbool("COOKIES_ENABLED") else None
+
+    def use_jars(self, jars: Jars) -> None:
+        """Keep cookies in the jars of the run."""
+        if self.jars is not None:
+            self.jars.jars = jars
 
     async def __call__(self, request: http.Request, fetch: Fetch) -> http.Response:
         meta = self._conversion.raw_meta(request)

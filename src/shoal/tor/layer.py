@@ -69,6 +69,10 @@ class TorLayer:
         """Whether requests can be sent now."""
         return self.tor.ready
 
+    @property
+    def reason(self) -> str:
+        return "" if self.ready else "Tor is not ready"
+
     async def keep(self) -> None:
         """Run until the daemon is closed. TorError if it can never be used."""
         await self.tor.keep()

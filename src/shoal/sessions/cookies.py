@@ -1,4 +1,4 @@
-"""Keeps the cookies of hosts in memory, with limits for each host and for all of them."""
+"""Cookies: read from Set-Cookie headers, and kept in memory with limits for each domain and for all of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from msgspec import Struct
 
-from shoal.http import Request, Response
-from shoal.ports import Fetch
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
@@ -32,96 +30,134 @@ _PORT = re.compile(r":\d+$")
 _ADDRESS = re.compile(r"[\d.]+|\[.*")
 
 
-class Cookie(Struct, frozen=True):
-    """A cookie without its name. ``host_only``: subdomains do not get it."""
+class Cookie(Struct, frozen=True, array_like=True):
+    """A cookie. ``host_only``: subdomains do not get it. ``expires``: None if it lasts as long as the session."""
 
+    name: str
     value: str
     domain: str
     path: str
     host_only: bool
-    secure: bool
-    expires: float | None
+    secure: bool = False
+    expires: float | None = None
+    http_only: bool = False
+    same_site: str = ""
+
+    @property
+    def key(self) -> CookieKey:
+        return self.domain, self.name, self.path
+
+    def is_over(self, now: float) -> bool:
+        return self.expires is not None and self.expires <= now
 
 
-class Cookies:
-    """Sends the cookies that a host set. A request's own cookies override them, and are the only ones with
-    ``keep=False``."""
+CookieKey: TypeAlias = tuple[str, str, str]
+"""Domain, name and path. A cookie replaces the one with the same key."""
+
+
+class CookieJar:
+    """Cookies of many domains, within limits. Those of the domain that was not used for the longest time go first."""
 
     def __init__(
-        self, *, keep: bool = True, clock: Callable[[], float] = time.time, jars: Callable[[], int] = lambda: 1
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        jars: Callable[[], int] = lambda: 1,
+        on_evict: Callable[[str], None] = lambda domain: None,
     ) -> None:
-        """``jars``: how many jars share the limit."""
-        self._keep = keep
-        self._clock = clock
+        """``jars``: how many jars share the limit. ``on_evict``: called with each domain whose cookies were dropped
+        because the jar is full."""
+        self.clock = clock
         self._jars = jars
+        self._on_evict = on_evict
         self._domains: dict[str, dict[tuple[str, str], Cookie]] = {}
         """By domain, in order of use; then by name and path, in order of setting."""
         self._sizes: dict[str, int] = {}
         """Bytes by domain."""
         self._size = 0
 
-    async def __call__(self, request: Request, fetch: Fetch) -> Response:
-        cookies = self._cookies_for(request.url) if self._domains else {}
-        cookies.update(request.cookies)
-        if cookies and not any(name.lower() == "cookie" for name in request.headers):
-            header = "; ".join(f"{name}={value}" for name, value in cookies.items())
-            response = await fetch(request.replace(headers={**request.headers, "Cookie": header}, cookies={}))
-            response.request = request
-        else:
-            response = await fetch(request)
-        if self._keep and "Set-Cookie" in response.headers:
-            for line in response.headers.getall("Set-Cookie"):
-                self.store(line, response.url)
-        return response
+    def __bool__(self) -> bool:
+        return bool(self._domains)
 
-    def _cookies_for(self, url: str) -> dict[str, str]:
-        """Values by name, those with the longest path first, up to the maximum length of a header."""
+    def values_for(self, url: str) -> dict[str, str]:
+        """What to send to a URL: values by name, those with the longest path first, up to the maximum length of a
+        header."""
+        chosen: dict[str, str] = {}
+        size = 0
+        for cookie in self.cookies_for(url):
+            size += len(cookie.name) + len(cookie.value) + 3
+            if size <= _MAX_HEADER_LENGTH:
+                chosen.setdefault(cookie.name, cookie.value)
+        return chosen
+
+    def cookies_for(self, url: str) -> list[Cookie]:
+        """The cookies for a URL, those with the longest path first."""
         host, path = _host_and_path(url)
-        now = self._clock()
-        found: list[tuple[int, str, str]] = []
+        now = self.clock()
+        found: list[Cookie] = []
         domain = host
         while domain:
             if (bucket := self._domains.get(domain)) is not None:
                 self._domains[domain] = self._domains.pop(domain)
-                for (name, _), cookie in bucket.items():
-                    if _applies(cookie, host, path, now) and (url.startswith("https:") or not cookie.secure):
-                        found.append((len(cookie.path), name, cookie.value))
+                found += [
+                    cookie
+                    for cookie in bucket.values()
+                    if _applies(cookie, host, path, now) and (url.startswith("https:") or not cookie.secure)
+                ]
             domain = domain.partition(".")[2]
-        found.sort(key=lambda each: -each[0])
-        chosen: dict[str, str] = {}
-        size = 0
-        for _, name, value in found:
-            size += len(name) + len(value) + 3
-            if size <= _MAX_HEADER_LENGTH:
-                chosen.setdefault(name, value)
-        return chosen
+        found.sort(key=lambda cookie: -len(cookie.path))
+        return found
 
-    def store(self, line: str, url: str) -> None:
-        """Store the cookie of a Set-Cookie header that a page of ``url`` sent."""
-        now = self._clock()
-        read = read_cookie(line, url, now)
-        if read is None:
-            return
-        name, cookie = read
-        domain = cookie.domain
+    def all(self) -> list[Cookie]:
+        """All cookies, by domain."""
+        return [cookie for bucket in self._domains.values() for cookie in bucket.values()]
+
+    def get(self, key: CookieKey) -> Cookie | None:
+        domain, *rest = key
+        return self._domains.get(domain, {}).get(cast("tuple[str, str]", tuple(rest)))
+
+    def store(self, line: str, url: str) -> Cookie | None:
+        """Store the cookie of a Set-Cookie header that a page of ``url`` sent. Returns it; None if it is invalid."""
+        cookie = read_cookie(line, url, self.clock())
+        if cookie is not None:
+            self.put(cookie)
+        return cookie
+
+    def put(self, cookie: Cookie) -> None:
+        """Store a cookie; remove it if its time is over."""
+        domain, key = cookie.domain, (cookie.name, cookie.path)
         bucket = self._domains.pop(domain, {})
         self._domains[domain] = bucket
-        if (name, cookie.path) in bucket:
-            self._drop(domain, (name, cookie.path))
-        if cookie.expires is None or cookie.expires > now:
-            bucket[name, cookie.path] = cookie
-            self._count(domain, _bytes_of(name, cookie))
+        if key in bucket:
+            self._drop(domain, key)
+        if not cookie.is_over(self.clock()):
+            bucket[key] = cookie
+            self._count(domain, _bytes_of(cookie))
         while len(bucket) > _MAX_PER_DOMAIN or self._sizes.get(domain, 0) > _MAX_BYTES_PER_DOMAIN:
             self._drop(domain, next(iter(bucket)))
         if not bucket:
             self._forget(domain)
         limit = max(_MAX_BYTES_PER_DOMAIN, _MAX_BYTES // max(1, self._jars()))
         while len(self._domains) > _MAX_DOMAINS or self._size > limit:
-            self._forget(next(iter(self._domains)))
+            oldest = next(iter(self._domains))
+            self._forget(oldest)
+            self._on_evict(oldest)
+
+    def remove(self, key: CookieKey) -> None:
+        """Remove a cookie, if there is one."""
+        domain, name, path = key
+        if (name, path) in self._domains.get(domain, {}):
+            self._drop(domain, (name, path))
+            if not self._domains[domain]:
+                self._forget(domain)
+
+    def clear(self) -> None:
+        self._domains.clear()
+        self._sizes.clear()
+        self._size = 0
 
     def _drop(self, domain: str, key: tuple[str, str]) -> None:
-        cookie = self._domains[domain].pop(key)
-        self._count(domain, -_bytes_of(key[0], cookie))
+        self._count(domain, -_bytes_of(self._domains[domain].pop(key)))
 
     def _forget(self, domain: str) -> None:
         del self._domains[domain]
@@ -133,12 +169,25 @@ class Cookies:
         self._size += size
 
 
-def _bytes_of(name: str, cookie: Cookie) -> int:
+@lru_cache(maxsize=20_000)
+def site_of(host: str) -> str:
+    """The registrable domain of a host without its port: ``bbc.co.uk`` for ``news.bbc.co.uk``. A host without one, such
+    as an address, is its own."""
+    if "." not in host or _ADDRESS.fullmatch(host):
+        return host
+    return _suffixes().privatesuffix(host) or host
+
+
+def site_of_url(url: str) -> str:
+    return site_of(_host_and_path(url)[0])
+
+
+def _bytes_of(cookie: Cookie) -> int:
     """Approximate memory: the strings, and the objects around them."""
-    return 256 + sum(map(sys.getsizeof, (name, cookie.value, cookie.path)))
+    return 256 + sum(map(sys.getsizeof, (cookie.name, cookie.value, cookie.path)))
 
 
-def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
+def read_cookie(line: str, url: str, now: float) -> Cookie | None:
     """Parse a Set-Cookie header as browsers do. None if it is invalid, or if this host may not set it.
 
     A host may set a cookie for a parent domain, but not for a public suffix such as ``co.uk`` or ``github.io``. A host
@@ -160,18 +209,21 @@ def read_cookie(line: str, url: str, now: float) -> tuple[str, Cookie] | None:
     path = attributes.get("path", "")
     if not path.startswith("/") or len(path) > _MAX_PATH_LENGTH:
         path = request_path[: request_path.rindex("/")] or "/"
-    return name, Cookie(
+    return Cookie(
+        name=name,
         value=value,
         domain=domain or host,
         path=path,
         host_only=not domain or is_suffix,
         secure="secure" in attributes,
         expires=_expires(attributes, now),
+        http_only="httponly" in attributes,
+        same_site=attributes.get("samesite", "")[:10],
     )
 
 
 def _expires(attributes: dict[str, str], now: float) -> float | None:
-    """When the cookie expires; None: when the process ends."""
+    """When the cookie expires; None: when the session ends."""
     age = attributes.get("max-age", "")
     if re.fullmatch(r"-?\d+", age, re.ASCII):
         return now + int(age[:12])
@@ -193,7 +245,7 @@ def _host_and_path(url: str) -> tuple[str, str]:
 
 
 def _applies(cookie: Cookie, host: str, path: str, now: float) -> bool:
-    if (cookie.host_only and cookie.domain != host) or (cookie.expires is not None and cookie.expires <= now):
+    if (cookie.host_only and cookie.domain != host) or cookie.is_over(now):
         return False
     return path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/")
 

@@ -1,0 +1,371 @@
+"""The cookie jars of a run, kept in its store.
+
+A jar belongs to an identity, or is named by ``meta["cookiejar"]``. Each site (registrable domain) of a jar is one
+document of the store. Processes change it by compare-and-set: each writes only the cookies that it changed, so none
+overwrites those of another. After that, `Queue.note_cookies` gives the cookies of the run a new version. Every lease
+carries the version, so a worker that leases a link of a page reads the cookies that the page has set.
+
+Each login gives its jar an epoch. A cookie that belongs to an earlier epoch than that of the document is dropped: a
+page that was fetched before the login must not log everybody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Struct
+
+from shoal.errors import StoreError
+from shoal.ports import Documents, Queue
+from shoal.sessions.cookies import Cookie, CookieJar, CookieKey, site_of, site_of_url
+
+log = logging.getLogger("shoal.session")
+
+Changes: TypeAlias = dict[CookieKey, tuple[int, Cookie | None]]
+"""The epoch and the new cookie by key. None: it was removed."""
+
+_MAX_NAME = 150  # characters of a jar's name in a key
+_MAX_SITE = 512 * 1024  # bytes of the cookies of a site
+_MAX_LISTED = 1000
+_MAX_JARS = 10_000
+_TRIES = 50
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class SiteCookies(Struct, frozen=True, array_like=True):
+    """The cookies of one site in one jar, as they are stored. ``epoch``: of the login that they belong to."""
+
+    epoch: int = 0
+    cookies: tuple[Cookie, ...] = ()
+
+    def changed(self, changes: Changes, now: float) -> SiteCookies:
+        """With these changes, as far as they do not belong to an earlier epoch. The oldest cookies go if there is no
+        room."""
+        cookies = {cookie.key: cookie for cookie in self.cookies if not cookie.is_over(now)}
+        epoch = self.epoch
+        for key, (of, cookie) in changes.items():
+            if of < self.epoch:
+                continue
+            epoch = max(epoch, of)
+            cookies.pop(key, None)
+            if cookie is not None and not cookie.is_over(now):
+                cookies[key] = cookie
+        size = sum(map(_size_of, cookies.values()))
+        while size > _MAX_SITE:
+            size -= _size_of(cookies.pop(next(iter(cookies))))
+        return SiteCookies(epoch, tuple(cookies.values()))
+
+
+_decode = msgspec.msgpack.Decoder(SiteCookies).decode
+
+
+def _size_of(cookie: Cookie) -> int:
+    return 60 + len(cookie.name) + len(cookie.domain) + 4 * (len(cookie.value) + len(cookie.path))
+
+
+class JarKeys:
+    """The keys of a run's jars in its store."""
+
+    def __init__(self, run_id: str) -> None:
+        self.prefix = f"run/{run_id}/jar/"
+
+    def key(self, jar: str, site: str) -> str:
+        return f"{self.prefix}{quote(jar, safe='')[:_MAX_NAME]}/{quote(site, safe='')}"
+
+    def parts(self, key: str) -> tuple[str, str]:
+        """The jar and the site of a key."""
+        jar, _, site = key.removeprefix(self.prefix).partition("/")
+        return unquote(jar), unquote(site)
+
+
+class _Site(Struct):
+    """What this process knows of a site in a jar."""
+
+    generation: int = -1
+    """It was read when `Jars` had this generation."""
+    version: bytes = b""
+    stored: SiteCookies = SiteCookies()
+    changes: Changes = {}
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+
+
+class Jar:
+    """The cookies of one identity, as this process knows them."""
+
+    def __init__(self, name: str, clock: Callable[[], float], jars: Callable[[], int]) -> None:
+        self.name = name
+        self.cookies = CookieJar(clock=clock, jars=jars, on_evict=self._evicted)
+        self.epoch = 0
+        """Of the last login that this process knows of."""
+        self.sites: dict[str, _Site] = {}
+
+    def adopt(self, site: str, state: _Site) -> None:
+        """Take over what is stored of a site, except what this process has changed and not stored yet."""
+        self.epoch = max(self.epoch, state.stored.epoch)
+        kept = {cookie.key for cookie in state.stored.cookies} | state.changes.keys()
+        for cookie in self.cookies.all():
+            if cookie.key not in kept and site_of(cookie.domain) == site:
+                self.cookies.remove(cookie.key)
+        for cookie in state.stored.cookies:
+            if cookie.key not in state.changes:
+                self.cookies.put(cookie)
+
+    def _evicted(self, domain: str) -> None:
+        """Read the site again when it is needed."""
+        site = self.sites.get(site_of(domain))
+        if site is not None:
+            site.generation = -1
+
+
+def _is_new(before: Cookie | None, cookie: Cookie, now: float) -> bool:
+    """Whether a cookie is worth storing. A site may set the same one with each page, only with a later end."""
+    if before is None or before.is_over(now):
+        return not cookie.is_over(now)
+    if msgspec.structs.replace(before, expires=cookie.expires) != cookie:
+        return True
+    if before.expires is None or cookie.expires is None:
+        return before.expires != cookie.expires
+    return cookie.expires < before.expires or before.expires - now < (cookie.expires - now) / 2
+
+
+class Jars:
+    """All jars of a run in one process. Without a store they are kept in memory only."""
+
+    def __init__(
+        self,
+        documents: Documents | None = None,
+        queue: Queue | None = None,
+        run_id: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._documents = documents
+        self._queue = queue
+        self._keys = JarKeys(run_id)
+        self._clock = clock
+        self._jars: dict[str, Jar] = {}
+        self._changed: set[str] = set()
+        """Jars with changes that are not stored."""
+        self._version = 0
+        self._generation = 0
+        """Changes when another process has changed cookies."""
+        self._known_at = -1
+        """The generation in which all sites that are stored were read."""
+        self._flushing = asyncio.Lock()
+        self._has_dropped = False
+        self._has_written = False
+        """Whether there is something stored of which the other processes do not know."""
+
+    @property
+    def is_stored(self) -> bool:
+        return self._documents is not None
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._changed)
+
+    def jar(self, name: str) -> Jar:
+        """The jar of a name."""
+        jar = self._jars.get(name)
+        if jar is None:
+            if len(self._jars) >= _MAX_JARS:
+                self._drop_oldest()
+            jar = self._jars[name] = Jar(name, self._clock, self._jars.__len__)
+        return jar
+
+    def _drop_oldest(self) -> None:
+        """Drop a jar. If it is stored, it can be read again."""
+        oldest = next(name for name in self._jars if name and name not in self._changed)
+        del self._jars[oldest]
+        if self._documents is None and not self._has_dropped:
+            self._has_dropped = True
+            log.warning("more than %d cookie jars: the oldest ones are dropped", _MAX_JARS)
+
+    def seen(self, version: int) -> None:
+        """A lease carried this version of the run's cookies."""
+        if version > self._version:
+            self._version = version
+            self._generation += 1
+
+    def forget(self) -> None:
+        """Drop everything: the store went back in time."""
+        self._jars.clear()
+        self._changed.clear()
+        self._version = 0
+        self._generation += 1
+
+    def is_fresh(self, jar: Jar, url: str) -> bool:
+        """Whether this process knows the cookies for a URL. Otherwise call ``refresh``."""
+        if self._documents is None or not self._version or (self._known_at == self._generation and not jar.sites):
+            return True
+        site = jar.sites.get(site_of_url(url))
+        if site is None:
+            return self._known_at == self._generation
+        return site.generation == self._generation
+
+    async def refresh(self, jar: Jar, url: str) -> None:
+        """Read the stored cookies for a URL."""
+        name = site_of_url(url)
+        site = jar.sites.setdefault(name, _Site())
+        async with site.lock:
+            if site.generation != self._generation:
+                await self._read(jar, name, site)
+
+    async def open(self) -> None:
+        """Read what the run has at the beginning."""
+        if self._documents is not None and self._queue is not None:
+            self.seen((await self._queue.lease(0, 1.0)).cookies)
+            if self._version:
+                await self.load()
+
+    async def load(self) -> None:
+        """Read all jars, unless they are many. Then each site is read when it is needed."""
+        assert self._documents is not None
+        generation = self._generation
+        documents = await self._documents.list_documents(self._keys.prefix, limit=_MAX_LISTED)
+        for document in documents:
+            name, site = self._keys.parts(document.key)
+            jar = self.jar(name)
+            state = jar.sites.setdefault(site, _Site())
+            state.generation, state.version, state.stored = generation, document.version, _read(document.value)
+            jar.adopt(site, state)
+        if len(documents) < _MAX_LISTED:
+            self._known_at = generation
+
+    async def _read(self, jar: Jar, name: str, site: _Site) -> None:
+        assert self._documents is not None
+        generation = self._generation
+        document = await self._documents.get_document(self._keys.key(jar.name, name))
+        site.version = b"" if document is None else document.version
+        site.stored = SiteCookies() if document is None else _read(document.value)
+        site.generation = generation
+        jar.adopt(name, site)
+
+    # -- changes
+
+    def set(self, jar: Jar, cookie: Cookie, epoch: int) -> None:
+        """Take over a cookie that a page has set, or ended. ``epoch``: of the jar when the page was requested. Cookies
+        of an earlier epoch are dropped."""
+        if epoch < jar.epoch:
+            return
+        now = self._clock()
+        before = jar.cookies.get(cookie.key)
+        jar.cookies.put(cookie)
+        if self._documents is not None and _is_new(before, cookie, now):
+            self._note_change(jar, cookie.key, None if cookie.is_over(now) else cookie, epoch)
+
+    def _note_change(self, jar: Jar, key: CookieKey, cookie: Cookie | None, epoch: int) -> None:
+        jar.sites.setdefault(site_of(key[0]), _Site()).changes[key] = epoch, cookie
+        self._changed.add(jar.name)
+
+    async def flush(self) -> None:
+        """Store all changes. Call it before the pages that made them are completed."""
+        if self._documents is None or not self._changed:
+            return
+        async with self._flushing:
+            names, self._changed = self._changed, set()
+            try:
+                for jar in map(self.jar, names):
+                    for name, site in list(jar.sites.items()):
+                        if site.changes:
+                            async with site.lock:
+                                await self._write(jar, name, site)
+                if self._has_written:
+                    await self._note()
+                    self._has_written = False
+            except BaseException:
+                self._changed |= names
+                raise
+
+    async def _note(self) -> None:
+        assert self._queue is not None
+        version = await self._queue.note_cookies()
+        if version != self._version + 1:  # others have changed cookies too
+            self._generation += 1
+        self._version = max(version, self._version)
+
+    async def _write(self, jar: Jar, name: str, site: _Site) -> None:
+        """Store the changes of a site."""
+        assert self._documents is not None
+        key = self._keys.key(jar.name, name)
+        for attempt in range(_TRIES):
+            changes = dict(site.changes)
+            value = site.stored.changed(changes, self._clock())
+            if value == site.stored:
+                _drop(site.changes, changes)
+                return
+            content = _encode(value) if value.cookies or value.epoch else None
+            version = os.urandom(16)
+            if await self._documents.put_document(key, content, replaces=site.version, version=version):
+                site.version, site.stored = version if content else b"", value
+                _drop(site.changes, changes)
+                self._has_written = True
+                return
+            if attempt:
+                await asyncio.sleep(0.002 * attempt)
+            await self._read(jar, name, site)
+        raise StoreError(f"cannot store the cookies of {name}: other processes keep changing them")
+
+    # -- logins
+
+    async def publish(self, jar: Jar, changes: Mapping[CookieKey, Cookie | None], epoch: int) -> None:
+        """Store the cookies that a login has changed. From now on, pages of an earlier epoch change no cookie of this
+        jar."""
+        if self._documents is not None:
+            await self.load()  # also the sites that other processes know
+        jar.epoch = max(jar.epoch, epoch)
+        for key, cookie in changes.items():
+            if cookie is None:
+                jar.cookies.remove(key)
+            else:
+                jar.cookies.put(cookie)
+        if self._documents is None:
+            return
+        for site in jar.sites.values():
+            site.changes = {key: change for key, change in site.changes.items() if change[0] >= epoch}
+            site.changes[_MARK] = epoch, None
+        for key, cookie in changes.items():
+            self._note_change(jar, key, cookie, epoch)
+        await self.flush()
+
+    # -- for people
+
+    async def stored(self) -> dict[str, dict[str, SiteCookies]]:
+        """The stored cookies of each site, by jar."""
+        assert self._documents is not None
+        found: dict[str, dict[str, SiteCookies]] = {}
+        after = ""
+        while documents := await self._documents.list_documents(self._keys.prefix, after=after, limit=_MAX_LISTED):
+            for document in documents:
+                name, site = self._keys.parts(document.key)
+                found.setdefault(name, {})[site] = _read(document.value)
+            after = documents[-1].key
+        return found
+
+    async def add(self, jar: Jar, cookies: Iterable[Cookie], epoch: int) -> None:
+        """Add cookies from elsewhere, as a login would."""
+        await self.publish(jar, {cookie.key: cookie for cookie in cookies}, epoch)
+
+
+_MARK: CookieKey = ("", "", "")
+"""The key of a change that only raises the epoch."""
+
+
+def _drop(changes: Changes, stored: Changes) -> None:
+    """Remove the changes that are stored, unless they changed again meanwhile."""
+    for key, change in stored.items():
+        if changes.get(key) is change:
+            del changes[key]
+
+
+def _read(value: bytes) -> SiteCookies:
+    try:
+        return _decode(value)
+    except msgspec.MsgspecError as exc:
+        raise StoreError(f"stored cookies cannot be read ({exc}): another program has changed them") from exc
