@@ -52,6 +52,7 @@ COMMANDS = {
         "why": CommandEntry("audit", "Show what happened to a URL."),
         "retry-failed": CommandEntry("audit", "Queue the failed requests of a run again."),
         "actions": CommandEntry("notify", "List what users did: who paused, changed or deleted what."),
+        "session": CommandEntry("session", "Show the cookies and logins of a run, without values."),
         "outputs": CommandEntry("outputs", "List the outputs of a run, and count their items."),
         "export": CommandEntry("export", "Write all items of a run to files or databases."),
     },

@@ -92,6 +92,14 @@ Warc = Annotated[
     str | None,
     typer.Option("--warc", metavar="FOLDER", help="Write what is sent and received to WARC files in FOLDER."),
 ]
+SessionFile = Annotated[
+    str | None,
+    typer.Option(
+        "--session", metavar="FILE",
+        help="Begin with the cookies of FILE: cookies.txt, or JSON of Playwright or a browser extension. A resumed run "
+        "imports the file again only if it has changed.",
+    ),
+]  # fmt: skip
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
 FailAbove = Annotated[
     str | None,

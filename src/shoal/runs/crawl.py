@@ -22,6 +22,7 @@ from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import RunError, ShoalError, SinkError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
+from shoal.frontier.memory import MemoryStore
 from shoal.item import Record
 from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Frontier, Run, Sink, Store
@@ -29,6 +30,7 @@ from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
+from shoal.sessions.stored import SessionImport, import_session
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
@@ -156,6 +158,8 @@ class Crawl:
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
         """Set when the outputs are open and the crawl begins."""
+        self.imported: SessionImport | None = None
+        """Cookies that the run has before its first page. Set it before the crawl begins."""
         self.command = ""
         """The command that continues the run, for its reports. Empty if there is none."""
         self.serves = False
@@ -242,6 +246,8 @@ class Crawl:
                 run = self.run = await self.choose_run(store)
                 await self._report_finished(store, run)
             self._check_outputs()
+            if self.imported is not None and not isinstance(store, MemoryStore):
+                await import_session(store, await store.frontier(run.run_id), run.run_id, self.imported)
             self._life = RunLifecycle(store, run, self._plan(store, collector))
             if self._stop_asked:
                 self._life.stop()
@@ -279,6 +285,7 @@ class Crawl:
                 command=self.command,
             ),
             session=session,
+            imported=self.imported if isinstance(store, MemoryStore) else None,
             on_begin=self.started.set,
         )
 

@@ -39,6 +39,7 @@ from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 from shoal.sessions.session import Session, make_session
+from shoal.sessions.stored import new_epoch, usable_cookies
 from shoal.sinks import sink_id
 from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
@@ -220,6 +221,9 @@ class RunLifecycle:
         archive = await self._open_archive(stack, frontier) if plan.fetcher is None else None
         cookies = self._make_session(frontier, keeps=plan.fetcher is None and tor is None)
         await self._persist(cookies.open)
+        if plan.imported is not None:
+            jar = cookies.jars.jar(plan.imported.jar)
+            await cookies.jars.add(jar, usable_cookies(plan.imported.file), new_epoch())
         self.engine = Engine(
             plan.spider,
             config,

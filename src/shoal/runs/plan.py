@@ -14,6 +14,7 @@ from shoal.crawling.seeder import Source
 from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder
 from shoal.runs.worker_session import WorkerSession
+from shoal.sessions.stored import SessionImport
 from shoal.spider import Spider
 
 
@@ -72,6 +73,8 @@ class Plan(Struct, kw_only=True):
     """How its reports name this process. None: nothing is recorded."""
     session: WorkerSession | None = None
     """The session of this process as a worker. It has a holder of its own."""
+    imported: SessionImport | None = None
+    """Cookies to begin with, if those of the run are not stored."""
     on_begin: Callable[[], None] = lambda: None
     """Called when the outputs are open and the engine exists."""
     on_state: Callable[[str], None] = lambda state: None

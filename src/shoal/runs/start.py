@@ -25,6 +25,7 @@ from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRe
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Overflow, Run, Store
 from shoal.runs.trust import check_arguments, check_networks
+from shoal.sessions.stored import SessionImport, import_session
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
 
@@ -134,12 +135,13 @@ async def start_run(
     new_run: bool = False,
     networks: Sequence[str] | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
+    imported: SessionImport | None = None,
 ) -> Started:
     """Create a run and push its start requests: those of the spider, of a list, or of a file with one URL per line.
 
     If an earlier call with the same arguments was interrupted, it resumes that run, unless ``new_run``. ``run_id``
     names the run to resume or to create. The file is read as a stream, and invalid lines are skipped and counted.
-    ``networks``: see `RunSettings`."""
+    ``networks``: see `RunSettings`. ``imported``: cookies that the run has before its first page."""
     _check_outputs(outputs)
     outputs = _with_spider_outputs(spider, outputs)
     source = _source(spider, urls, urls_file)
@@ -153,6 +155,8 @@ async def start_run(
     fresh_id = new_run_id()  # made here, so that a retry after a lost answer finds the run that it created
     run = await persist(lambda: _choose_run(store, spider, project, settings, run_id, fresh_id, new_run=new_run))
     frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
+    if imported is not None:
+        await import_session(store, frontier, run.run_id, imported)
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
     counters = Counters()
     seeder = Seeder(

@@ -203,7 +203,7 @@ def read_cookie(line: str, url: str, now: float) -> Cookie | None:
     domain = attributes.get("domain", "").lower().removeprefix(".")
     if domain and domain != host and not _is_subdomain(host, domain):
         return None
-    is_suffix = bool(domain) and _is_public_suffix(domain)
+    is_suffix = bool(domain) and is_public_suffix(domain)
     if is_suffix and domain != host:
         return None
     path = attributes.get("path", "")
@@ -220,6 +220,19 @@ def read_cookie(line: str, url: str, now: float) -> Cookie | None:
         http_only="httponly" in attributes,
         same_site=attributes.get("samesite", "")[:10],
     )
+
+
+def invalid_part(cookie: Cookie) -> str:
+    """What is wrong with a cookie that no header set. Empty if it can be stored and sent."""
+    if not cookie.name or "=" in cookie.name or _UNSAFE.search(cookie.name) or ";" in cookie.name:
+        return "the name is empty or has characters that a cookie cannot have"
+    if _UNSAFE.search(cookie.value) or ";" in cookie.value:
+        return f"the value of {cookie.name:.60} has characters that a cookie cannot have"
+    if len(cookie.name) + len(cookie.value) > _MAX_LENGTH:
+        return f"{cookie.name:.60} has more than {_MAX_LENGTH:,} characters"
+    if not cookie.path.startswith("/") or len(cookie.path) > _MAX_PATH_LENGTH or _UNSAFE.search(cookie.path):
+        return f"the path of {cookie.name:.60} must begin with / and have at most {_MAX_PATH_LENGTH:,} characters"
+    return ""
 
 
 def _expires(attributes: dict[str, str], now: float) -> float | None:
@@ -254,7 +267,7 @@ def _is_subdomain(host: str, domain: str) -> bool:
     return host.endswith("." + domain) and not _ADDRESS.fullmatch(host)
 
 
-def _is_public_suffix(domain: str) -> bool:
+def is_public_suffix(domain: str) -> bool:
     """Whether different owners have domains below it: ``com``, ``co.uk``, ``github.io``. A name without dots is one."""
     return "." not in domain or bool(_suffixes().is_public(domain))
 

@@ -200,11 +200,13 @@ class LoginKeeper:
         login = self._logins.get(jar.name)
         if login is None:
             login = self._logins[jar.name] = _JarLogin(fetch)
-            if not jar.epoch and self._log_in is not None:
-                state = await self._state(jar.name).read() if self._jars.is_stored else None
-                jar.epoch = max(jar.epoch, 0 if state is None else state.epoch)
-                if not jar.epoch:
-                    self._need(jar, login, 0)
+            if self._log_in is not None:
+                last = jar.epoch
+                if self._jars.is_stored:  # a jar that was cleared has an epoch and no login
+                    last = (await self._state(jar.name).read() or LoginState()).epoch
+                    jar.epoch = max(jar.epoch, last)
+                if not last:
+                    self._need(jar, login, jar.epoch)
         if login.needs_after is not None:
             raise Postponed(self.reason, contacted=False)
 

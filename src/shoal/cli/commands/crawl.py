@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 import typer
 
 from shoal.cli.commands.processes import fork_ahead, process_crawl, run_if_worker_process
+from shoal.cli.cookie_files import read_session
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -31,6 +32,7 @@ from shoal.cli.options import (
     Resume,
     Scrapy,
     ScrapySetting,
+    SessionFile,
     Setting,
     SpiderName,
     Tor,
@@ -140,6 +142,7 @@ def crawl(
     tor: Tor = False,
     proxy: Proxy = [],
     warc: Warc = None,
+    session: SessionFile = None,
     setting: Setting = [],
     new_run: NewRun = False,
     processes: Processes = 1,
@@ -168,7 +171,7 @@ def crawl(
     )
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
-        metrics_port=metrics_port, processes=forked, ui=ui,
+        metrics_port=metrics_port, processes=forked, ui=ui, session=session,
     )  # fmt: skip
 
 
@@ -199,6 +202,7 @@ def run(
     tor: Tor = False,
     proxy: Proxy = [],
     warc: Warc = None,
+    session: SessionFile = None,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -224,7 +228,7 @@ def run(
     )
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
-        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui,
+        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui, session=session,
     )  # fmt: skip
 
 
@@ -252,17 +256,19 @@ def _crawl_options(
 def execute(
     spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool,
     urls: list[str] | None = None, metrics_port: str | None = None, processes: ForkedProcesses | None = None,
-    ui: bool = False,
+    ui: bool = False, session: str | None = None,
 ) -> NoReturn:  # fmt: skip
     """Crawl on this machine, then show the summary and exit."""
     from shoal.cli.next_steps import resume_command
     from shoal.runs.crawl import Crawl
 
     run_if_worker_process(spider, resolved, quiet=quiet)
+    imported = None if session is None else read_session(session, spider, resolved.config)
     if processes is not None:
         made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
     else:
         made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    made.imported = imported
     made.serves = True
     made.command = resume_command(sys.argv[1:])
     show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.commands.crawl import execute
+from shoal.cli.cookie_files import read_session
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -23,6 +24,7 @@ from shoal.cli.options import (
     Resume,
     Scrapy,
     ScrapySetting,
+    SessionFile,
     Setting,
     SpiderName,
     given,
@@ -40,6 +42,7 @@ from shoal.suggestions import did_you_mean
 if TYPE_CHECKING:
     from shoal.config import Resolved
     from shoal.runs.registry import Entry
+    from shoal.sessions.stored import SessionImport
     from shoal.spider import Spider
 
 app = Commands()
@@ -80,6 +83,7 @@ def start(
         ),
     ] = None,
     delay: Delay = None,
+    session: SessionFile = None,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Resume = False,
@@ -100,10 +104,13 @@ def start(
     resolved = resolve(made, given(options), setting)
     outputs = [*(entry.outputs if entry else ()), *outputs_of(output, replace)]
     if execution == "single":
-        execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file))
-    asyncio.run(
-        _start(made, resolved, name, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier)
-    )
+        execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
+    imported = None if session is None else read_session(session, made, resolved.config)
+    work = _start(
+        made, resolved, name, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier,
+        imported=imported,
+    )  # fmt: skip
+    asyncio.run(work)
 
 
 def _mode(mode: str | None, entry: Entry | None) -> str:
@@ -128,7 +135,7 @@ def _urls_of(file: str | None) -> list[str] | None:
 
 async def _start(
     spider: Spider, resolved: Resolved, name: str, urls_file: str | None, outputs: list[str], run_id: str | None,
-    *, new_run: bool, quiet: bool, frontier: str | None,
+    *, new_run: bool, quiet: bool, frontier: str | None, imported: SessionImport | None,
 ) -> None:  # fmt: skip
     from shoal.frontier import open_store
     from shoal.runs.orchestrator import check_fleet, worker_command
@@ -139,7 +146,7 @@ async def _start(
     try:
         started = await start_run(
             store, spider, resolved.config, urls_file=urls_file, outputs=outputs, run_id=run_id, new_run=new_run,
-            on_progress=_SeedProgress(quiet=quiet),
+            on_progress=_SeedProgress(quiet=quiet), imported=imported,
         )  # fmt: skip
         await record_action(store, "start", started.run.run_id, f"{name}, distributed", started.run.project)
     finally:

@@ -1,0 +1,234 @@
+"""`shoal session`: the cookies and logins of a run, without values; export, import and clear."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from shoal.cli.cookie_files import read_file, write_file
+from shoal.cli.help import Commands
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
+from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.errors import ConfigError
+from shoal.printable import printable
+from shoal.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from shoal.ports import Run, Store
+    from shoal.sessions.login import LoginState
+    from shoal.sessions.stored import JarReport, SiteReport, StoredSession
+
+DEFAULT_JAR = "default"
+"""How the jar without a name is shown."""
+_MAX_NAMES = 12
+
+app = Commands()
+
+
+@app.add(
+    examples="""
+    shoal session --frontier sqlite:///shop.db
+    shoal session shop_1 --import state.json --frontier redis://host
+    shoal session shop_1 --export cookies.txt --frontier redis://host
+    shoal session shop_1 --clear --jar "#alice" --frontier redis://host
+    """
+)
+def session(
+    run_id: NewestRun = None,
+    export_to: Annotated[
+        str | None,
+        typer.Option("--export", metavar="FILE", help="Write the cookies of a jar to FILE, or standard output (-)."),
+    ] = None,
+    import_from: Annotated[
+        str | None,
+        typer.Option("--import", metavar="FILE", help="Add the cookies of FILE, or of standard input (-), to a jar."),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove cookies and logins; workers log in again.")] = False,
+    jar: Annotated[
+        str | None,
+        typer.Option(
+            "--jar", metavar="NAME",
+            help="Only this jar, as it is listed. #NAME is that of meta[\"cookiejar\"] = NAME; an identity has one of "
+            "its own name.",
+        ),
+    ] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT",
+            help="With --export: netscape (cookies.txt) or playwright (JSON). The default for .json is playwright, for "
+            "others netscape.",
+        ),
+    ] = None,
+    frontier: FrontierUrl = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show the cookies and logins of a run, without values.
+
+    An exported file has the values: it is written with mode 0600. --import reads cookies.txt, the storage state of
+    Playwright, and JSON lists of browser extensions. The cookies count as a new login: workers use them from their next
+    page on.
+    """
+    if sum((export_to is not None, import_from is not None, clear)) > 1:
+        raise ConfigError("--export, --import and --clear exclude each other; pass one of them")
+    if file_format is not None and export_to is None:
+        raise ConfigError("--format belongs to --export")
+    _check_format(file_format)
+    changes = import_from is not None or clear
+    in_memory = resolve(None, given({"frontier": frontier}), []).config.frontier.startswith(("memory:", "local:"))
+    if in_memory and changes:
+        raise ConfigError(
+            "the session of a crawl in memory cannot be changed from outside. Pass --session FILE to `shoal run`, or "
+            "keep the run in a store, such as --frontier sqlite:///file.db"
+        )
+
+    async def work() -> None:
+        from shoal.sessions.stored import StoredSession
+
+        async with opened_store(frontier, readonly=not changes) as store:
+            run, queue = await find_run(store, frontier, run_id)
+            stored = StoredSession(store, queue, run.run_id)
+            reports = await stored.reports()
+            if export_to is not None:
+                await _export(stored, run, reports, jar, export_to, file_format)
+            elif import_from is not None:
+                await _import(store, stored, run, reports, jar, import_from)
+            elif clear:
+                await _clear(store, stored, run, reports, jar)
+            else:
+                _show(run, _chosen(run, reports, jar), as_json=as_json)
+                if in_memory and not reports:
+                    print("the cookies of a crawl in memory belong to its process", file=sys.stderr)
+
+    asyncio.run(work())
+
+
+def _check_format(name: str | None) -> None:
+    from shoal.sessions.files import CookieFormat
+
+    formats = get_args(CookieFormat)
+    if name is not None and name not in formats:
+        raise ConfigError(f"--format must be {' or '.join(formats)}, not {name!r}{did_you_mean(name, formats)}")
+
+
+def _title(jar: str) -> str:
+    return printable(jar) or DEFAULT_JAR
+
+
+def _chosen(run: Run, reports: list[JarReport], jar: str | None) -> list[JarReport]:
+    """The jar of ``--jar``, or all of them. ConfigError lists the jars if there is no such one."""
+    if jar is None:
+        return reports
+    chosen = [report for report in reports if report.jar == jar or (not report.jar and jar == DEFAULT_JAR)]
+    if not chosen:
+        names = [_title(report.jar) for report in reports]
+        known = ", ".join(names[:20]) or "none"
+        raise ConfigError(f"run {run.run_id} has no jar {jar}; its jars are: {known}{did_you_mean(jar, names)}")
+    return chosen
+
+
+async def _export(
+    stored: StoredSession, run: Run, reports: list[JarReport], jar: str | None, file: str, file_format: str | None
+) -> None:
+    from shoal.sessions.files import to_netscape, to_storage_state
+
+    chosen = [report for report in _chosen(run, reports, jar) if report.sites]
+    if not chosen:
+        raise ConfigError(f"run {run.run_id} has no cookies to export")
+    if len(chosen) > 1:
+        names = ", ".join(_title(report.jar) for report in chosen)
+        raise ConfigError(f"run {run.run_id} has {len(chosen)} jars: choose one with --jar: {names}")
+    cookies = await stored.cookies(chosen[0].jar)
+    is_json = file_format == "playwright" or (file_format is None and file.lower().endswith(".json"))
+    write_file(file, to_storage_state(cookies) if is_json else to_netscape(cookies))
+    count = f"{len(cookies)} cookie{'' if len(cookies) == 1 else 's'}"
+    print(f"wrote {count} of jar {_title(chosen[0].jar)} to {file}", file=sys.stderr)
+
+
+async def _import(
+    store: Store, stored: StoredSession, run: Run, reports: list[JarReport], jar: str | None, file: str
+) -> None:
+    name = "" if jar is None or jar == DEFAULT_JAR else jar
+    if name and "#" not in name and "://" not in name and name not in {report.jar for report in reports}:
+        raise ConfigError(
+            f"run {run.run_id} has no jar {name}. The jar of meta[\"cookiejar\"] = \"{name}\" is called \"#{name}\"; "
+            "that of an identity has the URL of its proxy, as `shoal identities` lists it"
+        )  # fmt: skip
+    from shoal.sessions.stored import usable_cookies
+
+    found = read_file(file)
+    cookies = usable_cookies(found)
+    await stored.add(name, cookies, found.digest)
+    await record_action(store, "import session", run.run_id, f"jar {_title(name)}", run.project)
+    sites = sorted({cookie.domain for cookie in cookies})
+    more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
+    count = f"{len(cookies)} cookie{'' if len(cookies) == 1 else 's'}"
+    print(f"imported {count} for {', '.join(sites[:5])}{more} into jar {_title(name)} of run {run.run_id}")
+    if run.state == "paused":
+        print(f"the run is paused: `shoal resume {run.run_id}` continues it")
+
+
+async def _clear(store: Store, stored: StoredSession, run: Run, reports: list[JarReport], jar: str | None) -> None:
+    chosen = _chosen(run, reports, jar)
+    await stored.clear(report.jar for report in chosen)
+    if chosen:
+        names = ", ".join(_title(report.jar) for report in chosen[:20])
+        await record_action(store, "clear session", run.run_id, f"jar {names}", run.project)
+    count = sum(site.cookies for report in chosen for site in report.sites)
+    print(f"removed {count} cookie{'' if count == 1 else 's'} of {len(chosen)} jars of run {run.run_id}")
+
+
+# -- texts
+
+
+def _show(run: Run, reports: list[JarReport], *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        for report in reports:
+            print(msgspec.json.encode(report).decode())
+        return
+    if not reports:
+        print(f"run {run.run_id} has no stored cookies and no logins")
+    for report in reports:
+        print(f"jar {_title(report.jar)}")
+        if report.login is not None:
+            for line in _login_lines(report.login):
+                print(f"  {line}")
+        if not report.sites:
+            print("  no cookies")
+        for site in report.sites:
+            print(f"  {_site_line(site)}")
+
+
+def _site_line(site: SiteReport) -> str:
+    names = [printable(name) for name in site.names]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    ends = "until the session ends" if site.ends is None else f"the first ends at {_moment(site.ends)}"
+    count = f"{site.cookies} cookie{'' if site.cookies == 1 else 's'}"
+    return f"{printable(site.site)}: {count} ({', '.join(names[:_MAX_NAMES])}{more}), {ends}"
+
+
+def _login_lines(login: LoginState) -> list[str]:
+    lines = []
+    if login.epoch:
+        what = "logged in" if login.logins else "imported"
+        lines.append(f"{what} at {_moment(login.at)}; logins: {login.logins}; epoch {login.epoch}")
+    if login.failures or login.stopped:
+        stopped = "; the run was stopped" if login.stopped else ""
+        lines.append(
+            f"login failed {login.failures} time{'' if login.failures == 1 else 's'}, last at "
+            f"{_moment(login.failed_at)}{stopped}: {printable(login.reason)}"
+        )
+    return lines
+
+
+def _moment(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "a time that is no date"
