@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,6 +90,37 @@ def test_the_first_spider_of_the_readme_yields_each_book_once(shoal, shop: str, 
 def test_a_new_spider_stays_on_its_site(shoal, shop: str, tmp_path: Path) -> None:
     shoal("new", "far", "https://www.example.com/start")
     assert 'allowed_domains = ["example.com"]' in (tmp_path / "far.py").read_text()
+
+
+LOSSES = {
+    "role WHERE role = 'seed'": ("a role is missing: its cursor is lost, and it begins again, for example seed", ""),
+    "role WHERE role <> 'seed'": ("a role is missing", "the cursor of role"),
+    "document WHERE key = (SELECT min(key) FROM document WHERE key LIKE 'run/%')": (
+        "a document of the store is missing",
+        "the document run/",
+    ),
+    "host": ("the record of a host is missing", "the settings of host 127.0.0.1"),
+}
+"""Rows to delete; what an audit says; what a repair says is lost."""
+
+
+def test_rows_that_are_lost_after_the_run_are_faults_until_the_loss_is_accepted(
+    shoal, shop: str, tmp_path: Path
+) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    shoal("crawl", shop, "--max-pages", "2", "--delay", "0", "-o", "x.jsonl", *at)
+    before = shoal("audit", *at).stdout.splitlines()[-2:]
+    for rows, (fault, loss) in LOSSES.items():
+        with closing(sqlite3.connect(tmp_path / "books.db")) as db:
+            assert db.execute(f"DELETE FROM {rows}").rowcount == 1
+            db.commit()
+        said = shoal("audit", *at, code=1).stdout
+        assert fault in said
+        assert "--repair" in said
+        repaired = shoal("audit", "--repair", *at).stdout
+        assert loss in repaired
+        assert ("lost: it could not be restored" in repaired) == bool(loss)
+        assert shoal("audit", *at).stdout.splitlines()[-2:] == before
 
 
 def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:

@@ -289,6 +289,10 @@ class DamagedStore(ABC):
         with small_chunks():
             async with self.opened() as store:
                 self.expected = await fill(store)
+                await self.record_rewind(await store.frontier("run"))
+
+    async def record_rewind(self, frontier: Any) -> None:  # noqa: B027
+        """Record a rewind of the store, if this store can be rewound."""
 
 
 class DamagedRedis(DamagedStore):
@@ -300,6 +304,9 @@ class DamagedRedis(DamagedStore):
 
     async def open(self, *, readonly: bool = False) -> Store:
         return await RedisStore.open(f"{self._url}?prefix={self._prefix}", offset=lambda: self.clock.now)
+
+    async def record_rewind(self, frontier: Any) -> None:
+        await frontier._run("recover", "", 0)
 
     async def fill(self) -> None:
         await super().fill()
@@ -421,6 +428,9 @@ class DamagedPostgres(DamagedStore):
         finally:
             await link.close()
 
+    async def record_rewind(self, frontier: Any) -> None:
+        await frontier._database.call("record_rewind", frontier._run, 0.0, None, [], [], [])
+
     async def fill(self) -> None:
         await super().fill()
         async with self._link() as link:
@@ -475,6 +485,10 @@ async def audit_all(store: Store, expected: Mapping[str, Expected]) -> list[Faul
     return found
 
 
-async def repair_all(store: Store, expected: Mapping[str, Expected]) -> None:
-    for run_id, wanted in expected.items():
-        await (await store.frontier(run_id, wanted.options)).repair()
+async def repair_all(store: Store, expected: Mapping[str, Expected]) -> list[str]:
+    """Repair each run. Returns what was lost."""
+    return [
+        lost
+        for run_id, wanted in expected.items()
+        for lost in await (await store.frontier(run_id, wanted.options)).repair()
+    ]

@@ -42,14 +42,54 @@ STORES: dict[str, Callable[[Path], DamagedStore]] = {
     "redis": DamagedRedis,
     "postgresql": DamagedPostgres,
 }
-_OF_A_KIND = 2
+HARMLESS = {
+    "sqlite": "event fence lane note seen_slice",
+    "redis": "beat claim event fact fence heard holder lane lease role_slot sent slot stage turns worker"
+    " run:asked run:called run:options run:weight store:alone store:defaults store:leased store:leased_by",
+    "postgresql": "event functions heard holder lane note poll_state presence turn worker",
+}
+"""Whose loss may pass in silence, because nothing is lost with it: it is made again, as docs/durability.md says. Of
+hashes whose fields differ, those fields."""
+LOST = {
+    "sqlite": {
+        "role role=output finished=0": "the cursor of role output: it begins again",
+        "role role=named finished=0": "the cursor of role named: it begins again",
+        "document": "the document note/1",
+        "host *": "the settings of host *, if it had any",
+        "host": "the settings of host",
+    },
+    "redis": {
+        "role b'output'": "the cursor of role output: it begins again",
+        "document entry": "the document note/1",
+        "host entry": "the settings of host",
+        "rewinds": "when the store went back in time, and how far: record 1",
+    },
+    "postgresql": {
+        "role role=output finished=0": "the cursor of role output: it begins again",
+        "document": "the document note/1",
+        "host *": "the settings of host *, if it had any",
+        "rewind": "when the store went back in time, and how far: record 1",
+    },
+}
+"""What a repair says is lost, by the kind of what was deleted."""
 
 
 @pytest.fixture(params=STORES)
-async def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> DamagedStore:
-    store = STORES[request.param](tmp_path)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def damaged(backend: str, tmp_path: Path) -> DamagedStore:
+    store = STORES[backend](tmp_path)
     await store.fill()
     return store
+
+
+def is_harmless(store: str, piece: Piece) -> bool:
+    """Whether the loss of this piece may pass in silence."""
+    kind = piece.kind.replace(" b'", ":").rstrip("'").split()[0]
+    return not {kind, kind.partition(":")[0]}.isdisjoint(HARMLESS[store].split())
 
 
 def sample(pieces: list[Piece], thorough: bool) -> list[Piece]:
@@ -84,12 +124,13 @@ async def judge(damaged: DamagedStore) -> tuple[str, str]:
 
 
 @pytest.mark.timeout(600)
-async def test_nothing_is_lost_in_silence(damaged: DamagedStore, thorough: bool) -> None:
+async def test_nothing_is_lost_in_silence(damaged: DamagedStore, backend: str, thorough: bool) -> None:
     silent, verdicts = [], Counter[str]()
     for piece in sample(await damaged.pieces(), thorough):
         await damaged.delete(piece)
         try:
             verdict, said = await judge(damaged)
+            assert verdict != "harmless" or is_harmless(backend, piece), "no fault"
         except Exception as exc:
             verdict, said = "SILENT", f"{type(exc).__name__}: {exc}"
             silent.append(f"{piece.kind} | {piece.name}: {said}")
@@ -100,8 +141,9 @@ async def test_nothing_is_lost_in_silence(damaged: DamagedStore, thorough: bool)
 
 
 @pytest.mark.timeout(600)
-async def test_what_can_be_repaired_is_repaired(damaged: DamagedStore, thorough: bool) -> None:
-    """After a repair only faults are left that cannot be repaired. If none is left, nothing is lost."""
+async def test_what_can_be_repaired_is_repaired(damaged: DamagedStore, backend: str, thorough: bool) -> None:
+    """After a repair only faults are left that cannot be repaired. If none is left, nothing is lost but what the repair
+    has named."""
     wrong, repaired = [], Counter[str]()
     for piece in sample(await damaged.pieces(), thorough):
         await damaged.delete(piece)
@@ -112,7 +154,10 @@ async def test_what_can_be_repaired_is_repaired(damaged: DamagedStore, thorough:
             before = {"error"}
         try:
             async with damaged.opened() as store:
-                await repair_all(store, damaged.expected)
+                lost = await repair_all(store, damaged.expected)
+            expected = LOST[backend].get(piece.kind, "")
+            if not "; ".join(lost).startswith(expected):
+                wrong.append(f"{piece.kind} | {piece.name}: the repair said {lost} instead of {expected!r}")
         except ShoalError as exc:
             if before != {"error"}:  # else the run cannot be opened
                 wrong.append(f"{piece.kind} | {piece.name}: {exc}")

@@ -69,8 +69,9 @@ class MemoryInspection:
         )
         return msgspec.structs.replace(counted, faults=make_faults(found))
 
-    async def repair(self) -> None:
+    async def repair(self) -> list[str]:
         """Does nothing: only a bug of this process can cause a fault, and nothing outlives the process."""
+        return []
 
     def _stats(self, counts: Sequence[int], incoming: int) -> Stats:
         stats = Stats(

@@ -67,8 +67,8 @@ class RunInspection:
         compared only with the sizes of its keys, which is one step."""
         return await RedisAudit(self._run, self._urls).audit(await self.stats())
 
-    async def repair(self) -> None:
-        await RedisAudit(self._run, self._urls).repair(await self.stats())
+    async def repair(self) -> list[str]:
+        return await RedisAudit(self._run, self._urls).repair(await self.stats())
 
     async def _urls(self, fingerprints: Sequence[bytes]) -> list[str]:
         return [found.url if found else "" for found in await self._histories(fingerprints)]

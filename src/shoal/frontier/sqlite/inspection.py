@@ -63,12 +63,13 @@ class SQLiteInspection:
         found = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
         return msgspec.structs.replace(counted, faults=make_faults(found))
 
-    async def repair(self) -> None:
-        def step() -> None:
-            repair(self._file)
+    async def repair(self) -> list[str]:
+        def step() -> list[str]:
+            lost = repair(self._file)
             self._file.file.restore()
+            return lost
 
-        await self._file.file.write(step)
+        return await self._file.file.write(step)
 
     async def waits(self, hosts: Sequence[str]) -> Waits:
         def read() -> Waits:

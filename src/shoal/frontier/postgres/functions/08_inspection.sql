@@ -15,6 +15,30 @@ BEGIN
 END
 $$;
 
+-- What the inventory lists, and its table lacks.
+CREATE FUNCTION lost_names(_run integer)
+RETURNS TABLE (kind text, name text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT i.kind, i.name FROM inventory i WHERE i.run IN (0, _run) AND NOT CASE i.kind
+        WHEN 'role' THEN EXISTS (SELECT FROM role r WHERE r.run = i.run AND r.role = i.name)
+        WHEN 'rewind' THEN EXISTS (SELECT FROM rewind w WHERE w.run = i.run AND w.id = i.name::bigint)
+        WHEN 'document' THEN EXISTS (SELECT FROM document d WHERE d.key = convert_to(i.name, 'UTF8'))
+        ELSE EXISTS (SELECT FROM host h WHERE h.name = i.name) END
+    ORDER BY i.kind, i.name
+$$;
+
+-- What the inventory lacks.
+CREATE FUNCTION unlisted_names(_run integer)
+RETURNS TABLE (run integer, kind text, name text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT * FROM (
+        SELECT r.run, 'role', r.role FROM role r WHERE r.run = _run
+        UNION ALL SELECT w.run, 'rewind', w.id::text FROM rewind w WHERE w.run = _run
+        UNION ALL SELECT 0, 'document', convert_from(d.key, 'UTF8') FROM document d
+        UNION ALL SELECT 0, 'host', h.name FROM host h
+            WHERE num_nonnulls(h.delay, h.concurrency, h.crawl_delay, h.learned_delay) > 0 OR h.blocked_until > 0
+    ) stored
+    EXCEPT SELECT i.run, i.kind, i.name FROM inventory i
+$$;
+
 -- Faults of a run: see shoal/frontier/faults.py. It is stable, so all of it sees one snapshot.
 CREATE FUNCTION faults(_run integer)
 RETURNS TABLE (kind text, count bigint, example text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
@@ -55,6 +79,10 @@ RETURNS TABLE (kind text, count bigint, example text) LANGUAGE sql STABLE SET se
         FROM ledger g, (SELECT count(*) AS n, min(i.seq) AS first FROM item i WHERE i.run = _run) i WHERE g.run = _run
     UNION ALL
     SELECT 'store', 2 - (SELECT count(*) FROM host h WHERE h.id = 0) - (SELECT count(*) FROM clock_state c WHERE c.id = 1), ''
+    UNION ALL
+    SELECT n.kind || 's', count(*), min(n.name) FROM lost_names(_run) n GROUP BY n.kind
+    UNION ALL
+    SELECT 'inventory', count(*), min(n.name) FROM unlisted_names(_run) n
 $$;
 
 -- The counters and rewinds of a run, counted from its requests; then the stored ones, and the faults. All in one snapshot.
