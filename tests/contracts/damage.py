@@ -413,15 +413,15 @@ class DamagedSQLite(DamagedStore):
 class DamagedPostgres(DamagedStore):
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._schema = f"damaged_{uuid4().hex[:8]}"
+        self.schema = f"damaged_{uuid4().hex[:8]}"
         self._url = shared(PostgresServer).url
         self._tables: list[str] = []
 
     async def open(self, *, readonly: bool = False) -> Store:
-        return await PostgresStore.open(f"{self._url}?schema={self._schema}", offset=lambda: self.clock.now)
+        return await PostgresStore.open(f"{self._url}?schema={self.schema}", offset=lambda: self.clock.now)
 
     @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Any]:
+    async def linked(self) -> AsyncIterator[Any]:
         link = await asyncpg.connect(self._url)
         try:
             yield link
@@ -433,29 +433,29 @@ class DamagedPostgres(DamagedStore):
 
     async def fill(self) -> None:
         await super().fill()
-        async with self._link() as link:
+        async with self.linked() as link:
             rows = await link.fetch(
                 "SELECT table_name FROM information_schema.tables"
                 " WHERE table_schema = $1 AND table_type = 'BASE TABLE'",
-                self._schema,
+                self.schema,
             )
             self._tables = sorted(row[0] for row in rows)
-            await link.execute(f"CREATE SCHEMA {self._schema}_copy")
+            await link.execute(f"CREATE SCHEMA {self.schema}_copy")
             for table in self._tables:
-                await link.execute(f"CREATE TABLE {self._schema}_copy.{table} AS TABLE {self._schema}.{table}")
+                await link.execute(f"CREATE TABLE {self.schema}_copy.{table} AS TABLE {self.schema}.{table}")
 
     async def pieces(self) -> list[Piece]:
         found = []
-        async with self._link() as link:
+        async with self.linked() as link:
             for table in self._tables:
                 columns = await link.fetch(
                     "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid"
                     " AND a.attnum = ANY(i.indkey) WHERE i.indrelid = $1::regclass AND i.indisprimary",
-                    f"{self._schema}.{table}",
+                    f"{self.schema}.{table}",
                 )
                 key = [row[0] for row in columns]
                 where = " AND ".join(f"{name} = ${place}" for place, name in enumerate(key, 1))
-                for row in await link.fetch(f"SELECT * FROM {self._schema}_copy.{table} ORDER BY {', '.join(key)}"):
+                for row in await link.fetch(f"SELECT * FROM {self.schema}_copy.{table} ORDER BY {', '.join(key)}"):
                     values = tuple(row[name] for name in key)
                     found.append(Piece(_row_kind(table, dict(row)), f"{table} {values}", (table, where, values)))
         return found
@@ -463,14 +463,14 @@ class DamagedPostgres(DamagedStore):
     async def delete(self, piece: Piece) -> None:
         self.clock.now = 0.0
         target, where, values = piece.delete
-        async with self._link() as link, link.transaction():
+        async with self.linked() as link, link.transaction():
             for table in self._tables:
-                await link.execute(f"DELETE FROM {self._schema}.{table}")
+                await link.execute(f"DELETE FROM {self.schema}.{table}")
                 await link.execute(
-                    f"INSERT INTO {self._schema}.{table} OVERRIDING SYSTEM VALUE"
-                    f" SELECT * FROM {self._schema}_copy.{table}"
+                    f"INSERT INTO {self.schema}.{table} OVERRIDING SYSTEM VALUE"
+                    f" SELECT * FROM {self.schema}_copy.{table}"
                 )
-            assert await link.execute(f"DELETE FROM {self._schema}.{target} WHERE {where}", *values) == "DELETE 1"
+            assert await link.execute(f"DELETE FROM {self.schema}.{target} WHERE {where}", *values) == "DELETE 1"
 
 
 async def audit_all(store: Store, expected: Mapping[str, Expected]) -> list[Fault]:

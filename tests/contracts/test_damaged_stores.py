@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.errors import ShoalError
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.ports import FrontierOptions, Run
 from shoal.testing import FakeClock
+from shoal.testing.steps import complete, lease_one, page, push
 from tests.contracts.damage import (
     DamagedPostgres,
     DamagedRedis,
@@ -63,12 +66,14 @@ LOST = {
         "document entry": "the document note/1",
         "host entry": "the settings of host",
         "rewinds": "when the store went back in time, and how far: record 1",
+        "run b'counters'": "the counter duplicates: it counts from 0 again; the counter redirects: it counts from 0",
     },
     "postgresql": {
         "role role=output finished=0": "the cursor of role output: it begins again",
         "document": "the document note/1",
         "host *": "the settings of host *, if it had any",
         "rewind": "when the store went back in time, and how far: record 1",
+        "ledger": "the counter redirects: it was counted again by the status of each page, so it may be inexact",
     },
 }
 """What a repair says is lost, by the kind of what was deleted."""
@@ -176,3 +181,26 @@ async def test_what_can_be_repaired_is_repaired(damaged: DamagedStore, backend: 
     assert not wrong, "\n".join(wrong)
     print(repaired)
     assert repaired
+
+
+async def test_counters_that_are_lost_on_postgresql_are_counted_again(tmp_path: Path) -> None:
+    """Redirects are known by their status. What is only in the counters is named."""
+    damaged = DamagedPostgres(tmp_path)
+    async with damaged.opened() as store:
+        await store.create_run(Run(run_id="r", spider="s", state="running", created_at=0.0))
+        frontier = await store.frontier("r", FrontierOptions())
+        await push(frontier, *range(3))
+        await complete(frontier, await lease_one(frontier), children=[page("to")], status=301, redirected=True)
+        await complete(frontier, await lease_one(frontier), status=200, item_errors=2, items=[b"1"])
+        before = await frontier.stats()
+        assert (before.redirects, before.item_errors) == (1, 2)
+        async with damaged.linked() as link:
+            await link.execute(f"DELETE FROM {damaged.schema}.ledger")
+        assert await frontier.repair() == [
+            "the counter redirects: it was counted again by the status of each page, so it may be inexact",
+            "the counter duplicates: it counts from 0 again",
+            "the counter item_errors: it counts from 0 again",
+        ]
+        assert await frontier.stats() == msgspec.structs.replace(before, item_errors=0)
+        assert (await frontier.audit()).balanced
+        assert await frontier.repair() == []

@@ -65,7 +65,13 @@ BEGIN
                   SELECT x.host FROM held x WHERE x.run = _run) u
         ) s
         WHERE h.id = s.host AND h.in_flight <> s.n;
-    INSERT INTO ledger (run) VALUES (_run) ON CONFLICT DO NOTHING;
+    INSERT INTO ledger (run, redirects)       -- a redirect that a middleware made has no such status
+        SELECT _run, count(*) FROM outcome o
+        WHERE o.run = _run AND o.state = {DONE} AND o.items = 0 AND o.status IN (301, 302, 303, 307, 308)
+        ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        RETURN QUERY VALUES ('estimate', 'redirects'), ('counter', 'duplicates'), ('counter', 'item_errors');
+    END IF;
     UPDATE ledger g SET
         pushed = greatest(g.pushed, (SELECT count(*) FROM request q WHERE q.run = _run)),
         ready = (SELECT count(*) FROM ready r WHERE r.lane BETWEEN _first AND _last),

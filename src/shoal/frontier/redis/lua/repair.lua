@@ -77,7 +77,7 @@ local function repair_documents()
 end
 
 local function repair_store()
-  if call('HEXISTS', own.key, 'counters') == 0 and own.pushed < call('HLEN', own.key .. ':req') then
+  if own.pushed < call('HLEN', own.key .. ':req') then
     for _, name in ipairs({'duplicates', 'redirects', 'item_errors'}) do lose('counter', name) end
   end
   repair_roles()
