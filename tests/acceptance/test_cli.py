@@ -123,6 +123,21 @@ def test_rows_that_are_lost_after_the_run_are_faults_until_the_loss_is_accepted(
         assert shoal("audit", *at).stdout.splitlines()[-2:] == before
 
 
+def test_an_export_names_the_items_that_are_lost(shoal, shop: str, tmp_path: Path) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    shoal("crawl", shop, "--max-pages", "8", "--delay", "0", "-o", "all.jsonl", *at)
+    shoal("export", *at, "-o", "again.jsonl")
+    with closing(sqlite3.connect(tmp_path / "books.db")) as db:
+        assert db.execute("DELETE FROM item WHERE id IN ((1 << 40) + 2, (1 << 40) + 3, (1 << 40) + 5)").rowcount == 3
+        db.commit()
+    done = shoal("export", *at, "-o", "rest.jsonl", code=2)
+    assert "does not have items 2 to 3 and 5" in done.stderr
+    assert "items are missing in the log of run" in done.stderr
+    written = lines(tmp_path / "again.jsonl")
+    assert lines(tmp_path / "rest.jsonl") == [written[0], written[3], *written[5:]]
+    assert "3 items are missing in the item log, for example item 2" in shoal("audit", *at, code=1).stdout
+
+
 def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:
     assert "wrote my_shop.py" in shoal("new", "my-shop", shop).stdout
     assert "my-shop" in shoal("list").stdout

@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -277,6 +277,10 @@ class DamagedStore(ABC):
     @abstractmethod
     async def open(self, *, readonly: bool = False) -> Store: ...
 
+    @abstractmethod
+    async def delete_item(self, number: int) -> None:
+        """Delete an item of the only run from its log."""
+
     @asynccontextmanager
     async def opened(self, *, readonly: bool = False) -> AsyncIterator[Store]:
         store = await self.open(readonly=readonly)
@@ -313,6 +317,10 @@ class DamagedRedis(DamagedStore):
         async with redis.asyncio.from_url(self._url) as client:
             for key in await client.keys(f"{{{self._prefix}}}:*"):
                 self._dumps[key] = (max(0, await client.pttl(key)), await client.dump(key))
+
+    async def delete_item(self, number: int) -> None:
+        async with redis.asyncio.from_url(self._url) as client:
+            assert await client.xdel(f"{{{self._prefix}}}:run:1:items", f"{number}-0") == 1
 
     def _kind(self, key: bytes) -> str:
         name = key.partition(b"}:")[2]
@@ -376,6 +384,11 @@ class DamagedSQLite(DamagedStore):
         self._start = self.clock.now
         self._path, self._copy = folder / "filled.db", folder / "copy.db"
 
+    async def delete_item(self, number: int) -> None:
+        with closing(sqlite3.connect(self._path)) as db:
+            assert db.execute("DELETE FROM item WHERE id = (1 << 40) + ?", (number,)).rowcount == 1
+            db.commit()
+
     async def open(self, *, readonly: bool = False) -> Store:
         path = self._copy if self._copy.exists() else self._path
         return await SQLiteStore.open(path, readonly=readonly, clock=self.clock)
@@ -419,6 +432,10 @@ class DamagedPostgres(DamagedStore):
 
     async def open(self, *, readonly: bool = False) -> Store:
         return await PostgresStore.open(f"{self._url}?schema={self.schema}", offset=lambda: self.clock.now)
+
+    async def delete_item(self, number: int) -> None:
+        async with self.linked() as link:
+            assert await link.execute(f"DELETE FROM {self.schema}.item WHERE seq = $1", number) == "DELETE 1"
 
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[Any]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, SinkError
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.memory.frontier import MemoryFrontier
-from shoal.ports import FrontierOptions, Run
+from shoal.ports import FrontierOptions, LoggedItem, OutputCount, Run, Store
+from shoal.sinks.drainer import Drainer, export, read_cursor
 from shoal.testing import FakeClock
-from shoal.testing.steps import complete, lease_one, page, push
+from shoal.testing.steps import TTL, complete, finish_seeding, lease_one, page, push
 from tests.contracts.damage import (
     DamagedPostgres,
     DamagedRedis,
@@ -49,7 +50,7 @@ HARMLESS = {
     "sqlite": "event fence lane note seen_slice",
     "redis": "beat claim event fact fence heard holder lane lease role_slot sent slot stage turns worker"
     " run:asked run:called run:options run:weight store:alone store:defaults store:leased store:leased_by",
-    "postgresql": "event functions heard holder lane note poll_state presence turn worker",
+    "postgresql": "event functions heard holder lane migration note poll_state presence turn worker",
 }
 """Whose loss may pass in silence, because nothing is lost with it: it is made again, as docs/durability.md says. Of
 hashes whose fields differ, those fields."""
@@ -204,3 +205,65 @@ async def test_counters_that_are_lost_on_postgresql_are_counted_again(tmp_path: 
         assert await frontier.stats() == msgspec.structs.replace(before, item_errors=0)
         assert (await frontier.audit()).balanced
         assert await frontier.repair() == []
+
+
+async def drain(store: Store, run_id: str) -> list[int]:
+    """Drain the log of a run into a new output. Returns the numbers of its items."""
+    frontier, numbers = await store.frontier(run_id), list[int]()
+    drainer = Drainer(frontier, NumberSink(numbers), "out", batch=4)
+    await drainer.start()
+    try:
+        await drainer.finish(True)
+    finally:
+        (role,) = [role for role in await frontier.roles() if role.role == "sink:out"]
+        assert read_cursor(role.cursor).is_closed
+        numbers.sort()
+    return numbers
+
+
+class NumberSink:
+    """Keeps the numbers of its items."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        return None
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        self._numbers.extend(item.seq for item in items)
+
+    async def flush(self) -> bytes:
+        return b"state"
+
+    async def close(self, *, finished: bool) -> None: ...
+
+    async def count(self, state: bytes) -> OutputCount:
+        return OutputCount(items=len(self._numbers))
+
+
+@pytest.mark.parametrize(("trim", "lost"), [(0, 1), (0, 5), (0, 9), (0, 12), (3, 4), (3, 8), (3, 12)])
+async def test_an_item_that_is_lost_is_named(backend: str, tmp_path: Path, trim: int, lost: int) -> None:
+    """By each drainer of the run, at its end, and by an audit. All other items are written."""
+    damaged = STORES[backend](tmp_path)
+    async with damaged.opened() as store:
+        await store.create_run(Run(run_id="r", spider="s", state="running", created_at=0.0))
+        frontier = await store.frontier("r", FrontierOptions(concurrency_per_host=20))
+        await push(frontier, *range(12))
+        for lease in (await frontier.lease(12, TTL)).leases:
+            await complete(frontier, lease, items=[b"{}"])
+        await finish_seeding(frontier)
+        await frontier.trim_items(trim)
+        assert (await frontier.stats()).trimmed == trim
+        assert (await frontier.audit()).balanced
+    await damaged.delete_item(lost)
+    async with damaged.opened() as store:
+        (fault,) = (await (await store.frontier("r")).audit()).faults
+        assert (fault.kind, fault.count) == ("items", 1)
+        assert fault.example in (f"item {lost}", "")
+        for _ in range(2):  # also a drainer that finds nothing more to write
+            with pytest.raises(SinkError, match=f"out lacks item {lost}: the item log of this run does not have them"):
+                await drain(store, "r")
+        frontier, numbers = await store.frontier("r"), list[int]()
+        assert await export(frontier, NumberSink(numbers), batch=5) == 12 - trim - 1
+        assert numbers == [number for number in range(trim + 1, 13) if number != lost]

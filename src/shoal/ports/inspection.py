@@ -41,6 +41,8 @@ class Stats(Struct, frozen=True, kw_only=True):
     dead: int = 0
     duplicates: int = 0
     items: int = 0
+    trimmed: int = 0
+    """Items that were deleted from the log on purpose: see ``ItemLog.trim_items``. They were the first ones."""
     seeding: bool = False
     incoming: int = 0
     """Links of completed pages that the store is still moving into the queue, in portions. They are not pushed yet, but

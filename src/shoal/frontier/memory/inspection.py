@@ -78,6 +78,7 @@ class MemoryInspection:
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
+            trimmed=self._items.trimmed,
             redirects=self._requests.redirects,
             item_errors=self._requests.item_errors,
             incoming=incoming,

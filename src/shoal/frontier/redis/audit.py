@@ -28,7 +28,7 @@ _DEEP_STEP = 2_000
 _TRIES = 3
 _LEDGER = Struct(f"<{2 + len(COUNTERS)}d")
 """As in ``lua/base.lua``."""
-_TEXTS = frozenset({"run", "store", "roles"})
+_TEXTS = frozenset({"run", "store", "roles", "items"})
 """Kinds whose examples are texts."""
 _COUNTED = frozenset({"counters", "failures", "items", "links", "requests"})
 """Kinds that a wrong counter may cause."""
@@ -120,7 +120,7 @@ class RedisAudit:
         return await self._read_stats(stats), found, []
 
     async def _read_stats(self, stats: Stats) -> Stats:
-        *counters, _ = await self._run("stats")
+        *counters, _, _ = await self._run("stats")
         return msgspec.structs.replace(stats, **dict(zip(COUNTERS, counters, strict=True)))
 
     async def _find_lost(self) -> bytes:

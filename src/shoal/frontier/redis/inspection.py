@@ -59,8 +59,8 @@ class RunInspection:
     # -- counters
 
     async def stats(self) -> Stats:
-        *counters, seeded = await self._run("stats")
-        return Stats(**dict(zip(COUNTERS, counters, strict=True)), seeding=not seeded)
+        *counters, trimmed, seeded = await self._run("stats")
+        return Stats(**dict(zip(COUNTERS, counters, strict=True)), trimmed=trimmed, seeding=not seeded)
 
     async def audit(self) -> Stats:
         """A run with more than `AUDIT_LIMIT` requests is read in portions. While workers change it, its counters are

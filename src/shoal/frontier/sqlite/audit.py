@@ -46,7 +46,8 @@ def find_faults(run: RunFile) -> Iterator[tuple[str, int, str]]:
         counted = "DISTINCT r.lane" if kind == "lanes" else "*"
         count, number = run.db.execute(f"SELECT count({counted}), min(r.id) FROM request r {which}", own).fetchone()
         yield kind, count, _url(run.file, number) if count else ""
-    yield "items", _missing_items(run), ""
+    missing = _missing_items(run)
+    yield "items", missing, _first_gap(run) if missing > 0 else ""
     for kind in _LISTED:
         lost = _lost(run, kind)
         yield f"{kind}s", len(lost), lost[0] if lost else ""
@@ -70,14 +71,29 @@ def _url(file: SQLiteFile, number: int) -> str:
 
 
 def _missing_items(run: RunFile) -> int:
-    first_id, last_id = item_ids(run.number)
-    sql = "SELECT count(*), coalesce(min(id) - ?1, 0) FROM item WHERE id BETWEEN ?1 AND ?2"
-    count, first = run.db.execute(sql, (first_id, last_id)).fetchone()
-    logged, trimmed = run.ledger().items, run.trimmed()
-    if trimmed is None:
-        trimmed = first - 1 if count else logged
-    missing: int = logged - trimmed - count
+    sql = "SELECT count(*) FROM item WHERE id BETWEEN ? AND ?"
+    (count,) = run.db.execute(sql, item_ids(run.number)).fetchone()
+    missing: int = run.ledger().items - trimmed_items(run) - count
     return missing
+
+
+def trimmed_items(run: RunFile) -> int:
+    """How many items were deleted from the log. If the run does not know it, those before the first one."""
+    trimmed = run.trimmed()
+    if trimmed is None:
+        first_id, last_id = item_ids(run.number)
+        (first,) = run.db.execute("SELECT min(id) FROM item WHERE id BETWEEN ? AND ?", (first_id, last_id)).fetchone()
+        trimmed = run.ledger().items if first is None else first - first_id - 1
+    return trimmed
+
+
+def _first_gap(run: RunFile) -> str:
+    """The first item that the log lacks after one that it has."""
+    first_id, _ = item_ids(run.number)
+    sql = """SELECT min(i.id) + 1 - ?1 FROM item i WHERE i.id >= ?1 AND i.id < ?2
+        AND NOT EXISTS (SELECT 1 FROM item n WHERE n.id = i.id + 1)"""
+    (number,) = run.db.execute(sql, (first_id, first_id + run.ledger().items)).fetchone()
+    return "" if number is None else f"item {number}"
 
 
 def repair(run: RunFile) -> list[str]:
