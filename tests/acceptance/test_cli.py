@@ -138,6 +138,22 @@ def test_an_export_names_the_items_that_are_lost(shoal, shop: str, tmp_path: Pat
     assert "3 items are missing in the item log, for example item 2" in shoal("audit", *at, code=1).stdout
 
 
+def test_a_run_whose_log_lacks_an_item_ends_with_an_error(shoal, shop: str, tmp_path: Path) -> None:
+    """The output has all other items, and the run is finished."""
+    at = ["--frontier", "sqlite:///r.db"]
+    shoal("crawl", shop, "--max-pages", "4", "--delay", "0", "-o", "first.jsonl", *at)
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+        db.execute("DELETE FROM item WHERE id = (1 << 40) + 2")
+        db.commit()
+    for _ in range(2):
+        done = shoal("crawl", shop, "--max-pages", "6", "--delay", "0", "-o", "x.jsonl", *at, code=1)
+        assert "x.jsonl" in done.stderr
+        assert "lacks item 2, which the item log of this run does not have" in done.stderr
+        assert len(lines(tmp_path / "x.jsonl")) == 5
+    assert "finished" in shoal("runs", *at).stdout
+    assert "5 of 6 items: 1 MISSING" in shoal("audit", *at, code=1).stdout
+
+
 def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:
     assert "wrote my_shop.py" in shoal("new", "my-shop", shop).stdout
     assert "my-shop" in shoal("list").stdout

@@ -262,7 +262,7 @@ async def test_an_item_that_is_lost_is_named(backend: str, tmp_path: Path, trim:
         assert (fault.kind, fault.count) == ("items", 1)
         assert fault.example in (f"item {lost}", "")
         for _ in range(2):  # also a drainer that finds nothing more to write
-            with pytest.raises(SinkError, match=f"out lacks item {lost}: the item log of this run does not have them"):
+            with pytest.raises(SinkError, match=f"out lacks item {lost}, which the item log of this run does not have"):
                 await drain(store, "r")
         frontier, numbers = await store.frontier("r"), list[int]()
         assert await export(frontier, NumberSink(numbers), batch=5) == 12 - trim - 1

@@ -70,6 +70,10 @@ class RoleTakenError(SinkError):
     """Another process of the run holds the role of this output."""
 
 
+class ItemsLostError(SinkError):
+    """The item log lacks items. The output has all others, and is closed."""
+
+
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
     """How far a drainer is: the position in the log, and the state of the sink there."""
 
@@ -372,7 +376,7 @@ class Drainer:
 
     def _report_lost(self, gaps: list[tuple[int, int]]) -> None:
         if not self._lost.issuperset(gaps):  # else they are read again
-            log.error("%s lacks %s: the log of this run does not have them", self._name, name_items(gaps))
+            log.error("%s lacks %s, which the item log of this run does not have", self._name, name_items(gaps))
             self._lost.update(gaps)
 
     async def _check_end(self) -> None:
@@ -491,8 +495,8 @@ class Drainer:
         """Drain the rest of the log, flush, move the cursor, close the sink, and release the role.
 
         ``finished``: the run is over, so the sink may complete its output. If the run is resumed later, the role can be
-        taken again. If ``run`` or this fails, it ends like ``abandon`` and raises the error. SinkError if the run is
-        over and its log lacked items: then the output has all others.
+        taken again. If ``run`` or this fails, it ends like ``abandon`` and raises the error. ItemsLostError if the
+        run is over and its log lacked items.
         """
         self._stop()
         async with self._lock:
@@ -515,9 +519,10 @@ class Drainer:
             finally:
                 await self._release_role()
             if finished and self._lost:
-                raise SinkError(
-                    f"{self._name} lacks {name_items(sorted(self._lost))}: the item log of this run does not have them,"
-                    " as another program deleted them. The output has all others; `shoal audit` counts what is missing"
+                lost = name_items(sorted(self._lost))
+                raise ItemsLostError(
+                    f"{self._name} lacks {lost}, which the item log of this run does not have: another program changed "
+                    "the store. The output has all others; `shoal audit` counts what is missing"
                 )
 
     async def abandon(self) -> None:
