@@ -113,6 +113,7 @@ local function save_hosts()
     fields[n + 1], fields[n + 2] = host.number, save_host(host)
     n = n + 2
     host.is_changed = false
+    if host.number == ALL_HOSTS then call('HSET', PREFIX .. 'store', 'defaults', 1) end -- so an audit notices its loss
   end
   many('HSET', HOSTS, fields)
   changed_hosts, fresh_hosts = {}, {}
