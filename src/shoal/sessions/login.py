@@ -216,18 +216,23 @@ class LoginKeeper:
 
     async def check(self, jar: Jar, fetch: Fetch) -> None:
         """Postponed if the jar must log in first."""
-        login = self._logins.get(jar.name)
-        if login is None:
-            login = self._logins[jar.name] = _JarLogin(fetch)
-            if self._log_in is not None:
-                last = jar.epoch
-                if self._jars.is_stored:  # a jar that was cleared has an epoch and no login
-                    last = (await self._state(jar.name).read() or LoginState()).epoch
-                    jar.epoch = max(jar.epoch, last)
-                if not last:
-                    self._need(jar, login, jar.epoch)
+        login = self._logins.get(jar.name) or await self._begin(jar, fetch)
         if login.needs_after is not None:
             raise Postponed(self.reason, contacted=False)
+
+    async def _begin(self, jar: Jar, fetch: Fetch) -> _JarLogin:
+        """The login of a jar that this process uses for the first time. A jar that was cleared has an epoch and no
+        login."""
+        last = jar.epoch
+        if self._log_in is not None and self._jars.is_stored:
+            last = (await self._state(jar.name).read() or LoginState()).epoch
+        login = self._logins.get(jar.name)
+        if login is None:  # no other page was faster
+            login = self._logins[jar.name] = _JarLogin(fetch)
+            jar.epoch = max(jar.epoch, last)
+            if self._log_in is not None and not last:
+                self._need(jar, login, jar.epoch)
+        return login
 
     async def note_page(self, jar: Jar, epoch: int, request: Request) -> None:
         """A page was answered with a login."""
