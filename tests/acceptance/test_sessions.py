@@ -17,7 +17,7 @@ import pytest
 from tests import forking
 from tests.acceptance.fleets import Fleet, frontier_url
 from tests.forking import SHOAL
-from tests.login_site import PASSWORD, LoginSite
+from tests.login_site import PASSWORD, Answer, LoginSite
 
 SPIDER = """
 from shoal import LoggedOut, Spider
@@ -165,3 +165,107 @@ def test_a_fleet_has_one_session(kind: str, tmp_path: Path) -> None:
         assert titles_in(tmp_path / "out.jsonl") == titles_of(site)
         assert site.overlaps <= len(frozen)
         assert site.wrong == 0
+
+
+# -- Scrapy projects, named jars, identities
+
+SCRAPY = """
+import scrapy
+
+class Account(scrapy.Spider):
+    name = "account"
+    custom_settings = {"CONCURRENT_REQUESTS": 2, "DOWNLOAD_DELAY": 0, "ROBOTSTXT_OBEY": False}
+
+    def start_requests(self):
+        yield scrapy.Request(self.site + "/login")
+
+    def parse(self, response):
+        yield scrapy.FormRequest.from_response(
+            response, formdata={"user": "me", "password": "open sesame"}, callback=self.begin
+        )
+
+    def begin(self, response):
+        yield scrapy.Request(self.site + "/account/0", callback=self.account)
+
+    def account(self, response):
+        yield {"title": response.css("h1::text").get()}
+        yield from response.follow_all(css="a", callback=self.account)
+"""
+
+
+def test_a_scrapy_project_goes_on_with_its_cookies(tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text(SCRAPY)
+    with LoginSite(30, latency=0.05) as site:
+        command = [
+            *SHOAL, "run", "spider.py", "--scrapy", "-a", f"site={site.url}", "-q",
+            "--frontier", f"sqlite:///{tmp_path}/crawl.db", "-o", "out.jsonl",
+        ]  # fmt: skip
+        crawl = forking.Popen(command, cwd=tmp_path)
+        until(lambda: site.served.total() >= 8)
+        crawl.kill()
+        crawl.wait(30)
+        forking.run(command, cwd=tmp_path, check=True, timeout=60)
+        assert titles_in(tmp_path / "out.jsonl") == titles_of(site)
+        assert (len(site.logins), site.refused.total()) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgresql"])
+def test_workers_of_a_scrapy_project_share_the_cookies(kind: str, tmp_path: Path) -> None:
+    with LoginSite(60, latency=0.05) as site, Fleet(tmp_path, frontier_url(kind), SCRAPY) as fleet:
+        fleet.shoal("start", "spider.py", "--scrapy", "-a", f"site={site.url}", "--run-id", "accounts")
+        fleet.run_id = "accounts"
+        workers = [fleet.worker("--scrapy", "-o", "out.jsonl") for _ in range(3)]
+        until(lambda: site.served.total() >= 15)
+        workers[0].kill()
+        fleet.wait()
+        assert titles_in(tmp_path / "out.jsonl") == titles_of(site)
+        assert (len(site.logins), site.refused.total()) == (1, 0)
+
+
+JARS = """
+from shoal import Request, Spider
+
+class Jars(Spider):
+    name = "jars"
+    settings = {"download_delay": 0.0, "robots.obey": False, "concurrency": 2}
+
+    def start(self):
+        for name in "ab":
+            yield Request(f"{self.site}/set/{name}", meta={"cookiejar": name})
+
+    def parse(self, response):
+        jar = response.meta["cookiejar"]
+        for number in range(20):
+            yield Request(f"{self.site}/show/{jar}/{number}", self.shown, meta={"cookiejar": jar})
+
+    def shown(self, response):
+        yield {"jar": response.meta["cookiejar"], "sent": response.text}
+"""
+
+
+class CookieSite(LoginSite):
+    """Sets the cookie ``who``, and shows what it was sent."""
+
+    def _answer(self, method: str, path: str, cookies: dict[str, str], fields: dict[str, str]) -> Answer:
+        time.sleep(self.latency)
+        if path.startswith("/set/"):
+            return 200, [("Set-Cookie", f"who={path[-1]}; Path=/")], "set"
+        if path.startswith("/show/"):
+            self.served[len(self.served)] += 1
+        return 200, [], cookies.get("who", "nobody")
+
+
+def test_named_jars_are_separate_and_survive(tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text(JARS)
+    with CookieSite(0, latency=0.03) as site:
+        command = [
+            *SHOAL, "run", "spider.py", "-a", f"site={site.url}", "-q", "--frontier", f"sqlite:///{tmp_path}/crawl.db",
+            "-o", "out.jsonl",
+        ]  # fmt: skip
+        crawl = forking.Popen(command, cwd=tmp_path)
+        until(lambda: site.served.total() >= 8)
+        crawl.kill()
+        crawl.wait(30)
+        forking.run(command, cwd=tmp_path, check=True, timeout=60)
+        items = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert Counter((item["jar"], item["sent"]) for item in items) == {("a", "a"): 20, ("b", "b"): 20}
