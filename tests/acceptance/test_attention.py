@@ -19,6 +19,7 @@ from tests.acceptance.serving import Api, beside, serving, until
 from tests.acceptance.target import Target, host_of, target
 from tests.acceptance.test_notifications import ENVIRON, Receiver, until_watched, webhook
 from tests.databases import RedisServer
+from tests.login_site import PASSWORD, LoginSite
 from tests.scraping import addresses, get, scrape
 
 pytestmark = pytest.mark.timeout(120)
@@ -40,6 +41,22 @@ class Pages(Spider):
             raise ValueError("no price")
         yield {"url": response.url}
 """
+ACCOUNT = """
+from shoal import LoggedOut, Spider
+
+class Account(Spider):
+    name = "account"
+    settings = {"download_delay": 0, "robots.obey": False}
+    logged_out = LoggedOut(redirect="/login", selector="form#login")
+
+    async def log_in(self, login):
+        page = await login.fetch(f"{self.site}/login")
+        await login.fetch(page.form("#login").fill(user="me", password=login.secret("SHOP_PASSWORD")).submit())
+
+    def parse(self, response):
+        yield {"url": response.url}
+"""
+STILL_OUT = "the page after the login is still logged out: "
 SESSION = 4.0
 SETTINGS = """
 [notifications]
@@ -50,6 +67,7 @@ min_interval = 0
 stuck_after = 6
 host_failing_after = 4
 no_worker_after = 2
+login_after = 1
 """
 
 
@@ -187,3 +205,31 @@ def test_a_run_that_nobody_takes(tmp_path: Path, site: Target) -> None:
         stage.worker()
         until(lambda: not stage.of_kind("no_worker"), what="a worker")
         stage.wait()
+
+
+def test_a_login_that_fails(tmp_path: Path) -> None:
+    """From the first attempt on, with its reason; the stall has it too. A login that succeeds resolves both."""
+    with LoginSite(5) as site, watched(tmp_path, frontier_url("redis")) as stage:
+        (tmp_path / "spider.py").write_text(ACCOUNT.replace("{self.site}", site.url))
+        stage.start(f"{site.url}/account/0")
+        stage.worker("--set", "login.retry_after=9", "--set", "login.attempts=2", env={"SHOP_PASSWORD": "wrong"})
+        (problem,) = until(lambda: stage.of_kind("login_failed"), what="the login")
+        assert (problem["severity"], problem["title"]) == ("warning", "account: the login failed")
+        assert problem["text"] == f"1 attempt failed, the last with: {STILL_OUT}{site.url}/login."
+        (problem,) = until(lambda: stage.of_kind("stalled"), what="the hold")
+        assert problem["severity"] == "warning"
+        assert f"it is on hold until a login succeeds; the last attempt failed: {STILL_OUT}" in problem["text"]
+        until(lambda: stage.of_kind("login_failed")[0]["severity"] == "critical", what="the stop")
+        assert "2 attempts failed" in stage.of_kind("login_failed")[0]["text"]
+        assert (
+            f"The run was stopped. When the cause is gone, continue it with `shoal resume {stage.run_id}`"
+            in (stage.of_kind("login_failed")[0]["text"])
+        )
+        assert stage.processes.pop().wait(30) == 1
+        until(lambda: not stage.of_kind("stalled"), what="the end of the stall: the run is paused")
+        stage.shoal("resume", stage.run_id)
+        stage.worker(env={"SHOP_PASSWORD": PASSWORD})
+        until(lambda: not stage.of_kind("login_failed"), what="a login")
+        stage.wait()
+        until(lambda: stage.events("login_failed")[-1:] == ["problem.resolved"], what="the message about that")
+        assert PASSWORD not in json.dumps(stage.messages("login_failed"))

@@ -21,6 +21,7 @@ from shoal.monitoring.reports import CodeErrors, ProcessReport, process_key
 from shoal.monitoring.snapshot import SnapshotTaker
 from shoal.ports import Completion, Document, Failure, FrontierOptions, Run
 from shoal.ports.documents import MAX_DOCUMENT
+from shoal.sessions.login import LoginState, login_state
 
 pytestmark = pytest.mark.asyncio
 
@@ -201,3 +202,15 @@ async def test_the_log_is_bounded_and_its_texts_are_printable() -> None:
     document = await store.get_document("actions/shoal")
     assert document is not None
     assert len(document.value) < MAX_DOCUMENT
+
+
+async def test_a_login_that_fails_is_read_until_one_succeeds() -> None:
+    runs = Runs()
+    await runs.run("r1", done=1)
+    login = login_state(runs.store, "r1", "#alice/b")
+    await login.change(lambda _: LoginState(logins=1))
+    assert await runs.kinds() == []
+    await login.change(lambda _: LoginState(failures=1, reason="no", failed_at=time.time()))
+    assert await runs.kinds() == ["login_failed/r1"]
+    await login.change(lambda _: LoginState(logins=2))
+    assert await runs.kinds() == []

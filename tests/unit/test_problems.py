@@ -13,6 +13,7 @@ from shoal.crawling.outcome import RunFacts, decide
 from shoal.crawling.stats import CodeError, FailingHost
 from shoal.monitoring.activity import (
     BlockedProcess,
+    FailedLogin,
     HostFailures,
     RunActivity,
     Trend,
@@ -86,6 +87,41 @@ def test_a_run_that_works_has_no_problem() -> None:
 
 
 STALLED: dict[str, Any] = {"changed_at": NOW - 601, "hosts": (host(),)}
+
+
+LOGIN = FailedLogin(jar="", failures=1, reason="wrong password", at=NOW - 5, stopped=False)
+
+
+def test_a_failed_login_is_a_problem_from_the_first_attempt_on() -> None:
+    facts = Facts(activity={"r1": RunActivity(failed_logins=(LOGIN,))})
+    problem = one(find_problems(seen(), facts=facts))
+    assert (problem.kind, problem.severity, problem.since) == ("login_failed", "warning", NOW - 5)
+    assert problem.text == "1 attempt failed, the last with: wrong password."
+    stopped = msgspec.structs.replace(LOGIN, jar="#alice", failures=3, stopped=True)
+    facts = Facts(activity={"r1": RunActivity(failed_logins=(stopped,))})
+    problem = one(find_problems(seen(run=run(state="paused")), facts=facts))
+    assert (problem.severity, problem.title) == ("critical", "books: the login of #alice failed")
+    assert problem.text.startswith("3 attempts failed, the last with: wrong password. The run was stopped.")
+
+
+@pytest.mark.parametrize(
+    ("held", "silent", "is_stalled"), [(61, 61, True), (59, 300, False), (300, 59, False), (None, 300, False)]
+)
+def test_a_run_on_hold_for_a_login(held: float | None, silent: float, is_stalled: bool) -> None:
+    """It is stalled after a minute in which somebody logs in and no page ends."""
+    now = seen(changed_at=NOW - silent, hosts=(host(),), logs_in=held is not None)
+    marks = {} if held is None else {"r1/login": (1, NOW - held)}
+    found = find_problems(now, facts=Facts(marks=marks, activity={"r1": RunActivity(failed_logins=(LOGIN,))}))
+    assert kinds(found) == (["stalled"] if is_stalled else []) + ["login_failed"]
+    if is_stalled:
+        assert found[0].severity == "warning"
+        assert "it is on hold until a login succeeds; the last attempt failed: wrong password." in found[0].text
+
+
+def test_a_login_is_on_hold_since_the_first_snapshot_that_saw_it() -> None:
+    marks = advance_marks({}, seen(logs_in=False))
+    assert marks["r1/login"] == (0, NOW)
+    assert advance_marks({"r1/login": (1, NOW - 50)}, seen(logs_in=True))["r1/login"] == (1, NOW - 50)
 
 
 def test_a_run_is_stalled_when_work_remains_and_nothing_is_done() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from shoal.monitoring.activity import BlockedProcess, HostFailures, RunActivity, Trend
+from shoal.monitoring.activity import BlockedProcess, FailedLogin, HostFailures, RunActivity, Trend
 from shoal.monitoring.problem import Problem, ProblemLimits, Severity, counted, duration, make_problem, of_run, short
 from shoal.monitoring.reports import RECENT
 from shoal.monitoring.snapshot import OutputState, RunSnapshot
@@ -62,10 +62,12 @@ def _stalled(
     silence = seen.at - since
     busy = [host for host in seen.hosts if host.ready]
     delay = min((host.delay for host in busy if host.blocked_for <= 0), default=0.0)
-    patience = limits.stalled_after + 2 * delay
+    held_since = _unchanged_since(marks, _login_key(seen), int(True), seen.at) if seen.logs_in else seen.at
+    on_hold = seen.at - held_since >= limits.login_after
+    patience = (min(limits.login_after, limits.stalled_after) if on_hold else limits.stalled_after) + 2 * delay
     if seen.run.state != "running" or not stats.remaining or silence < patience:
         return
-    severity, reason = _why_stalled(seen, activity, busy)
+    severity, reason = _why_stalled(seen, activity, busy, on_hold=on_hold)
     yield of_run(
         seen.run, "stalled", severity, "stalled",
         f"No page was done or failed for {duration(silence)}: {reason}. {stats.remaining} requests are left: "
@@ -74,13 +76,18 @@ def _stalled(
     )  # fmt: skip
 
 
-def _why_stalled(seen: RunSnapshot, activity: RunActivity, busy: list[HostState]) -> tuple[Severity, str]:
+def _why_stalled(
+    seen: RunSnapshot, activity: RunActivity, busy: list[HostState], *, on_hold: bool
+) -> tuple[Severity, str]:
     """How bad a stall is, and its most likely reason. A run that waits for a known time continues by itself."""
     stats = seen.stats
     if not seen.processes:
         return "critical", "no process works on it"
     if activity.blocked:
         return "critical", f"{activity.blocked[0].name} is blocked by {activity.blocked[0].by}"
+    if on_hold:
+        last = next((f"; the last attempt failed: {each.reason}" for each in activity.failed_logins), "")
+        return "warning", f"it is on hold until a login succeeds{last}"
     if behind := [output for output in seen.outputs if output.held and output.lag > _FAR_BEHIND]:
         return "critical", f"output {behind[0].name} is {behind[0].lag:,} items behind, and fetching waits for it"
     if stats.leased:
@@ -192,6 +199,22 @@ def _failure_of(kinds: Mapping[str, int]) -> str:
     return _FAILURES.get(kind, f"answers only {kind.removeprefix('http ')}")
 
 
+def find_failed_logins(seen: RunSnapshot, logins: Iterable[FailedLogin]) -> Iterator[Problem]:
+    """Logins whose last attempt failed. One that succeeds resolves it."""
+    for each in logins:
+        of_jar = f" of {short(each.jar)}" if each.jar else ""
+        text = f"{counted(each.failures, 'attempt')} failed, the last with: {each.reason}."
+        if each.stopped:
+            text = (
+                f"{text} The run was stopped. When the cause is gone, continue it with `shoal resume "
+                f"{seen.run.run_id}`, or repeat the command of the crawl."
+            )
+        yield of_run(
+            seen.run, "login_failed", "critical" if each.stopped else "warning", f"the login{of_jar} failed", text,
+            each.at, figure=float(each.failures), about=each.jar,
+        )  # fmt: skip
+
+
 def find_blocked(seen: RunSnapshot, blocked: Iterable[BlockedProcess], limits: ProblemLimits) -> Iterator[Problem]:
     """Processes that hang in a callback."""
     for each in blocked:
@@ -276,6 +299,7 @@ def marks_of(marks: Mapping[str, Mark], seen: RunSnapshot, at: float) -> dict[st
     """The marks of a run after a snapshot. See `advance_marks`."""
     ended = seen.stats.done + seen.stats.dead
     counted = [(seen.run.run_id, ended, seen.changed_at), (_processes_key(seen), seen.processes, at)]
+    counted.append((_login_key(seen), int(seen.logs_in), at))
     for output in seen.outputs:
         if output.lag:
             counted.append((_output_key(seen, output), output.written, at))
@@ -290,6 +314,10 @@ def _unchanged_since(marks: Mapping[str, Mark], key: str, count: int, since: flo
 
 def _processes_key(seen: RunSnapshot) -> str:
     return f"{seen.run.run_id}/processes"
+
+
+def _login_key(seen: RunSnapshot) -> str:
+    return f"{seen.run.run_id}/login"
 
 
 def _output_key(seen: RunSnapshot, output: OutputState) -> str:

@@ -45,6 +45,18 @@ class BlockedProcess(Struct, frozen=True, kw_only=True):
     by: str
 
 
+class FailedLogin(Struct, frozen=True, kw_only=True):
+    """A login whose last attempts failed."""
+
+    jar: str
+    failures: int
+    reason: str
+    at: float
+    """When the last attempt failed."""
+    stopped: bool
+    """The run was stopped because of that."""
+
+
 class Trend(NamedTuple):
     """How pages ended in the last seconds."""
 
@@ -63,6 +75,7 @@ class RunActivity(Struct, frozen=True, kw_only=True):
     hosts: tuple[HostFailures, ...] = ()
     trends: tuple[Trend, ...] = ()
     blocked: tuple[BlockedProcess, ...] = ()
+    failed_logins: tuple[FailedLogin, ...] = ()
     worked_at: float = 0.0
     """The last report of any process; 0 if there is none."""
 

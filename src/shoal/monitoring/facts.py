@@ -12,6 +12,7 @@ from shoal.errors import RunError
 from shoal.monitoring.active_runs import Mark, failing_hosts
 from shoal.monitoring.activity import (
     SILENT,
+    FailedLogin,
     HostFailures,
     RunActivity,
     Trend,
@@ -27,6 +28,7 @@ from shoal.monitoring.samples import SampleHistory
 from shoal.monitoring.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
 from shoal.runs.outcome import read_outcome
+from shoal.sessions.stored import read_logins
 
 RECENT = 86400.0
 """How long a run that has ended is included, in seconds."""
@@ -110,8 +112,16 @@ class FactReader:
         if stats.dead and found.callback_errors.total:
             kinds = await self._dead_kinds(run, now)
             found = replace(found, failed_in_callback=kinds.get("callback", 0))
+        found = replace(found, failed_logins=await self._failed_logins(run))
         failing = failing_hosts(found.hosts, now, self._limits(run.run_id, run.spider))
         return replace(found, hosts=tuple([await self._with_waiting(seen, host) for host in failing]))
+
+    async def _failed_logins(self, run: Run) -> tuple[FailedLogin, ...]:
+        return tuple(
+            FailedLogin(jar=jar, failures=each.failures, reason=each.reason, at=each.failed_at, stopped=each.stopped)
+            for jar, each in (await read_logins(self._store, run.run_id)).items()
+            if each.failures
+        )
 
     async def _with_waiting(self, seen: RunSnapshot, failing: HostFailures) -> HostFailures:
         """The host with the number of requests that wait for it."""

@@ -11,8 +11,8 @@ from shoal.printable import printable
 
 ProblemKind: TypeAlias = Literal[
     "finished", "degraded", "failed", "stalled", "no_worker", "failure_rate", "callback_errors", "host_failing",
-    "few_items", "low_coverage", "worker_lost", "worker_stuck", "output_lagging", "output_missing", "unbalanced",
-    "store_went_back", "store_away", "schedule_missed", "channel_failing",
+    "login_failed", "few_items", "low_coverage", "worker_lost", "worker_stuck", "output_lagging", "output_missing",
+    "unbalanced", "store_went_back", "store_away", "schedule_missed", "channel_failing",
 ]  # fmt: skip
 Severity: TypeAlias = Literal["info", "warning", "critical"]
 
@@ -59,6 +59,8 @@ class ProblemLimits(Struct, frozen=True, kw_only=True):
     """Seconds in which a host gave no good answer."""
     host_failing_attempts: int = 3
     """Attempts that must have failed in that time."""
+    login_after: float = 60.0
+    """Seconds for which a run is on hold for a login."""
     no_worker_after: float = 300.0
     """Seconds in which no process worked on a run that has work."""
     stuck_after: float = 30.0

@@ -13,6 +13,7 @@ from shoal.monitoring.active_runs import (
     Mark,
     find_blocked,
     find_code_errors,
+    find_failed_logins,
     find_failing_hosts,
     find_failure_rate,
     find_lost_workers,
@@ -175,6 +176,7 @@ def _run_problems(
     yield from find_failure_rate(seen, activity, facts.forbidden.get(run_id, 0), limits)
     yield from find_code_errors(seen, activity, limits)
     yield from find_failing_hosts(seen, activity, limits)
+    yield from find_failed_logins(seen, activity.failed_logins)
     yield from find_blocked(seen, activity.blocked, limits)
     yield from find_lost_workers(seen, before, facts.since, facts.answering_since)
     for output in seen.outputs:

@@ -15,6 +15,7 @@ from shoal.monitoring.processes import PRESENT, merge_processes
 from shoal.monitoring.reports import read_processes
 from shoal.monitoring.samples import SampleHistory
 from shoal.ports import Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
+from shoal.sessions.login import LOGIN_ROLE
 from shoal.sinks.drainer import output_name, position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
@@ -57,6 +58,8 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     processes: int = 0
     """How many processes work on it: workers, or the crawl or server that has it alone."""
     outputs: tuple[OutputState, ...] = ()
+    logs_in: bool = False
+    """Whether a process logs in now. The run is on hold meanwhile."""
     hosts: tuple[HostState, ...] = ()
     """The busiest hosts."""
     rewinds: tuple[Rewind, ...] = ()
@@ -163,9 +166,11 @@ class SnapshotTaker:
         awaits_report = now - run.created_at < _NEW and known is not None and not known.processes
         if known is None or awaits_report or not 0 <= now - known.at < details_every:
             workers = tuple(await frontier.workers())
+            roles = await frontier.roles()
             known = self._details[run.run_id] = RunSnapshot(
                 run=run, at=now, stats=stats, workers=workers, processes=await self._processes(run, workers, now),
-                outputs=tuple(_output(role, stats) for role in await frontier.roles() if role.role.startswith("sink:")),
+                outputs=tuple(_output(role, stats) for role in roles if role.role.startswith("sink:")),
+                logs_in=any(role.held for role in roles if role.role.startswith(LOGIN_ROLE)),
                 hosts=tuple(await frontier.host_states(_HOSTS)),
                 rewinds=tuple(await frontier.rewinds()) if stats.rewinds else (),
             )  # fmt: skip

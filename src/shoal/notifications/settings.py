@@ -117,6 +117,7 @@ class Rule(_Table, frozen=True, kw_only=True):
     callback_errors: Pages | None = None
     host_failing_after: Timeout | None = None
     host_failing_attempts: Pages | None = None
+    login_after: Timeout | None = None
     no_worker_after: Timeout | None = None
     stuck_after: Timeout | None = None
     item_drop: Share | None = None

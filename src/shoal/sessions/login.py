@@ -359,10 +359,11 @@ class LoginKeeper:
     async def _attempt(self, jar: Jar, login: _JarLogin, claim: Claim) -> bool:
         """Log in once, under the role. LoginError if it failed too often."""
         if self._log_in is None:
-            raise LoginError(
+            reason = (
                 "the site has logged the run out, and the spider has no log_in(): import a new session with "
                 f"`shoal session {self._run_id} --import FILE`, and start again"
             )
+            await self._give_up(jar, replace(await self._read_state(jar), failures=1, reason=reason))
         state = await self._read_state(jar)
         proof = await self._proof(jar)
         unproven = 0 if not state.epoch or proof.epoch >= state.epoch else state.unproven
