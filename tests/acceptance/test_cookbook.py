@@ -10,19 +10,23 @@ from typing import Any, cast
 import pytest
 from examples.bookshop import BOOKS, Bookshop
 
-from shoal import crawl
+from shoal import Crawl, crawl
 from shoal.spider import load_spider
 
 COOKBOOK = (Path(__file__).parents[2] / "docs" / "cookbook.md").read_text()
 TITLES = {book.title for book in BOOKS}
 
 
-async def items_of(name: str, folder: Path, shop: Bookshop, **arguments: str) -> list[dict[str, object]]:
+async def crawl_of(name: str, folder: Path, shop: Bookshop, **arguments: str) -> Crawl:
     code = re.search(rf"```python\n(# {name}\n.*?)```", COOKBOOK, re.DOTALL)
     assert code is not None
     (folder / name).write_text(code[1].replace("127.0.0.1:8000", shop.url.removeprefix("http://")))
-    done = await crawl(load_spider(str(folder / name)), {"download_delay": 0}, arguments=arguments)
-    return done.items
+    settings = {"download_delay": 0, "login.retry_after": 0.01}
+    return await crawl(load_spider(str(folder / name)), settings, arguments=arguments)
+
+
+async def items_of(name: str, folder: Path, shop: Bookshop, **arguments: str) -> list[dict[str, object]]:
+    return (await crawl_of(name, folder, shop, **arguments)).items
 
 
 @pytest.mark.parametrize("name", ["api_books.py", "endless.py"])
@@ -44,11 +48,15 @@ async def test_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert (tmp_path / "pictures" / entry["thumbs"]["60x60"]).read_bytes().startswith(b"\xff\xd8")
 
 
-async def test_the_login(tmp_path: Path) -> None:
+async def test_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Bookshop() as shop:
+        monkeypatch.setenv("SHOP_PASSWORD", "open-sesame")
         assert len(await items_of("orders.py", tmp_path, shop)) == 3
-        assert [visit.path for visit in shop.log][-3:] == ["/login", "/login", "/account"]
-        assert await items_of("orders.py", tmp_path, shop, password="wrong") == []
+        assert [visit.path for visit in shop.log][-4:] == ["/login", "/login", "/account", "/account"]
+        monkeypatch.setenv("SHOP_PASSWORD", "wrong")
+        failed = await crawl_of("orders.py", tmp_path, shop)
+        assert failed.items == []
+        assert str(failed.error) == "the login failed 3 times (login.attempts): Wrong name or password."
 
 
 async def test_the_proxy_and_the_signature(tmp_path: Path) -> None:

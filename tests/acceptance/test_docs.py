@@ -23,7 +23,9 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}
 ZOOKEEPER = "127.0.0.1:2181"
 BUCKET = "s3://my-bucket/"
-QUICK = {**os.environ, "SHOAL_DOWNLOAD_DELAY": "0.05", "SHOAL_BROWSER__SANDBOX": "false"}
+QUICK = {
+    **os.environ, "SHOAL_DOWNLOAD_DELAY": "0.05", "SHOAL_BROWSER__SANDBOX": "false", "SHOP_PASSWORD": "open-sesame"
+}  # fmt: skip
 """The shop is on this machine, and the documents crawl it many times. The tests may run as root."""
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
