@@ -177,8 +177,9 @@ def sql() -> dict[str, str]:
 
 
 def lua() -> dict[str, str]:
-    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time; the others
-    are those of this module. Values that are not set are NaN or -1."""
+    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time,
+    ``sharing_rules`` the functions for runs that share a host, which most scripts do not need. Values that are not set
+    are NaN or -1."""
     first, *others = (f"{place}.delay" for place in _MOST_SPECIFIC[:-1])
     *limits, last = (f"{place}.concurrency" for place in _MOST_SPECIFIC)
     policy = (
@@ -206,5 +207,9 @@ def lua() -> dict[str, str]:
     return {
         "policy": "\n".join(policy),
         "due_at": "\n".join(due_at),
-        **{name: f"local function {name}{body}" for name, body in functions.items()},
-    }
+        "sharing_rules": "\n".join((
+            "local function sharing_rules()",
+            *(f"local function {name}{body}" for name, body in functions.items()),
+            f"return {', '.join(functions)} end",
+        )),
+    }  # fmt: skip

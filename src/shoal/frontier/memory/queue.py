@@ -88,6 +88,7 @@ class MemoryQueue:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
         self._requests = requests
+        self._lanes = requests.lanes
         self._stages = stages
         self._items = items
         self._roles = roles
@@ -136,7 +137,7 @@ class MemoryQueue:
         if self.halted:
             return Leased([], None)
         self._stages.help()
-        requests, lanes, leases = self._requests, self._requests.lanes, list[Lease]()
+        requests, lanes, leases = self._requests, self._lanes, list[Lease]()
         lanes.reopen(now)
         limit = min(limit, MAX_LEASES)
         until, worker = now + ttl, requests.worker_number("" if holder is None else holder.slot)
@@ -151,14 +152,14 @@ class MemoryQueue:
             leases.append(Lease(request, fingerprint, token, attempt, host.name, deadline, learned))
             lanes.place(lane, now)
         self._last_calls[holder] = nonce, leases
-        lanes.note_call(now, short=len(leases) < limit)
+        lanes.called, lanes.asked = now, now if len(leases) < limit else 0.0
         return Leased(leases, self._wait(now))
 
     def _wait(self, now: float) -> float | None:
         """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""
         next_retry = self._waiting[0][0] if self._waiting else None
         incoming = now + POLL if self._stages.incoming else None
-        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due(), incoming)
+        moments = (next_retry, self._next_expiry(), self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
 
@@ -251,7 +252,7 @@ class MemoryQueue:
         for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
         is changed, if a child cannot be encoded."""
         pages, staged = await split_large(pages, encode_request)
-        now = self._requests.lanes.called = self._clock()
+        now = self._lanes.called = self._clock()
         self._requests.measure_room()
         new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []
