@@ -170,8 +170,12 @@ local function save_ledger(run)
   if not run.is_changed then return end
   local counters = {}
   for i = 1, #COUNTERS do counters[i] = run[COUNTERS[i]] end
-  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)))
-  if run.has_ended then call('HSET', run.key, 'called', string.format('%.6f', now)) end
+  local ledger = pack(LEDGER, unpack(counters))
+  if run.has_ended then -- and other runs want to know
+    call('HSET', run.key, 'counters', ledger, 'called', string.format('%.6f', now))
+  else
+    call('HSET', run.key, 'counters', ledger)
+  end
 end
 
 -- The error for a store that went back in time.

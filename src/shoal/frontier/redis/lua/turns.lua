@@ -38,8 +38,8 @@ local function define_turns(is_leasing)
     end
   end
 
-  if is_leasing then
-    if now >= met_until - MEET_SECONDS / 2 then meet() end
+  if is_leasing and now >= met_until - MEET_SECONDS / 2 then
+    meet()
     call('HSET', STORE, 'leased_by', now < met_until and string.format('%d %.6f', own.number, met_until) or own.number)
     if now >= met_until then return end
   end
