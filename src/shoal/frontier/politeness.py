@@ -244,6 +244,8 @@ class LaneTable(Generic[Queue]):
             behind, self._behind = self._behind, []
             for lane in behind:
                 self.place(lane, now)
+        if not self._full:
+            return
         for lane in [
             lane
             for lane in self._full

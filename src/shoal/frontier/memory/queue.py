@@ -278,6 +278,8 @@ class MemoryQueue:
         self._items.append(lease.fingerprint, page.items, items)
         if page.note:
             requests.add_event(number, now, NOTE_EVENT, page.note, requests.records.head(number).worker)
+        if page.redirected:
+            requests.redirects += 1
         return requests.add_children(page, number, new, page.duplicates, now)
 
     def _fail(self, failure: Failure, new: NewRequests, number: int, now: float) -> RequestState:

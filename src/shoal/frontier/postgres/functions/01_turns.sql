@@ -132,13 +132,6 @@ BEGIN
 END
 $$;
 
--- Whether a run has shared hosts lately.
-CREATE FUNCTION is_sharing(_run integer, _now double precision) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM presence p WHERE p.run = _run AND p.until > _now);
-END
-$$;
-
 -- Note a lease, for other runs on the same hosts. _is_sharing: it asked for shared hosts. _is_short: it got less than it
 -- wanted.
 CREATE FUNCTION note_call(_run integer, _now double precision, _is_sharing boolean, _is_short boolean)

@@ -176,6 +176,7 @@ DECLARE
     _seen double precision;                   -- these are parts of clock()
     _skew double precision;
     _ahead double precision;                  -- clock() minus real_clock()
+    _until double precision;                  -- until then it may share hosts with other runs
     _may_lease boolean;
     _has_open boolean;
     _knows boolean;
@@ -195,7 +196,7 @@ DECLARE
     _rows integer;
     _lanes_taken integer;
     _hosts_taken integer;
-    _shares boolean := false;                 -- with other runs, lately
+    _shares boolean;                          -- with other runs, lately
     _shared integer[];                        -- hosts that others want too
     _leasts double precision[];               -- the smallest use of each
     _waits boolean := false;                  -- it is the turn of another run
@@ -210,8 +211,9 @@ BEGIN
          ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1) IS NOT NULL,
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
-        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew
-        INTO _may_lease, _has_open, _knows, _restarted, _seen, _skew
+        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew,
+        (SELECT p.until FROM presence p WHERE p.run = _run)
+        INTO _may_lease, _has_open, _knows, _restarted, _seen, _skew, _until
         FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
@@ -223,13 +225,13 @@ BEGIN
     _real := real_clock(_offset);
     _now := CASE WHEN _real BETWEEN _seen AND _seen + 1 THEN _real + _skew ELSE clock(_offset) END;  -- mostly without a call
     _ahead := _now - _real;
+    _shares := coalesce(_until > _now, false);
     at := _real - _offset;
     late := coalesce(at > _not_after, false);
     IF NOT (_has_open OR _repeat OR late) AND is_idle(_run, _now) THEN  -- without a lock, so that many clients can poll
         IF _slot IS NOT NULL THEN
             PERFORM check_fence(_run, _slot, _epoch);
         END IF;
-        _shares := is_sharing(_run, _now);
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now, _now, _shares) END;
         IF _shares AND _may_lease AND current_setting('transaction_read_only') = 'off' THEN
             PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, false, true);
@@ -418,9 +420,6 @@ BEGIN
     IF _shared IS NOT NULL AND _count > 0 THEN
         PERFORM take_turns(
             _run, ARRAY(SELECT _hosts.hosts[_from.nths[u.nth]] FROM unnest(_best.nths) u(nth)), _shared, _leasts, _now);
-    END IF;
-    IF _shared IS NULL AND (_count < _limit OR floor(_now)::bigint % 4 = 0) THEN  -- a busy run looks now and then
-        _shares := is_sharing(_run, _now);
     END IF;
     IF _may_lease AND (_shares OR _shared IS NOT NULL) THEN
         IF _count = 0 AND _overdue IS NULL THEN  -- nothing that has to last
