@@ -165,7 +165,7 @@ def sql() -> dict[str, str]:
         "DUE_AT": "greatest(CASE WHEN d.delay > 0 THEN greatest(h.ended_at, e.ended_at) + d.delay ELSE 0 END,"
         " h.blocked_until)",
         "IS_SEEN": live("t.seen"),
-        "IS_LIVE": f"({live('p.called')} AND (l.ready > 0 OR {live('t.seen')}))",
+        "IS_LIVE": f"({live('greatest(p.called, t.seen)')} AND (l.ready > 0 OR {live('t.seen')}))",
         "IS_ASKING": f"(p.asked > 0 AND _now < greatest(p.asked, s.due) + {_GRACE})",
         "LEAD": f"floor(r.weight * (s.least - s.used) + {_TINY})::integer",
         "PAUSE": f"greatest({SHORT_PAUSE}, least({_LONG_PAUSE}, d.delay / 2))",

@@ -199,6 +199,7 @@ DECLARE
     _shares boolean;                          -- with other runs, lately
     _shared integer[];                        -- hosts that others want too
     _leasts double precision[];               -- the smallest use of each
+    _alone integer[];                         -- runs that have used hosts alone
     _waits boolean := false;                  -- it is the turn of another run
     _each record;
     _moment double precision;
@@ -234,7 +235,7 @@ BEGIN
         END IF;
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now, _now, _shares) END;
         IF _shares AND _may_lease AND current_setting('transaction_read_only') = 'off' THEN
-            PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, false, true);
+            PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, true, NULL, NULL);
         END IF;
         wait := greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END);
         incoming := (SELECT g.incoming FROM ledger g WHERE g.run = _run);
@@ -310,6 +311,7 @@ BEGIN
     IF _near.hosts IS NOT NULL THEN
         _hosts := hosts_for_lease(_run, _near.hosts, _now);
         IF _hosts.shared IS NOT NULL THEN
+            _alone := note_uses(_run, _hosts.shared, _now);
             FOR _each IN SELECT * FROM share_hosts(_run, _hosts.shared, _now) LOOP
                 _rows := width_bucket(_each.host, _hosts.hosts);
                 _hosts.rooms[_rows] := _each.room;
@@ -425,7 +427,7 @@ BEGIN
         IF _count = 0 AND _overdue IS NULL THEN  -- nothing that has to last
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
-        PERFORM note_call(_run, _now, _shared IS NOT NULL, _count < _limit);
+        PERFORM note_call(_run, _now, _count < _limit, _shared, _alone);
     END IF;
 
     IF _overdue IS NOT NULL THEN
