@@ -124,7 +124,7 @@ COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "inc
 """The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: the
 counters that an earlier version stored end before them."""
 
-FORMAT = 6
+FORMAT = 7
 """Version of the stored data. Data of another version is not touched."""
 MAX_ATTEMPTS = 65_535
 """The largest number of attempts that a record can hold."""

@@ -122,7 +122,7 @@ local function create_run(first)
   -- Redis stores a small sorted set as a list, which is slow to search. One long member makes it a tree from the start.
   call('ZADD', PREFIX .. 'lease', 'inf', string.rep('\0', 65))
   local number = call('HINCRBY', PREFIX .. 'store', 'run', 1)
-  call('HSET', PREFIX .. 'store', 'format', ARGV[first])
+  call('HSETNX', PREFIX .. 'store', 'format', ARGV[first]) -- a newer version may have raised it
   call('HSET', PREFIX .. 'runs', name, number)
   call('HSET', PREFIX .. 'run:' .. number, 'run_id', name, unpack(ARGV, first + 2))
   return 1
