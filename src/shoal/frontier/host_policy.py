@@ -38,7 +38,7 @@ RECHECK = 2
 MAX_SHARING = 32
 """How many runs of a host are known at once. More of them take turns by chance; the longest delays are kept."""
 MEET_SECONDS = 30
-"""Two runs that lease within this time may share hosts."""
+"""Two runs that lease within this time may share hosts. On Redis: or while they are live."""
 NOTED_EVERY = 5
 """Seconds after which the use of a host by one run is noted again."""
 _TINY = 1e-9
@@ -198,7 +198,8 @@ def lua() -> dict[str, str]:
         "return math.max(host.blocked_until, math.max(host.ended_at, all.ended_at) + delay) end",
     )
     functions = {
-        "is_live": f"(since, delay, now) return now < since + math.max({_LIVE_SECONDS}, {_LIVE_DELAYS} * delay) end",
+        "live_for": f"(delay) return math.max({_LIVE_SECONDS}, {_LIVE_DELAYS} * delay) end",
+        "is_live": "(since, delay, now) return now < since + live_for(delay) end",
         "is_asking": f"(asked, due, now) return asked > 0 and now < math.max(asked, due) + {_GRACE} end",
         "turns_left": "(concurrency, weight, used, least)"
         f" return concurrency + math.floor(weight * (least - used) + {_TINY}) end",

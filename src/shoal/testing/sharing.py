@@ -211,6 +211,13 @@ class SharingContract(ContractTests):
         assert len(fast.turns) >= 10
         assert _shortest_gap([fast]) >= 6
 
+    @pytest.mark.parametrize("every", [25, 50])
+    async def test_a_run_that_leases_rarely_keeps_its_delay(self, harness: Harness, every: int) -> None:
+        slow, fast = workers = await self._open(harness, FrontierOptions(delay=60), FrontierOptions(delay=0))
+        for tick in range(200):
+            await _crawl(harness, [slow, fast] if tick % every == 0 else [fast], range(tick, tick + 1))
+        assert _shortest_gap(workers) >= 60
+
     @pytest.mark.parametrize("ending", ["paused", "finished", "cancelled", "deleted"])
     async def test_a_run_that_ends_takes_its_delay_with_it(self, harness: Harness, ending: str) -> None:
         fast, slow = workers = await self._open(harness, FrontierOptions(delay=1), FrontierOptions(delay=50))

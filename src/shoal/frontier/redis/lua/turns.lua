@@ -2,14 +2,14 @@
 -- shoal/frontier/host_policy.py.
 --
 -- `store` has the run that leased last (`leased_by`). When another one leases, runs have met: until the time that follows the
--- run there, each host that is leased from has an entry in `turns`, with its time and the runs that use it. Before that one
+-- run there, and longer if another run leases in the last seconds of it (their number comes next), each host that is leased from has an entry in `turns`, with its time and the runs that use it. Before that one
 -- run was alone (`alone`), and has no entries; its lanes tell which hosts it uses. A run has the times when it last `called`
 -- and `asked`.
 
-local leased_by, met_until = tonumber(shared[4]), 0
+local leased_by, met_until, last_seconds = tonumber(shared[4]), 0, 0
 if shared[4] and not leased_by then
-  leased_by, met_until = string.match(shared[4], '^(%d+) ([%d.]+)$')
-  leased_by, met_until = tonumber(leased_by), tonumber(met_until) or 0
+  leased_by, met_until, last_seconds = string.match(shared[4], '^(%d+) ([%d.]+) ?([%d.]*)$')
+  leased_by, met_until, last_seconds = tonumber(leased_by), tonumber(met_until) or 0, tonumber(last_seconds) or 0
 end
 
 -- Set `turns` while runs share hosts. `is_leasing`: this run leases; no host is loaded yet. It is one function, and captures
@@ -17,7 +17,7 @@ end
 local function define_turns(is_leasing)
   local call, pack, read, sub = redis.call, struct.pack, struct.unpack, string.sub
   local STORE, TURNS = PREFIX .. 'store', PREFIX .. 'turns'
-  local is_live, is_asking, turns_left, pause_for = sharing_rules()
+  local live_for, is_live, is_asking, turns_left, pause_for = sharing_rules()
   -- The time of a host; for each run its number, what it used, when it was seen. If a run is alone, only the first and the
   -- last of these. (Its number begins with the highest byte, as in `packed_number`.)
   local TIME, USE, ALONE, ALONE_SIZE = '<d', '<I4dd', '>I4<d', 12
@@ -25,23 +25,28 @@ local function define_turns(is_leasing)
 
   local function is_resting(run) return string.find(RESTING, ' ' .. run.state .. ' ', 1, true) end
 
-  -- Note that another run leases than the last time.
+  -- Note that another run leases than the last time. A run that leases once while it is live is met again.
   local function meet()
     local before = leased_by and leased_by ~= own.number and run_of(leased_by)
     if before and not is_resting(before) then
       if now >= met_until then
+        last_seconds = 0
         call('UNLINK', TURNS)
         call('HSET', STORE, 'alone', leased_by)
         call('HSET', before.key, 'called', string.format('%.6f', now), 'asked', 0)
       end
-      met_until = now + MEET_SECONDS
+      last_seconds = math.max(last_seconds, MEET_SECONDS / 2, live_for(own.delay), live_for(before.delay))
+      met_until = now + 2 * last_seconds
     end
   end
 
-  if is_leasing and now >= met_until - MEET_SECONDS / 2 then
+  if is_leasing and now >= met_until - last_seconds then
     meet()
-    call('HSET', STORE, 'leased_by', now < met_until and string.format('%d %.6f', own.number, met_until) or own.number)
-    if now >= met_until then return end
+    if now >= met_until then
+      call('HSET', STORE, 'leased_by', own.number)
+      return
+    end
+    call('HSET', STORE, 'leased_by', string.format('%d %.6f %.6f', own.number, met_until, last_seconds))
   end
 
   local function load_presence(run)
