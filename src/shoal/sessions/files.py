@@ -100,9 +100,9 @@ def _make_cookie(
     bare = domain.strip().removeprefix(".")
     bracketed = f"[{bare}]" if bare.count(":") > 1 and not bare.startswith("[") else bare
     try:
+        if not bare or any(mark in bare for mark in "/?#@") or ":" in bracketed.rpartition("]")[2]:
+            raise RequestError("it has more than a host")
         host = host_of(normalize_url(f"http://{bracketed}/"))
-        if not bare or any(mark in bare for mark in "/?#@") or host.rpartition("]")[2].count(":"):
-            raise RequestError(domain)
     except RequestError:
         raise ConfigError(f"{where}: the domain is invalid; write it as example.com or .example.com") from None
     if host_only is None:
