@@ -140,7 +140,7 @@ def test_the_session_is_shown_without_values_and_exported(shoal: Shoal, site: Si
     store = ("--frontier", "sqlite:///q.db")
     shoal("run", "account.py", "--session", write_state(tmp_path), *store, "-o", "x.jsonl")
     shown = shoal("session", *store).stdout
-    assert shown.startswith("jar default\n  imported at 20")
+    assert shown.startswith("jar default\n  session since 20")
     assert "  127.0.0.1: 1 cookie (sid), until the session ends\n" in shown
     as_json = shoal("session", "--json", *store).stdout
     assert json.loads(as_json)["sites"] == [{"site": "127.0.0.1", "cookies": 1, "names": ["sid"], "ends": None}]
@@ -171,6 +171,31 @@ def test_an_import_before_the_first_worker(shoal: Shoal, site: Site, tmp_path: P
     shoal("worker", "account.py", "--run-id", run_id, *store)
     assert (site.served, site.refused) == (PAGES, 0)
     assert "import session" in shoal("actions", *store).stdout
+
+
+def test_a_fleet_whose_imported_session_ends_is_paused(shoal: Shoal, site: Site, tmp_path: Path) -> None:
+    """The spider cannot log in. Its run waits for another session, and new workers do not bother the site."""
+    write_spider(tmp_path, site, delay=0.05)
+    store = ("--frontier", frontier_url("redis"))
+    run_id = json.loads(shoal("start", "account.py", "--session", write_state(tmp_path), *store).stdout)["run_id"]
+    with forking.Popen(
+        [*SHOAL, "worker", "account.py", "--run-id", run_id, *store], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        wait_until(lambda: site.served >= 3)
+        site.valid.clear()
+        _, errors = worker.communicate(timeout=30)
+    assert worker.returncode == 1
+    assert f"has no log_in(): import a new session with `shoal session {run_id} --import FILE`" in errors
+    shown = shoal("session", *store).stdout
+    assert "login failed 1 time, last at 20" in shown
+    assert "; the run was stopped: the site has logged the run out" in shown
+    site.valid.add("another-session")
+    imported = shoal("session", "--import", write_state(tmp_path, "another-session"), *store).stdout
+    assert imported.endswith(f"the run is paused: `shoal resume {run_id}` continues it\n")
+    assert "login failed" not in shoal("session", *store).stdout
+    shoal("resume", run_id, *store)
+    shoal("worker", "account.py", "--run-id", run_id, *store)
+    assert site.served == PAGES
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "redis", "postgresql"])

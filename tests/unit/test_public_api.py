@@ -27,7 +27,7 @@ LAYERS = [
     {"ports"},
     {"stores"},
     {"stores"},
-    {"frontier", "browser", "fetch", "middleware", "tor", "sinks", "files"},
+    {"frontier", "browser", "fetch", "middleware", "sessions", "tor", "sinks", "files"},
     {"identities", "sitemaps", "warc"},
     {"testing"},
     {"crawling"},

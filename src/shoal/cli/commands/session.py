@@ -59,7 +59,7 @@ def session(
     file_format: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="FORMAT",
+            "--format", metavar="FORMAT", autocompletion=lambda: ["netscape", "playwright"],
             help="With --export: netscape (cookies.txt) or playwright (JSON). The default for .json is playwright, for "
             "others netscape.",
         ),
@@ -216,8 +216,7 @@ def _site_line(site: SiteReport) -> str:
 def _login_lines(login: LoginState) -> list[str]:
     lines = []
     if login.epoch:
-        what = "logged in" if login.logins else "imported"
-        lines.append(f"{what} at {_moment(login.at)}; logins: {login.logins}; epoch {login.epoch}")
+        lines.append(f"session since {_moment(login.at)}, epoch {login.epoch}; logins: {login.logins}")
     if login.failures or login.stopped:
         stopped = "; the run was stopped" if login.stopped else ""
         lines.append(
