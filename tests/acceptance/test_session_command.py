@@ -16,6 +16,7 @@ import pytest
 
 from tests import forking
 from tests.acceptance.fleets import frontier_url
+from tests.dashboard.browsing import chromium
 from tests.forking import SHOAL
 
 PAGES = 12
@@ -160,6 +161,25 @@ def test_the_session_is_shown_without_values_and_exported(shoal: Shoal, site: Si
     )
 
 
+def test_a_session_of_a_real_browser(shoal: Shoal, site: Site, tmp_path: Path) -> None:
+    """Log in by hand, crawl with that session, and open the account in the browser with the session of the run."""
+    write_spider(tmp_path, site)
+    store = ("--frontier", "sqlite:///q.db")
+    with chromium() as browser:
+        context = browser.new_context()
+        context.request.post(f"{site.url}/login")
+        site.valid.remove(VALUE)
+        context.new_page().goto(f"{site.url}/account/0")
+        context.storage_state(path=tmp_path / "recorded.json")
+        shoal("run", "account.py", "--session", "recorded.json", "-o", "x.jsonl", *store)
+        assert (items(tmp_path / "x.jsonl"), site.logins, site.refused) == (PAGES, 1, 0)
+        shoal("session", "--export", "exported.json", *store)
+        page = browser.new_context(storage_state=tmp_path / "exported.json").new_page()
+        answer = page.goto(f"{site.url}/account/0")
+        assert answer is not None
+        assert (answer.status, page.url) == (200, f"{site.url}/account/0")
+
+
 @pytest.mark.parametrize("backend", ["redis", "postgresql"])
 def test_an_import_before_the_first_worker(shoal: Shoal, site: Site, tmp_path: Path, backend: str) -> None:
     write_spider(tmp_path, site)
@@ -171,6 +191,28 @@ def test_an_import_before_the_first_worker(shoal: Shoal, site: Site, tmp_path: P
     shoal("worker", "account.py", "--run-id", run_id, *store)
     assert (site.served, site.refused) == (PAGES, 0)
     assert "import session" in shoal("actions", *store).stdout
+
+
+def test_many_sites_and_jars(shoal: Shoal, site: Site, tmp_path: Path) -> None:
+    write_spider(tmp_path, site, pages=1)
+    store = ("--frontier", "sqlite:///q.db")
+    shoal("run", "account.py", "--session", write_state(tmp_path), *store)
+    lines = [f"site{number}.example\tFALSE\t/\tFALSE\t0\tsid\t{VALUE}" for number in range(1200)]
+    (tmp_path / "many.txt").write_text("\n".join(lines))
+    imported = shoal("session", "--import", "many.txt", "--jar", "#alice", *store).stdout
+    assert "imported 1,200 cookies for site0.example, " in imported
+    assert " and 1195 more into jar #alice of run " in imported
+    shown = shoal("session", *store).stdout
+    assert "\njar #alice\n" in shown
+    assert shown.endswith("  and 1,150 more sites; --json lists all\n")
+    assert len(json.loads(shoal("session", "--json", "--jar", "#alice", *store).stdout)["sites"]) == 1200
+    assert (
+        "has 2 jars: choose one with --jar: default, #alice" in shoal("session", "--export", "-", *store, code=2).stderr
+    )
+    assert shoal("session", "--export", "-", "--jar", "#alice", *store).stdout.count(VALUE) == 1200
+    unknown = shoal("session", "--import", "many.txt", "--jar", "bob", *store, code=2).stderr
+    assert 'The jar of meta["cookiejar"] = "bob" is called "#bob"' in unknown
+    assert "removed 1,200 cookies of 1 jar " in shoal("session", "--clear", "--jar", "#alice", *store).stdout
 
 
 def test_a_fleet_whose_imported_session_ends_is_paused(shoal: Shoal, site: Site, tmp_path: Path) -> None:
@@ -207,7 +249,7 @@ def test_a_clear_while_a_crawl_works(shoal: Shoal, site: Site, tmp_path: Path, b
     with forking.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
         wait_until(lambda: site.served >= 3)
         assert "logins: 1" in shoal("session", "--frontier", frontier).stdout
-        assert "removed 1 cookie of 1 jars" in shoal("session", "--clear", "--frontier", frontier).stdout
+        assert "removed 1 cookie of 1 jar " in shoal("session", "--clear", "--frontier", frontier).stdout
         wait_until(lambda: site.logins == 2)
         _, errors = crawl.communicate(timeout=30)
     assert crawl.returncode == 0, errors

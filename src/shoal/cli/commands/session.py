@@ -14,6 +14,7 @@ from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
 from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.errors import ConfigError
+from shoal.monitoring.problem import counted
 from shoal.printable import printable
 from shoal.suggestions import did_you_mean
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_JAR = "default"
 """How the jar without a name is shown."""
 _MAX_NAMES = 12
+_MAX_LINES = 50
 
 app = Commands()
 
@@ -145,8 +147,7 @@ async def _export(
     cookies = await stored.cookies(chosen[0].jar)
     is_json = file_format == "playwright" or (file_format is None and file.lower().endswith(".json"))
     write_file(file, to_storage_state(cookies) if is_json else to_netscape(cookies))
-    count = f"{len(cookies)} cookie{'' if len(cookies) == 1 else 's'}"
-    print(f"wrote {count} of jar {_title(chosen[0].jar)} to {file}", file=sys.stderr)
+    print(f"wrote {counted(len(cookies), 'cookie')} of jar {_title(chosen[0].jar)} to {file}", file=sys.stderr)
 
 
 async def _import(
@@ -166,8 +167,8 @@ async def _import(
     await record_action(store, "import session", run.run_id, f"jar {_title(name)}", run.project)
     sites = sorted({cookie.domain for cookie in cookies})
     more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
-    count = f"{len(cookies)} cookie{'' if len(cookies) == 1 else 's'}"
-    print(f"imported {count} for {', '.join(sites[:5])}{more} into jar {_title(name)} of run {run.run_id}")
+    where = f"jar {_title(name)} of run {run.run_id}"
+    print(f"imported {counted(len(cookies), 'cookie')} for {', '.join(sites[:5])}{more} into {where}")
     if run.state == "paused":
         print(f"the run is paused: `shoal resume {run.run_id}` continues it")
 
@@ -179,7 +180,7 @@ async def _clear(store: Store, stored: StoredSession, run: Run, reports: list[Ja
         names = ", ".join(_title(report.jar) for report in chosen[:20])
         await record_action(store, "clear session", run.run_id, f"jar {names}", run.project)
     count = sum(site.cookies for report in chosen for site in report.sites)
-    print(f"removed {count} cookie{'' if count == 1 else 's'} of {len(chosen)} jars of run {run.run_id}")
+    print(f"removed {counted(count, 'cookie')} of {counted(len(chosen), 'jar')} of run {run.run_id}")
 
 
 # -- texts
@@ -194,23 +195,26 @@ def _show(run: Run, reports: list[JarReport], *, as_json: bool) -> None:
         return
     if not reports:
         print(f"run {run.run_id} has no stored cookies and no logins")
-    for report in reports:
+    for report in reports[:_MAX_LINES]:
         print(f"jar {_title(report.jar)}")
         if report.login is not None:
             for line in _login_lines(report.login):
                 print(f"  {line}")
         if not report.sites:
             print("  no cookies")
-        for site in report.sites:
+        for site in report.sites[:_MAX_LINES]:
             print(f"  {_site_line(site)}")
+        if len(report.sites) > _MAX_LINES:
+            print(f"  and {len(report.sites) - _MAX_LINES:,} more sites; --json lists all")
+    if len(reports) > _MAX_LINES:
+        print(f"and {len(reports) - _MAX_LINES:,} more jars; --json lists all")
 
 
 def _site_line(site: SiteReport) -> str:
     names = [printable(name) for name in site.names]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     ends = "until the session ends" if site.ends is None else f"the first ends at {_moment(site.ends)}"
-    count = f"{site.cookies} cookie{'' if site.cookies == 1 else 's'}"
-    return f"{printable(site.site)}: {count} ({', '.join(names[:_MAX_NAMES])}{more}), {ends}"
+    return f"{printable(site.site)}: {counted(site.cookies, 'cookie')} ({', '.join(names[:_MAX_NAMES])}{more}), {ends}"
 
 
 def _login_lines(login: LoginState) -> list[str]:
@@ -220,7 +224,7 @@ def _login_lines(login: LoginState) -> list[str]:
     if login.failures or login.stopped:
         stopped = "; the run was stopped" if login.stopped else ""
         lines.append(
-            f"login failed {login.failures} time{'' if login.failures == 1 else 's'}, last at "
+            f"login failed {counted(login.failures, 'time')}, last at "
             f"{_moment(login.failed_at)}{stopped}: {printable(login.reason)}"
         )
     return lines
