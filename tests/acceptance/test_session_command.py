@@ -202,6 +202,7 @@ def test_many_sites_and_jars(shoal: Shoal, site: Site, tmp_path: Path) -> None:
     imported = shoal("session", "--import", "many.txt", "--jar", "#alice", *store).stdout
     assert "imported 1,200 cookies for site0.example, " in imported
     assert " and 1195 more into jar #alice of run " in imported
+    assert "\nthe run is finished: nothing uses the session unless it is reopened" in imported
     shown = shoal("session", *store).stdout
     assert "\njar #alice\n" in shown
     assert shown.endswith("  and 1,150 more sites; --json lists all\n")

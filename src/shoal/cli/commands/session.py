@@ -169,8 +169,10 @@ async def _import(
     more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
     where = f"jar {_title(name)} of run {run.run_id}"
     print(f"imported {counted(len(cookies), 'cookie')} for {', '.join(sites[:5])}{more} into {where}")
-    if run.state == "paused":
-        print(f"the run is paused: `shoal resume {run.run_id}` continues it")
+    if run.state in ("paused", "cancelled"):
+        print(f"the run is {run.state}: `shoal resume {run.run_id}` continues it")
+    elif run.state == "finished":
+        print("the run is finished: nothing uses the session unless it is reopened (`shoal retry-failed`)")
 
 
 async def _clear(store: Store, stored: StoredSession, run: Run, reports: list[JarReport], jar: str | None) -> None:
