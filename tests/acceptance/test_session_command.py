@@ -258,12 +258,13 @@ def test_a_clear_while_a_crawl_works(shoal: Shoal, site: Site, tmp_path: Path, b
     assert (site.logins, site.served) == (2, PAGES)
 
 
-def test_an_import_while_a_crawl_works(shoal: Shoal, site: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--processes", "2")], ids=["one", "processes"])
+def test_an_import_while_a_crawl_works(shoal: Shoal, site: Site, tmp_path: Path, words: tuple[str, ...]) -> None:
     """The workers use the new session from their next page on; the old one has ended meanwhile."""
     write_spider(tmp_path, site, delay=0.1)
     store = ("--frontier", "sqlite:///q.db")
     state = write_state(tmp_path)
-    command = [*SHOAL, "run", "account.py", "--session", state, "-o", "x.jsonl", *store]
+    command = [*SHOAL, "run", "account.py", "--session", state, "-o", "x.jsonl", *store, *words]
     site.valid.add("another-session")
     with forking.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as crawl:
         wait_until(lambda: site.served >= 3)
