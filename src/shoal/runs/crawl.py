@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
@@ -30,13 +30,15 @@ from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
-from shoal.sessions.stored import SessionImport, import_session
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, create_spider
+
+if TYPE_CHECKING:
+    from shoal.sessions.stored import SessionImport
 
 log = logging.getLogger("shoal.crawl")
 
@@ -247,6 +249,8 @@ class Crawl:
                 await self._report_finished(store, run)
             self._check_outputs()
             if self.imported is not None and not isinstance(store, MemoryStore):
+                from shoal.sessions.stored import import_session  # few crawls need it
+
                 await import_session(store, await store.frontier(run.run_id), run.run_id, self.imported)
             self._life = RunLifecycle(store, run, self._plan(store, collector))
             if self._stop_asked:

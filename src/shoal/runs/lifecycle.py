@@ -39,7 +39,6 @@ from shoal.runs.summary_stats import failed_url, last_stats
 from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 from shoal.sessions.session import Session, make_session
-from shoal.sessions.stored import new_epoch, usable_cookies
 from shoal.sinks import sink_id
 from shoal.sinks.drainer import ItemsLostError
 from shoal.sinks.identity import output_role
@@ -223,6 +222,8 @@ class RunLifecycle:
         cookies = self._make_session(frontier, keeps=plan.fetcher is None and tor is None)
         await self._persist(cookies.open)
         if plan.imported is not None:
+            from shoal.sessions.stored import new_epoch, usable_cookies  # few crawls need them
+
             jar = cookies.jars.jar(plan.imported.jar)
             await cookies.jars.add(jar, usable_cookies(plan.imported.file), new_epoch())
         self.engine = Engine(

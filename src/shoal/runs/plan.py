@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -14,8 +14,10 @@ from shoal.crawling.seeder import Source
 from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder
 from shoal.runs.worker_session import WorkerSession
-from shoal.sessions.stored import SessionImport
 from shoal.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.sessions.stored import SessionImport
 
 
 class Output(Drain, Protocol):

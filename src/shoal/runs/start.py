@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -25,9 +25,11 @@ from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRe
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Overflow, Run, Store
 from shoal.runs.trust import check_arguments, check_networks
-from shoal.sessions.stored import SessionImport, import_session
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.sessions.stored import SessionImport
 
 log = logging.getLogger("shoal.runs")
 
@@ -156,6 +158,8 @@ async def start_run(
     run = await persist(lambda: _choose_run(store, spider, project, settings, run_id, fresh_id, new_run=new_run))
     frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
     if imported is not None:
+        from shoal.sessions.stored import import_session  # few runs need it
+
         await import_session(store, frontier, run.run_id, imported)
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
     counters = Counters()

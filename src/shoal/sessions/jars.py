@@ -359,6 +359,20 @@ class Jars:
             after = documents[-1].key
         return found
 
+    async def change_site(self, jar: str, site: str, update: Callable[[SiteCookies], SiteCookies]) -> None:
+        """Replace the stored cookies of a site by the result of ``update``, which may be called several times."""
+        assert self._documents is not None
+        assert self._queue is not None
+        key = self._keys.key(jar, site)
+        for attempt in range(_TRIES):
+            document = await self._documents.get_document(key)
+            content = _encode(update(SiteCookies() if document is None else _read(document.value)))
+            replaces = b"" if document is None else document.version
+            if await self._queue.store_cookies(key, content, replaces=replaces, version=os.urandom(16)):
+                return
+            await asyncio.sleep(0.002 * attempt)
+        raise StoreError(f"cannot store the cookies of {site}: other processes keep changing them")
+
     async def add(self, jar: Jar, cookies: Iterable[Cookie], epoch: int) -> None:
         """Add cookies from elsewhere, as a login would."""
         await self.publish(jar, {cookie.key: cookie for cookie in cookies}, epoch)

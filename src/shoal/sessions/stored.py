@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -15,7 +16,7 @@ from shoal.errors import ConfigError, StoreError
 from shoal.ports import Documents, Queue
 from shoal.sessions.cookies import Cookie, CookieJar, site_of
 from shoal.sessions.files import CookieFile
-from shoal.sessions.jars import Changes, JarKeys, Jars, SiteCookies
+from shoal.sessions.jars import Changes, Jars, SiteCookies
 from shoal.sessions.login import LoginState, login_state
 from shoal.stores.documents import StoredValue
 
@@ -63,38 +64,32 @@ class StoredSession:
 
     def __init__(self, documents: Documents, queue: Queue, run_id: str) -> None:
         self._documents = documents
-        self._queue = queue
         self._run_id = run_id
-        self._keys = JarKeys(run_id)
+        self._jars = Jars(documents, queue, run_id)
 
     async def reports(self) -> list[JarReport]:
         """All jars, by name."""
-        stored, logins = await self._stored(), await read_logins(self._documents, self._run_id)
+        stored, logins = await self._jars.stored(), await read_logins(self._documents, self._run_id)
         return [_report(name, stored.get(name, {}), logins.get(name)) for name in sorted({*stored, *logins})]
 
     async def cookies(self, jar: str) -> list[Cookie]:
         """The cookies of a jar that have not ended."""
-        now, sites = time.time(), (await self._stored()).get(jar, {})
+        now, sites = time.time(), (await self._jars.stored()).get(jar, {})
         return [cookie for _, site in sorted(sites.items()) for cookie in site.cookies if not cookie.is_over(now)]
 
     async def add(self, jar: str, cookies: Iterable[Cookie], digest: str = "") -> None:
         """Add cookies as a login does: under a new epoch, so that pages fetched before change none of them. A login
         that workers wait for counts as done. ``digest``: of the file that has them."""
-        stored = (await self._stored()).get(jar, {})
+        stored = (await self._jars.stored()).get(jar, {})
         login = login_state(self._documents, self._run_id, jar)
         epoch, now = _new_epoch(stored, await login.read()), time.time()
         changes: dict[str, Changes] = {site: {} for site in stored}
         for cookie in cookies:
             changes.setdefault(site_of(cookie.domain), {})[cookie.key] = epoch, cookie
         for site, changed in changes.items():
-            await self._change(jar, site, changed, epoch, now)
-        await login.change(
-            lambda state: replace(
-                state or LoginState(), epoch=epoch, at=now, unproven=0, failures=0, reason="", stopped=False
-            )
-        )
+            await self._jars.change_site(jar, site, partial(_with_changes, changed, epoch, now))
+        await login.change(partial(_imported_at, epoch, now))
         await self._imported(jar).change(lambda _: _Import(digest) if digest else None)
-        await self._queue.note_cookies()
 
     async def has_imported(self, jar: str, digest: str) -> bool:
         """Whether the last import into a jar was this file."""
@@ -103,23 +98,14 @@ class StoredSession:
     async def clear(self, jars: Iterable[str]) -> None:
         """Remove the cookies and the logins of jars. Their epoch stays and grows: pages that were fetched before bring
         no cookie back."""
-        stored = await self._stored()
+        stored = await self._jars.stored()
         for jar in jars:
             login = login_state(self._documents, self._run_id, jar)
-            epoch, now = _new_epoch(stored.get(jar, {}), await login.read()), time.time()
-            for site, found in stored.get(jar, {}).items():
-                removed: Changes = {cookie.key: (epoch, None) for cookie in found.cookies}
-                await self._change(jar, site, removed, epoch, now)
+            epoch = _new_epoch(stored.get(jar, {}), await login.read())
+            for site in stored.get(jar, {}):
+                await self._jars.change_site(jar, site, partial(_without_cookies, epoch))
             await login.change(lambda _: None)
             await self._imported(jar).change(lambda _: None)
-        await self._queue.note_cookies()
-
-    async def _change(self, jar: str, site: str, changes: Changes, epoch: int, now: float) -> None:
-        document = StoredValue(self._documents, self._keys.key(jar, site), SiteCookies)
-        await document.change(lambda found: replace((found or SiteCookies()).changed(changes, now), epoch=epoch))
-
-    async def _stored(self) -> Mapping[str, Mapping[str, SiteCookies]]:
-        return await Jars(self._documents, self._queue, self._run_id).stored()
 
     def _imported(self, jar: str) -> StoredValue[_Import]:
         return StoredValue(self._documents, f"run/{self._run_id}/imported/{quote(jar, safe='')[:150]}", _Import)
@@ -177,6 +163,22 @@ def new_epoch(above: int = 0) -> int:
 def _new_epoch(sites: Mapping[str, SiteCookies], login: LoginState | None) -> int:
     epochs = (site.epoch for site in sites.values())
     return new_epoch(max((0 if login is None else login.epoch, *epochs)))
+
+
+def _with_changes(changes: Changes, epoch: int, now: float, found: SiteCookies) -> SiteCookies:
+    changed = found.changed(changes, now)
+    return replace(changed, epoch=max(changed.epoch, epoch))
+
+
+def _without_cookies(epoch: int, found: SiteCookies) -> SiteCookies:
+    return found if found.epoch > epoch else SiteCookies(epoch)  # a login was faster
+
+
+def _imported_at(epoch: int, now: float, found: LoginState | None) -> LoginState:
+    state = found or LoginState()
+    if state.epoch > epoch:  # a login was faster
+        return state
+    return replace(state, epoch=epoch, at=now, unproven=0, failures=0, reason="", stopped=False)
 
 
 def _report(jar: str, sites: Mapping[str, SiteCookies], login: LoginState | None) -> JarReport:
