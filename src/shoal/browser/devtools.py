@@ -309,17 +309,19 @@ class PageWatch:
             self._end(request)
 
     def _changes(self, event: Event) -> Event:
-        """Method, headers and body of the request. Only the document gets them: other requests get no secrets."""
+        """Method, headers and body of the request. Only the document gets them: other requests get no secrets. Its
+        cookies are in the context."""
         own = self.request
-        names = {name.lower() for name in own.headers}
+        added = {name: value for name, value in own.headers.items() if name.lower() != "cookie"}
+        names = {name.lower() for name in added}
         headers = {name: value for name, value in event["request"]["headers"].items() if name.lower() not in names}
-        headers.update(own.headers)
+        headers.update(added)
         changes: Event = {"headers": [{"name": name, "value": value} for name, value in headers.items()]}
         if own.method != "GET":
             changes["method"] = own.method
         if own.body:
             changes["postData"] = base64.b64encode(own.body).decode()
-        return changes if own.headers or own.method != "GET" else {}
+        return changes if added or own.method != "GET" else {}
 
     async def _decide_response(self, request: str, event: Event) -> None:
         headers = [(each["name"], each["value"]) for each in event.get("responseHeaders", ())]

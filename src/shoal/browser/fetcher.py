@@ -17,7 +17,7 @@ from msgspec import Struct
 from shoal.browser.gateway import Gateway
 from shoal.browser.gateway_conversation import GatewayLimits
 from shoal.browser.pages import ContextKey, Pages, Tab
-from shoal.browser.process import BrowserProcess, shortage
+from shoal.browser.process import BrowserProcess, shortage, tolerated
 from shoal.browser.rendering import Rendering
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
@@ -26,12 +26,14 @@ from shoal.fetch.page_fetcher import without_verification
 from shoal.http import Render, Request, Response
 from shoal.http.rendered import RenderedResponse
 from shoal.middleware import Postponed
+from shoal.sessions.sending import SentCookies, browser_cookies, own_cookies
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.browser")
 
 _CHECK_EVERY = 1.0
 _MAX_SUSPECTS = 10_000
+_COOKIES_TIMEOUT = 3.0
 
 
 class _Use(Struct, eq=False):
@@ -97,13 +99,19 @@ class BrowserFetcher:
         await self._current()
 
     async def fetch(self, request: Request, options: Render, scope: str = "", upstream: str | None = None) -> Response:
-        """Render a page. ``scope``: pages of different scopes share nothing. ``upstream``: a proxy."""
+        """Render a page with the cookies of this task's request. ``scope``: pages of different scopes share nothing.
+        ``upstream``: a proxy."""
         if upstream is not None and self._upstreams is not None and upstream not in self._upstreams:
             raise FetchError(
                 "a proxy can't be used here: it would bypass the address guard (serve.allow)",
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
-        key = ContextKey(scope, upstream, host_of(request.url))
+        sent = browser_cookies.get()
+        if sent is None:
+            key = ContextKey(scope, upstream, host_of(request.url), own=frozenset(own_cookies(request).items()))
+        else:
+            own = frozenset(sent.own.items())
+            key = ContextKey(scope, upstream, host_of(request.url), sent.jar.name, sent.epoch, own)
         stack = AsyncExitStack()
         async with stack:
             await stack.enter_async_context(self._slots)
@@ -124,20 +132,25 @@ class BrowserFetcher:
                     self._kill(session, None)
                 raise self._blame(session, use, exc) from exc
             if options.page and response.ok and isinstance(response, RenderedResponse):  # others get no callback
-                self._lend(response, use, stack.pop_all())
+                self._lend(response, use, sent, stack.pop_all())
             return response
 
     def _leave(self, session: _Session, use: _Use) -> None:
         session.uses.discard(use)
         self._end_if_unused(session)
 
-    def _lend(self, response: RenderedResponse, use: _Use, stack: AsyncExitStack) -> None:
+    def _lend(self, response: RenderedResponse, use: _Use, sent: SentCookies | None, stack: AsyncExitStack) -> None:
         """Lend the open page to the callback, until it returns or `browser.page_timeout` is over."""
-        assert use.tab is not None
-        response.page = use.tab.page
+        tab = use.tab
+        assert tab is not None
+        response.page = tab.page
 
         async def end() -> None:
             late.cancel()
+            if sent is not None:
+                with tolerated("reading the cookies of a page"):
+                    async with asyncio.timeout(_COOKIES_TIMEOUT):
+                        await tab.context.cookies.take(sent)
             await stack.aclose()
 
         def expire() -> None:

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 from urllib.parse import quote
@@ -106,6 +107,8 @@ class Login:
             if response.location is None:
                 return response
             request = redirected_request(request, response.urljoin(response.location), response.status)
+            if response.next_render is not None:
+                request = request.replace(render=response.next_render)
         raise LoginError(f"the login is redirected more than {_MAX_REDIRECTS} times, to {request.url}")
 
     def secret(self, name: str) -> str:
@@ -342,12 +345,14 @@ class LoginKeeper:
             )
         private = Jars()
         copy = private.jar(jar.name)
+        copy.epoch = claim.epoch  # a browser shows nothing of earlier logins, and keeps the storage of this one
         before = {cookie.key: cookie for cookie in jar.cookies.all()}
         for cookie in before.values():
             copy.cookies.put(cookie)
 
         async def send(request: Request) -> Response:
-            return await self._turns.fetch(request, lambda sent: fetch_with(private, copy, sent, login.fetch))
+            fetch = partial(fetch_with, private, copy, fetch=login.fetch, is_login=True)
+            return await self._turns.fetch(request, fetch)
 
         attempt = Login(jar.name, send)
         renewing = asyncio.create_task(self._renew_role(claim))
