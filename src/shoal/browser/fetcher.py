@@ -111,7 +111,7 @@ class BrowserFetcher:
             key = ContextKey(scope, upstream, host_of(request.url), own=frozenset(own_cookies(request).items()))
         else:
             own = frozenset(sent.own.items())
-            key = ContextKey(scope, upstream, host_of(request.url), sent.jar.name, sent.epoch, own)
+            key = ContextKey(scope, upstream, host_of(request.url), sent.jar.name, sent.epoch, own, sent.only_own)
         stack = AsyncExitStack()
         async with stack:
             await stack.enter_async_context(self._slots)

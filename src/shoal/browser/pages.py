@@ -49,6 +49,8 @@ class ContextKey(NamedTuple):
     """Of the login. A context of an earlier one may hold its storage."""
     own: frozenset[tuple[str, str]] = frozenset()
     """The cookies of the request itself: they are not for other pages."""
+    only_own: bool = False
+    """Those of the jar are not for this page."""
 
     def supersedes(self, other: ContextKey) -> bool:
         """Whether this is the same, after a newer login."""

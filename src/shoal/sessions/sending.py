@@ -17,7 +17,8 @@ _MAX_BROWSER_COOKIES = 3000
 
 
 class SentCookies(Struct):
-    """The cookies of a request, for a browser: those of its jar, and its own ones, which override them."""
+    """The cookies of a request, for a browser: those of its jar, and its own ones, which override them. A ``Cookie``
+    header replaces them."""
 
     jars: Jars
     jar: Jar
@@ -25,6 +26,7 @@ class SentCookies(Struct):
     """Of the jar when the page was requested."""
     url: str
     own: dict[str, str]
+    only_own: bool = False
     is_login: bool = False
     is_rendered: bool = False
     """The browser has told what the page changed."""
@@ -32,7 +34,7 @@ class SentCookies(Struct):
     def wanted(self, known: Container[CookieKey] = ()) -> dict[CookieKey, Cookie]:
         """What the browser must have, also for other hosts: a page has frames. ``known``: what it has."""
         jar, now = self.jar.cookies, self.jar.cookies.clock()
-        cookies = [cookie for cookie in jar.all() if not cookie.is_over(now)]
+        cookies = [] if self.only_own else [cookie for cookie in jar.all() if not cookie.is_over(now)]
         if len(cookies) > _MAX_BROWSER_COOKIES:
             site = site_of_url(self.url)
             cookies = [cookie for cookie in cookies if cookie.key in known or site_of(cookie.domain) == site]
@@ -67,7 +69,8 @@ async def fetch_with(jars: Jars, jar: Jar, request: Request, fetch: Fetch, *, is
     """Fetch a page with the cookies of a jar, and keep those that it sets."""
     cookies = jar.cookies.values_for(request.url) if jar.cookies else {}
     cookies.update(request.cookies)
-    sent = SentCookies(jars, jar, jar.epoch, request.url, own_cookies(request), is_login)
+    only_own = _cookie_header(request) is not None
+    sent = SentCookies(jars, jar, jar.epoch, request.url, own_cookies(request), only_own, is_login)
     browser_cookies.set(sent)  # each page has a task of its own
     response = await send(request, cookies, fetch)
     if not sent.is_rendered:
