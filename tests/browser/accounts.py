@@ -17,10 +17,12 @@ STORE = "document.body.dataset.before = localStorage.sid || '{sid}'; localStorag
 class Accounts:
     """A site with account pages. One session at a time is good, for a number of pages."""
 
-    def __init__(self, pages: int, *, lasts: int = 10_000, latency: float = 0.0) -> None:
+    def __init__(self, pages: int, *, lasts: int = 10_000, latency: float = 0.0, shared: bool = False) -> None:
+        """``shared``: the login is at another host, and both send people to the other one by a form."""
         self.pages = pages
         self.lasts = lasts
         self.latency = latency
+        self.shared = shared
         self.logins = 0
         self.left = 0
         self.shown: list[int] = []
@@ -47,16 +49,31 @@ class Accounts:
         return web.Response(text=f"<h1>{path}</h1><b>{sid}</b>{script}", content_type="text/html")
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "GET":
-            return web.Response(text=FORM, content_type="text/html")
         form = await request.post()
-        if (form["user"], form["password"]) != ("ann", "s3cret"):
+        at_home = request.host.startswith("127.")
+        if self.shared and at_home and form.get("ticket") != "t1":
+            return send_by_form(f"http://localhost:{request.url.port}/login", "for=accounts")
+        if form.get("for") == "accounts":
+            response = web.Response(text=FORM, content_type="text/html")
+            response.set_cookie("for", "accounts")
+            return response
+        if "ticket" not in form and (form.get("user"), form.get("password")) != ("ann", "s3cret"):
             return web.Response(text=FORM, content_type="text/html")
+        if self.shared and not at_home:
+            assert request.cookies["for"] == "accounts"
+            return send_by_form(f"http://127.0.0.1:{request.url.port}/login", "ticket=t1")
         self.logins += 1
         self.left = self.lasts
         response = web.Response(status=303, headers={"Location": "/home"})
         response.set_cookie("sid", f"s{self.logins}", httponly=True)
         return response
+
+
+def send_by_form(url: str, field: str) -> web.Response:
+    """A page that sends a form to another host."""
+    name, _, value = field.partition("=")
+    form = f'<form method=post action="{url}"><input type=hidden name={name} value={value}></form>'
+    return web.Response(text=f"{form}<script>document.forms[0].submit()</script>", content_type="text/html")
 
 
 class Account(Spider):

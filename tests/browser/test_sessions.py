@@ -207,6 +207,13 @@ async def test_sessions_that_end_while_pages_are_rendered(form: bool) -> None:
     assert [item for item in done.items if item["before"] != item["sid"]] == []  # no storage of an earlier login
 
 
+async def test_a_login_at_another_host() -> None:
+    accounts = Accounts(3, shared=True)
+    async with served(accounts.answer) as port:
+        done = await crawl(Account, arguments={"start_urls": [f"http://127.0.0.1:{port}/home"]})
+    assert (accounts.logins, len(done.items)) == (1, 3)
+
+
 async def test_a_rendered_login_is_kept_through_a_kill(tmp_path: Path) -> None:
     accounts = Accounts(30, latency=0.1)
     async with served(accounts.answer) as port:

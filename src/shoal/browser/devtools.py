@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urljoin
 
 from msgspec import Struct
 
@@ -60,6 +61,8 @@ class LoadedDocument(Struct, kw_only=True):
     body: bytes = b""
     url: str = ""
     """Where a redirect leads. Empty if it is not a redirect."""
+    post: tuple[bytes, str] | None = None
+    """The body and its type, if the page sends a form there."""
 
 
 class PageWatch:
@@ -292,7 +295,7 @@ class PageWatch:
             return
         # The page navigates elsewhere: return that as a redirect, so that the frontier decides whether and when.
         await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-        self._decided(LoadedDocument(status=302, headers=[("Location", url)], url=url))
+        self._decided(LoadedDocument(status=302, headers=[("Location", url)], url=url, post=_post(event["request"])))
 
     async def _permitted(self, request: str, url: str) -> bool:
         """Whether actions may navigate to this URL of the host. Waits for the delay of the host."""
@@ -337,7 +340,9 @@ class PageWatch:
             return
         if 300 <= status < 400 and "location" in found:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-            self._decided(LoadedDocument(status=status, headers=headers, url=found["location"]))
+            url = urljoin(event["request"]["url"], found["location"])  # actions may have led to another page
+            headers = [pair for pair in headers if pair[0].lower() != "location"]
+            self._decided(LoadedDocument(status=status, headers=[*headers, ("Location", url)], url=url))
             return
         content_type = found.get("content-type", "text/html").partition(";")[0].strip().lower()
         attached = found.get("content-disposition", "").strip().lower().startswith("attachment")
@@ -395,6 +400,14 @@ class PageWatch:
 def too_large(settings: BrowserSettings) -> FetchError:
     message = f"the page loads more than {settings.max_bytes} bytes (browser.max_bytes)"
     return FetchError(message, kind="too large", retryable=False)
+
+
+def _post(sent: Event) -> tuple[bytes, str] | None:
+    """What a form sends."""
+    if sent["method"] != "POST":
+        return None
+    body = b"".join(base64.b64decode(part.get("bytes", "")) for part in sent.get("postDataEntries", ()))
+    return body, next((value for name, value in sent["headers"].items() if name.lower() == "content-type"), "")
 
 
 def _decode(answer: Event) -> bytes:

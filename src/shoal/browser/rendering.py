@@ -285,6 +285,7 @@ class Rendering:
             request=self._request,
             elapsed=self._watch.latency,
         ).rendered(console=list(self._tab.console))
+        response.next_post = document.post
         if self._watch.acting:  # the next page does not need what was done to reach it
             left = self._options.actions[self._done :]
             response.next_render = structs.replace(self._options, actions=left, wait_for=None)
