@@ -25,6 +25,7 @@
     ├── ItemError                    an item that cannot be stored
     │   └── DropItem                 raised by a pipeline to drop an item
     ├── SinkError                    an output that cannot be opened or written
+    │   ├── ItemsLostError           the item log lacks items; the output has all others (shoal.sinks)
     │   ├── OutputChangedError       another program changed the output; it must be restored or replaced
     │   ├── OutputTakenError         the output has a newer writer; nothing was changed
     │   ├── RoleTakenError           another process writes to this output (shoal.sinks)

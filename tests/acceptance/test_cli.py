@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,6 +90,68 @@ def test_the_first_spider_of_the_readme_yields_each_book_once(shoal, shop: str, 
 def test_a_new_spider_stays_on_its_site(shoal, shop: str, tmp_path: Path) -> None:
     shoal("new", "far", "https://www.example.com/start")
     assert 'allowed_domains = ["example.com"]' in (tmp_path / "far.py").read_text()
+
+
+LOSSES = {
+    "role WHERE role = 'seed'": ("a role is missing: its cursor is lost, and it begins again, for example seed", ""),
+    "role WHERE role <> 'seed'": ("a role is missing", "the cursor of role"),
+    "document WHERE key = (SELECT min(key) FROM document WHERE key LIKE 'run/%')": (
+        "a document of the store is missing",
+        "the document run/",
+    ),
+    "host": ("the record of a host is missing", "the settings of host 127.0.0.1"),
+}
+"""Rows to delete; what an audit says; what a repair says is lost."""
+
+
+def test_rows_that_are_lost_after_the_run_are_faults_until_the_loss_is_accepted(
+    shoal, shop: str, tmp_path: Path
+) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    shoal("crawl", shop, "--max-pages", "2", "--delay", "0", "-o", "x.jsonl", *at)
+    before = shoal("audit", *at).stdout.splitlines()[-2:]
+    for rows, (fault, loss) in LOSSES.items():
+        with closing(sqlite3.connect(tmp_path / "books.db")) as db:
+            assert db.execute(f"DELETE FROM {rows}").rowcount == 1
+            db.commit()
+        said = shoal("audit", *at, code=1).stdout
+        assert fault in said
+        assert "--repair" in said
+        repaired = shoal("audit", "--repair", *at).stdout
+        assert loss in repaired
+        assert ("lost: it could not be restored" in repaired) == bool(loss)
+        assert shoal("audit", *at).stdout.splitlines()[-2:] == before
+
+
+def test_an_export_names_the_items_that_are_lost(shoal, shop: str, tmp_path: Path) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    shoal("crawl", shop, "--max-pages", "8", "--delay", "0", "-o", "all.jsonl", *at)
+    shoal("export", *at, "-o", "again.jsonl")
+    with closing(sqlite3.connect(tmp_path / "books.db")) as db:
+        assert db.execute("DELETE FROM item WHERE id IN ((1 << 40) + 2, (1 << 40) + 3, (1 << 40) + 5)").rowcount == 3
+        db.commit()
+    done = shoal("export", *at, "-o", "rest.jsonl", code=2)
+    assert "does not have items 2 to 3 and 5" in done.stderr
+    assert "items are missing in the log of run" in done.stderr
+    written = lines(tmp_path / "again.jsonl")
+    assert lines(tmp_path / "rest.jsonl") == [written[0], written[3], *written[5:]]
+    assert "3 items are missing in the item log, for example item 2" in shoal("audit", *at, code=1).stdout
+
+
+def test_a_run_whose_log_lacks_an_item_ends_with_an_error(shoal, shop: str, tmp_path: Path) -> None:
+    """The output has all other items, and the run is finished."""
+    at = ["--frontier", "sqlite:///r.db"]
+    shoal("crawl", shop, "--max-pages", "4", "--delay", "0", "-o", "first.jsonl", *at)
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+        db.execute("DELETE FROM item WHERE id = (1 << 40) + 2")
+        db.commit()
+    for _ in range(2):
+        done = shoal("crawl", shop, "--max-pages", "6", "--delay", "0", "-o", "x.jsonl", *at, code=1)
+        assert "x.jsonl" in done.stderr
+        assert "lacks item 2, which the item log of this run does not have" in done.stderr
+        assert len(lines(tmp_path / "x.jsonl")) == 5
+    assert "finished" in shoal("runs", *at).stdout
+    assert "5 of 6 items: 1 MISSING" in shoal("audit", *at, code=1).stdout
 
 
 def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:

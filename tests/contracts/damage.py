@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -277,6 +277,10 @@ class DamagedStore(ABC):
     @abstractmethod
     async def open(self, *, readonly: bool = False) -> Store: ...
 
+    @abstractmethod
+    async def delete_item(self, number: int) -> None:
+        """Delete an item of the only run from its log."""
+
     @asynccontextmanager
     async def opened(self, *, readonly: bool = False) -> AsyncIterator[Store]:
         store = await self.open(readonly=readonly)
@@ -289,6 +293,10 @@ class DamagedStore(ABC):
         with small_chunks():
             async with self.opened() as store:
                 self.expected = await fill(store)
+                await self.record_rewind(await store.frontier("run"))
+
+    async def record_rewind(self, frontier: Any) -> None:  # noqa: B027
+        """Record a rewind of the store, if this store can be rewound."""
 
 
 class DamagedRedis(DamagedStore):
@@ -301,11 +309,18 @@ class DamagedRedis(DamagedStore):
     async def open(self, *, readonly: bool = False) -> Store:
         return await RedisStore.open(f"{self._url}?prefix={self._prefix}", offset=lambda: self.clock.now)
 
+    async def record_rewind(self, frontier: Any) -> None:
+        await frontier._run("recover", "", 0)
+
     async def fill(self) -> None:
         await super().fill()
         async with redis.asyncio.from_url(self._url) as client:
             for key in await client.keys(f"{{{self._prefix}}}:*"):
                 self._dumps[key] = (max(0, await client.pttl(key)), await client.dump(key))
+
+    async def delete_item(self, number: int) -> None:
+        async with redis.asyncio.from_url(self._url) as client:
+            assert await client.xdel(f"{{{self._prefix}}}:run:1:items", f"{number}-0") == 1
 
     def _kind(self, key: bytes) -> str:
         name = key.partition(b"}:")[2]
@@ -369,6 +384,11 @@ class DamagedSQLite(DamagedStore):
         self._start = self.clock.now
         self._path, self._copy = folder / "filled.db", folder / "copy.db"
 
+    async def delete_item(self, number: int) -> None:
+        with closing(sqlite3.connect(self._path)) as db:
+            assert db.execute("DELETE FROM item WHERE id = (1 << 40) + ?", (number,)).rowcount == 1
+            db.commit()
+
     async def open(self, *, readonly: bool = False) -> Store:
         path = self._copy if self._copy.exists() else self._path
         return await SQLiteStore.open(path, readonly=readonly, clock=self.clock)
@@ -406,46 +426,53 @@ class DamagedSQLite(DamagedStore):
 class DamagedPostgres(DamagedStore):
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._schema = f"damaged_{uuid4().hex[:8]}"
+        self.schema = f"damaged_{uuid4().hex[:8]}"
         self._url = shared(PostgresServer).url
         self._tables: list[str] = []
 
     async def open(self, *, readonly: bool = False) -> Store:
-        return await PostgresStore.open(f"{self._url}?schema={self._schema}", offset=lambda: self.clock.now)
+        return await PostgresStore.open(f"{self._url}?schema={self.schema}", offset=lambda: self.clock.now)
+
+    async def delete_item(self, number: int) -> None:
+        async with self.linked() as link:
+            assert await link.execute(f"DELETE FROM {self.schema}.item WHERE seq = $1", number) == "DELETE 1"
 
     @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Any]:
+    async def linked(self) -> AsyncIterator[Any]:
         link = await asyncpg.connect(self._url)
         try:
             yield link
         finally:
             await link.close()
 
+    async def record_rewind(self, frontier: Any) -> None:
+        await frontier._database.call("record_rewind", frontier._run, 0.0, None, [], [], [])
+
     async def fill(self) -> None:
         await super().fill()
-        async with self._link() as link:
+        async with self.linked() as link:
             rows = await link.fetch(
                 "SELECT table_name FROM information_schema.tables"
                 " WHERE table_schema = $1 AND table_type = 'BASE TABLE'",
-                self._schema,
+                self.schema,
             )
             self._tables = sorted(row[0] for row in rows)
-            await link.execute(f"CREATE SCHEMA {self._schema}_copy")
+            await link.execute(f"CREATE SCHEMA {self.schema}_copy")
             for table in self._tables:
-                await link.execute(f"CREATE TABLE {self._schema}_copy.{table} AS TABLE {self._schema}.{table}")
+                await link.execute(f"CREATE TABLE {self.schema}_copy.{table} AS TABLE {self.schema}.{table}")
 
     async def pieces(self) -> list[Piece]:
         found = []
-        async with self._link() as link:
+        async with self.linked() as link:
             for table in self._tables:
                 columns = await link.fetch(
                     "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid"
                     " AND a.attnum = ANY(i.indkey) WHERE i.indrelid = $1::regclass AND i.indisprimary",
-                    f"{self._schema}.{table}",
+                    f"{self.schema}.{table}",
                 )
                 key = [row[0] for row in columns]
                 where = " AND ".join(f"{name} = ${place}" for place, name in enumerate(key, 1))
-                for row in await link.fetch(f"SELECT * FROM {self._schema}_copy.{table} ORDER BY {', '.join(key)}"):
+                for row in await link.fetch(f"SELECT * FROM {self.schema}_copy.{table} ORDER BY {', '.join(key)}"):
                     values = tuple(row[name] for name in key)
                     found.append(Piece(_row_kind(table, dict(row)), f"{table} {values}", (table, where, values)))
         return found
@@ -453,14 +480,14 @@ class DamagedPostgres(DamagedStore):
     async def delete(self, piece: Piece) -> None:
         self.clock.now = 0.0
         target, where, values = piece.delete
-        async with self._link() as link, link.transaction():
+        async with self.linked() as link, link.transaction():
             for table in self._tables:
-                await link.execute(f"DELETE FROM {self._schema}.{table}")
+                await link.execute(f"DELETE FROM {self.schema}.{table}")
                 await link.execute(
-                    f"INSERT INTO {self._schema}.{table} OVERRIDING SYSTEM VALUE"
-                    f" SELECT * FROM {self._schema}_copy.{table}"
+                    f"INSERT INTO {self.schema}.{table} OVERRIDING SYSTEM VALUE"
+                    f" SELECT * FROM {self.schema}_copy.{table}"
                 )
-            assert await link.execute(f"DELETE FROM {self._schema}.{target} WHERE {where}", *values) == "DELETE 1"
+            assert await link.execute(f"DELETE FROM {self.schema}.{target} WHERE {where}", *values) == "DELETE 1"
 
 
 async def audit_all(store: Store, expected: Mapping[str, Expected]) -> list[Fault]:
@@ -475,6 +502,10 @@ async def audit_all(store: Store, expected: Mapping[str, Expected]) -> list[Faul
     return found
 
 
-async def repair_all(store: Store, expected: Mapping[str, Expected]) -> None:
-    for run_id, wanted in expected.items():
-        await (await store.frontier(run_id, wanted.options)).repair()
+async def repair_all(store: Store, expected: Mapping[str, Expected]) -> list[str]:
+    """Repair each run. Returns what was lost."""
+    return [
+        lost
+        for run_id, wanted in expected.items()
+        for lost in await (await store.frontier(run_id, wanted.options)).repair()
+    ]

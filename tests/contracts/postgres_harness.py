@@ -19,6 +19,7 @@ DELETE FROM {SCHEMA}.ready; DELETE FROM {SCHEMA}.held; DELETE FROM {SCHEMA}.outc
 DELETE FROM {SCHEMA}.stage; DELETE FROM {SCHEMA}.chunk; DELETE FROM {SCHEMA}.rewind; DELETE FROM {SCHEMA}.document;
 UPDATE {SCHEMA}.clock_state SET seen = 0, skew = 0; UPDATE {SCHEMA}.poll_state SET since = 0, polls = 0, poll_after = 0;
 DELETE FROM {SCHEMA}.turn; DELETE FROM {SCHEMA}.presence; DELETE FROM {SCHEMA}.cookie_version;
+DELETE FROM {SCHEMA}.inventory;
 DELETE FROM {SCHEMA}.event; DELETE FROM {SCHEMA}.role; DELETE FROM {SCHEMA}.note; DELETE FROM {SCHEMA}.holder;
 DELETE FROM {SCHEMA}.worker; DELETE FROM {SCHEMA}.heard;
 """

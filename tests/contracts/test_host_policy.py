@@ -57,6 +57,7 @@ async def test_the_rules_in_lua() -> None:
     script = (
         "\n".join(host_policy.lua().values())
         + """
+        local live_for, is_live, is_asking, turns_left, pause_for = sharing_rules()
         local since, now, asked, due, delay, longest, own, default, crawl, learned, most, weight, used, least =
             unpack((function() local n = {} for i, v in ipairs(ARGV) do n[i] = tonumber(v) or 0 / 0 end return n end)())
         if longest ~= longest then longest = nil end

@@ -29,7 +29,7 @@ from shoal.stores.postgres import client, schema
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.testing.server_faults import wait_until_back
 from shoal.testing.steps import check_balance, history, reissue
-from tests.contracts.postgres_steps import WIDE, ask, check_tables, opened, pages, schema_of
+from tests.contracts.postgres_steps import WIDE, ask, check_tables, lease_one, opened, pages, schema_of
 from tests.databases import PostgresServer, RedisServer, shared
 
 
@@ -299,6 +299,27 @@ async def test_clients_that_lease_at_the_same_time(url: str) -> None:
         for frontier in (one, other):
             await check_balance(frontier)
         assert all(state.in_flight == 0 for state in await one.host_states())
+
+
+async def test_runs_that_meet_on_two_hosts_never_block_each_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asks for the host that the other has used alone. Both calls stop before they lease, and go on together."""
+    monkeypatch.setattr(client, "_MAX_TRIES", 1)  # a deadlock is an error
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
+    async with opened(url, "one") as one, opened(url, "two") as two:
+        for frontier, own, other in ((one, "a.example", "b.example"), (two, "b.example", "a.example")):
+            await frontier.push(pages(1, host=own))
+            await lease_one(frontier)
+            await frontier.push(pages(2, host=other))
+        blocker = await asyncpg.connect(url.partition("?")[0])
+        async with blocker.transaction():
+            await blocker.execute(f"SELECT FROM {schema_of(url)}.lane FOR UPDATE")
+            calls = [asyncio.create_task(lease_one(frontier)) for frontier in (one, two)]
+            async with asyncio.timeout(10):
+                while await ask(url, waiting, blocker.get_server_pid()) < 2:
+                    await asyncio.sleep(0.01)
+        await blocker.close()
+        assert [lease.host for lease in await asyncio.gather(*calls)] == ["b.example", "a.example"]
+        assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.presence") == 2
 
 
 async def test_completions_with_the_same_children_never_block_each_other(url: str) -> None:

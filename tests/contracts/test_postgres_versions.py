@@ -167,6 +167,9 @@ async def test_tables_from_before_claims_had_epochs(url: str, monkeypatch: pytes
     claim = await frontier.claim("drain", 600)
     assert claim is not None
     assert (claim.cursor, claim.epoch > 1_600_000_000_000_000) == (b"far", True)
+    assert (await frontier.audit()).balanced
+    await ask(url, f"DELETE FROM {tables}.role")  # the migration has listed it
+    assert [(fault.kind, fault.example) for fault in (await frontier.audit()).faults] == [("roles", "drain")]
     await store.close()
 
 

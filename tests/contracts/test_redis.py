@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
@@ -24,7 +25,19 @@ from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, S
 from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, audit, inspection
 from shoal.frontier.redis.store import FORMAT
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, Run, Stats
+from shoal.ports import (
+    Completion,
+    Failure,
+    Frontier,
+    FrontierOptions,
+    Heartbeat,
+    Holder,
+    HostUpdate,
+    Pushed,
+    Run,
+    SilentWorker,
+    Stats,
+)
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.errors import explain
 from shoal.testing.ledger import audit_live_run
@@ -240,7 +253,9 @@ async def test_a_store_of_format_5_is_used_when_nobody_works_on_it(store: RedisS
     lease = await lease_one(frontier)
     async with raw(shared(RedisServer)) as client:
         await client.hset(key, "format", "5")
-        with pytest.raises(StoreError, match=r"older Shoal \(format 5.* that it has leased: 1\. Stop its workers"):
+        with pytest.raises(
+            StoreError, match=r"older Shoal \(format 5.* that it has leased: 1, .* heartbeats: 0\. Stop its workers"
+        ):
             await RedisStore.open(url)
         assert await client.hget(key, "format") == b"5"
         await frontier.release([lease])
@@ -249,6 +264,50 @@ async def test_a_store_of_format_5_is_used_when_nobody_works_on_it(store: RedisS
             stored = await again.frontier("run", FrontierOptions(concurrency_per_host=9))
             assert names(await stored.lease(9, TTL)) == ["1", "2", "3"]
             await check_balance(stored)
+
+
+async def test_a_store_of_format_6_is_used_when_nobody_works_on_it(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs have fewer counters, and their own times of heartbeats. Its last worker was killed."""
+    url, key, ahead = f"{shared(RedisServer).url}?prefix={prefix}", f"{{{prefix}}}", [0.0]
+    async with opened(url) as store, raw(shared(RedisServer)) as client:
+        await new_run(store)
+        killed = await store.frontier("run", FrontierOptions(), Holder("killed", 1))
+        await push(killed, 1, 2, 3)
+        await complete(killed, await lease_one(killed))
+        await killed.beat(Heartbeat(worker="killed", epoch=1, session=40))
+        await client.hset(f"{key}:store", "format", "6")
+        counters = await client.hget(f"{key}:run:1", "counters")
+        await client.hset(f"{key}:run:1", "counters", counters[: -2 * 8])
+        await client.delete(f"{key}:beat", f"{key}:heard")
+        await client.zadd(f"{key}:run:1:beat", {"killed": time.time() + 40})
+        with pytest.raises(StoreError, match=r"format 6.* leased: 0, workers that send heartbeats: 1\. Stop"):
+            await RedisStore.open(url)
+        assert await client.hget(f"{key}:store", "format") == b"6"
+
+        ahead[0] = 41
+        async with opened(url, lambda: ahead[0]) as again:
+            assert await client.hget(f"{key}:store", "format") == b"%d" % FORMAT
+            worker = await again.frontier("run", FrontierOptions(), Holder("new", 1))
+            assert [state.worker for state in await worker.workers()] == ["killed"]
+            for _ in range(4):  # the store may have been away: silence begins anew
+                assert await worker.fence_silent() == []
+                await worker.beat(Heartbeat(worker="new", epoch=1, session=30))
+                ahead[0] += 10
+            assert await worker.fence_silent() == [SilentWorker("run", "killed", 0)]
+            leases = (await worker.lease(9, TTL)).leases
+            assert names(leases) == ["2", "3"]
+            redirect, other = leases
+            await worker.complete([Completion(lease=redirect, redirected=True, children=[page(4)])])
+            await worker.complete([Completion(lease=other, item_errors=5)])
+            stats = await worker.stats()
+            assert (stats.done, stats.redirects, stats.item_errors) == (3, 1, 5)
+            await check_balance(worker)
+
+    monkeypatch.setattr("shoal.frontier.redis.store.FORMAT", 6)
+    with pytest.raises(StoreError, match=r"newer Shoal \(format 7, this one knows 6\); upgrade, or use"):
+        await RedisStore.open(url)
 
 
 async def test_a_store_from_before_claims_had_epochs(store: RedisStore, prefix: str) -> None:

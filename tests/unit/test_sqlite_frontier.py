@@ -393,9 +393,13 @@ async def test_a_file_of_an_older_format_is_upgraded(name: str, path: Path) -> N
 _NO_COUNTERS = "".join(
     f"ALTER TABLE run DROP COLUMN {name};" for name in ("redirects", "item_errors", "trimmed", "options")
 )
+_NO_INVENTORY = "DROP TABLE inventory;" + "".join(
+    f"DROP TRIGGER {name}_listed;" for name in ("role", "document", "host")
+)
 _OLDER = {
-    10: f"{_NO_COUNTERS} ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10",
-    11: f"{_NO_COUNTERS} PRAGMA user_version = 11",
+    10: f"{_NO_INVENTORY} {_NO_COUNTERS} ALTER TABLE role DROP COLUMN claim_epoch; PRAGMA user_version = 10",
+    11: f"{_NO_INVENTORY} {_NO_COUNTERS} PRAGMA user_version = 11",
+    12: f"{_NO_INVENTORY} PRAGMA user_version = 12",
 }
 """Makes a file of an older format."""
 
@@ -428,8 +432,16 @@ async def test_a_file_of_an_older_format(store: SQLiteStore, frontier: Frontier,
         assert successor is not None
         assert (successor.cursor, (await again.stats()).pushed) == (b"far", 1)
         assert successor.epoch > claim.epoch + claims
+        await check_balance(again)
         await writer.close()
         assert _format_of(path) == VERSION
+
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("DELETE FROM role")
+        other.commit()
+    reader = await SQLiteStore.open(path, readonly=True)
+    assert [fault.example for fault in (await (await reader.frontier("r")).audit()).faults] == ["drain"]
+    await reader.close()
 
 
 def _format_of(path: Path) -> int:

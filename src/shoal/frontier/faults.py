@@ -79,10 +79,10 @@ _MEANINGS = {
     ),
     "roles": _Meaning(
         "a role is missing: its cursor is lost, and it begins again",
-        "roles are missing: their cursors are lost, and they begin again", repairable=False,
+        "roles are missing: their cursors are lost, and they begin again",
     ),
     "rewinds": _Meaning(
-        "the record of a rewind is missing", "records of rewinds are missing", repairable=False
+        "the record of a rewind is missing", "records of rewinds are missing"
     ),
     "run": _Meaning(
         "a value of the run's own record is missing", "values of the run's own record are missing", repairable=False
@@ -90,9 +90,26 @@ _MEANINGS = {
     "store": _Meaning("a value that all runs share is missing", "values that all runs share are missing"),
     "documents": _Meaning(
         "a document of the store is missing, or its place in their list",
-        "documents of the store are missing, or their places in the list", repairable=False,
+        "documents of the store are missing, or their places in the list",
+    ),
+    "inventory": _Meaning(
+        "a role, document or host is not in the inventory: nothing would notice its loss",
+        "roles, documents or hosts are not in the inventory: nothing would notice their loss",
     ),
 }  # fmt: skip
+_LOSSES = {
+    "role": "the cursor of role {}: it begins again",
+    "document": "the document {}",
+    "host": "the settings of host {}, if it had any",
+    "rewind": "when the store went back in time, and how far: record {}",
+    "counter": "the counter {}: it counts from 0 again",
+    "estimate": "the counter {}: it was counted again by the status of each page, so it may be inexact",
+}
+
+
+def describe_losses(lost: Iterable[tuple[str, str]]) -> list[str]:
+    """What a repair could not restore, as sentences for people, from (kind, name)."""
+    return [_LOSSES[kind].format(name) for kind, name in lost]
 
 
 def make_fault(kind: str, count: int, example: str = "") -> Fault:

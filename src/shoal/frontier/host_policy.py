@@ -38,7 +38,7 @@ RECHECK = 2
 MAX_SHARING = 32
 """How many runs of a host are known at once. More of them take turns by chance; the longest delays are kept."""
 MEET_SECONDS = 30
-"""Two runs that lease within this time may share hosts."""
+"""Two runs that lease within this time may share hosts. On Redis: or while they are live."""
 NOTED_EVERY = 5
 """Seconds after which the use of a host by one run is noted again."""
 _TINY = 1e-9
@@ -165,7 +165,7 @@ def sql() -> dict[str, str]:
         "DUE_AT": "greatest(CASE WHEN d.delay > 0 THEN greatest(h.ended_at, e.ended_at) + d.delay ELSE 0 END,"
         " h.blocked_until)",
         "IS_SEEN": live("t.seen"),
-        "IS_LIVE": f"({live('p.called')} AND (l.ready > 0 OR {live('t.seen')}))",
+        "IS_LIVE": f"({live('greatest(p.called, t.seen)')} AND (l.ready > 0 OR {live('t.seen')}))",
         "IS_ASKING": f"(p.asked > 0 AND _now < greatest(p.asked, s.due) + {_GRACE})",
         "LEAD": f"floor(r.weight * (s.least - s.used) + {_TINY})::integer",
         "PAUSE": f"greatest({SHORT_PAUSE}, least({_LONG_PAUSE}, d.delay / 2))",
@@ -177,8 +177,9 @@ def sql() -> dict[str, str]:
 
 
 def lua() -> dict[str, str]:
-    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time; the others
-    are those of this module. Values that are not set are NaN or -1."""
+    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time,
+    ``sharing_rules`` the functions for runs that share a host, which most scripts do not need. Values that are not set
+    are NaN or -1."""
     first, *others = (f"{place}.delay" for place in _MOST_SPECIFIC[:-1])
     *limits, last = (f"{place}.concurrency" for place in _MOST_SPECIFIC)
     policy = (
@@ -197,7 +198,8 @@ def lua() -> dict[str, str]:
         "return math.max(host.blocked_until, math.max(host.ended_at, all.ended_at) + delay) end",
     )
     functions = {
-        "is_live": f"(since, delay, now) return now < since + math.max({_LIVE_SECONDS}, {_LIVE_DELAYS} * delay) end",
+        "live_for": f"(delay) return math.max({_LIVE_SECONDS}, {_LIVE_DELAYS} * delay) end",
+        "is_live": "(since, delay, now) return now < since + live_for(delay) end",
         "is_asking": f"(asked, due, now) return asked > 0 and now < math.max(asked, due) + {_GRACE} end",
         "turns_left": "(concurrency, weight, used, least)"
         f" return concurrency + math.floor(weight * (least - used) + {_TINY}) end",
@@ -206,5 +208,9 @@ def lua() -> dict[str, str]:
     return {
         "policy": "\n".join(policy),
         "due_at": "\n".join(due_at),
-        **{name: f"local function {name}{body}" for name, body in functions.items()},
-    }
+        "sharing_rules": "\n".join((
+            "local function sharing_rules()",
+            *(f"local function {name}{body}" for name, body in functions.items()),
+            f"return {', '.join(functions)} end",
+        )),
+    }  # fmt: skip

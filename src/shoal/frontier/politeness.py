@@ -196,11 +196,6 @@ class LaneTable(Generic[Queue]):
         lane = self.by_name.get(host)
         return lane is not None and lane.best is not None
 
-    def note_call(self, now: float, *, short: bool) -> None:
-        """Note a lease, for other runs on the same hosts. ``short``: it got less than it wanted."""
-        self.called = now
-        self.asked = now if short else 0.0
-
     def refresh(self, lane: Lane[Queue]) -> None:
         """Copy the delay and concurrency in force to the lane."""
         host, default = lane.host, self._hosts.get(DEFAULT_HOST, _NO_DEFAULTS)
@@ -230,8 +225,8 @@ class LaneTable(Generic[Queue]):
                     self._ask_again = min(self._ask_again, now + pause_for(lane.delay))
             return
         due = due_at(lane.delay, host.ended_at, host.blocked_until)
-        if lane.rival is not None and lane.rival.delay > self.options.delay:
-            due = min(due, now + RECHECK) if due > now else due
+        if due > now and lane.rival is not None and lane.rival.delay > self.options.delay:
+            due = min(due, now + RECHECK)
         first, second, heap = (due, 0, self._later) if due > now else (*best, self._due)
         if old is not None and old[0] == first and old[1] == second:
             return
@@ -244,7 +239,13 @@ class LaneTable(Generic[Queue]):
 
     def reopen(self, now: float) -> None:
         """Place the lanes whose host may have room again. Call it before leasing."""
-        self._ask_again = inf
+        if self._ask_again != inf:
+            self._ask_again = inf
+            behind, self._behind = self._behind, []
+            for lane in behind:
+                self.place(lane, now)
+        if not self._full:
+            return
         for lane in [
             lane
             for lane in self._full
@@ -252,9 +253,6 @@ class LaneTable(Generic[Queue]):
         ]:
             del self._full[lane]
             self._share(lane, now)
-            self.place(lane, now)
-        behind, self._behind = self._behind, []
-        for lane in behind:
             self.place(lane, now)
 
     def take_best(self, now: float) -> Lane[Queue] | None:
@@ -275,14 +273,10 @@ class LaneTable(Generic[Queue]):
                 lane.entry = None
                 host = lane.host
                 turns = None if host.user is self else self._share(lane, now)
-                due = due_at(lane.delay, host.ended_at, host.blocked_until)
-                if host.in_flight >= lane.limit or due > now:  # another run has taken the last place of the host
-                    self.place(lane, now)
-                elif turns is None or turns.take(self, lane.limit, due, now):
+                if host.in_flight >= lane.limit or due_at(lane.delay, host.ended_at, host.blocked_until) > now:
+                    self.place(lane, now)  # another run has taken the last place of the host
+                elif turns is None or self._take_turn(lane, turns, now):
                     return lane
-                else:
-                    self._behind.append(lane)
-                    self._ask_again = min(self._ask_again, now + SHORT_PAUSE)
         return None
 
     def unplaced(self) -> list[Lane[Queue]]:
@@ -310,12 +304,20 @@ class LaneTable(Generic[Queue]):
         self.refresh(lane)
         return turns
 
+    def _take_turn(self, lane: Lane[Queue], turns: Turns, now: float) -> bool:
+        host = lane.host
+        if turns.take(self, lane.limit, due_at(lane.delay, host.ended_at, host.blocked_until), now):
+            return True
+        self._behind.append(lane)
+        self._ask_again = min(self._ask_again, now + SHORT_PAUSE)
+        return False
+
     def next_due(self) -> float | None:
         """When the next waiting host becomes due, or to ask for one again."""
         while self._later and self._later[0][3].entry is not self._later[0]:
             heappop(self._later)
-        first = min(self._later[0][0] if self._later else inf, self._ask_again)
-        return None if first == inf else first
+        first = self._later[0][0] if self._later else None
+        return first if self._ask_again == inf else min(first or inf, self._ask_again)
 
     def states(self, now: float, limit: int) -> list[HostState]:
         """The politeness in force, busiest hosts first.

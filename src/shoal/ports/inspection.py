@@ -27,7 +27,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     example: str = ""
     """One of the URLs, hosts or roles that it is about."""
     repairable: bool = False
-    """Whether `Inspection.repair` restores it from what is left."""
+    """Whether `Inspection.repair` restores it from what is left, or accepts that it is lost."""
 
 
 class Stats(Struct, frozen=True, kw_only=True):
@@ -41,6 +41,8 @@ class Stats(Struct, frozen=True, kw_only=True):
     dead: int = 0
     duplicates: int = 0
     items: int = 0
+    trimmed: int = 0
+    """Items that were deleted from the log on purpose: see ``ItemLog.trim_items``. They were the first ones."""
     seeding: bool = False
     incoming: int = 0
     """Links of completed pages that the store is still moving into the queue, in portions. They are not pushed yet, but
@@ -177,8 +179,11 @@ class Inspection(Protocol):
         records that are missing, counters that differ. Workers may change the run meanwhile: that is no fault."""
         ...
 
-    async def repair(self) -> None:
+    async def repair(self) -> list[str]:
         """Restore what is missing from what is left, as far as that is possible. Audit again to see the result.
+
+        Roles, documents, settings of hosts and counters cannot be restored. Their loss is accepted, so that an audit no
+        longer reports it, and returned, a phrase for each one: the answer of this call is its only record.
 
         A lease whose end was lost ends after `REPAIRED_LEASE` seconds, unless its holder renews it. A request whose
         state was lost is ready again. Workers may go on meanwhile, except on a store that only one process can use."""

@@ -40,6 +40,7 @@ from shoal.selector.usage import QueryUsage
 from shoal.selector.usage import current as current_queries
 from shoal.sessions.session import Session, make_session
 from shoal.sinks import sink_id
+from shoal.sinks.drainer import ItemsLostError
 from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
 
@@ -364,16 +365,22 @@ class RunLifecycle:
         if not has_ended and not self.stopping and self.error is None:
             await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
         failure: ShoalError | None = None
+        lost: ItemsLostError | None = None
         for output in self._outputs:
             try:
                 await output.finish(finished=has_ended or (self._plan.is_private and not self._has_failed_at_once))
+            except ItemsLostError as exc:  # no process can write them, so the run ends
+                lost = lost or exc
             except ShoalError as exc:
                 if self._can_start_over(exc):
                     raise
                 failure = failure or exc
         if failure is not None:
             raise failure
-        return await self._mark_finished(scheduler) if has_ended else True
+        is_over = await self._mark_finished(scheduler) if has_ended else True
+        if lost is not None and is_over:
+            raise lost
+        return is_over
 
     @property
     def _has_failed_at_once(self) -> bool:

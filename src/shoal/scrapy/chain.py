@@ -167,6 +167,7 @@ class MiddlewareChain:
         self._responses = _hooks(both, "process_response", adapter.spider)[::-1]
         self._exceptions = _hooks(both, "process_exception", adapter.spider)[::-1]
         self._sends_cookies = "cookies.CookiesMiddleware" not in disabled
+        self.use_jars = layer.use_jars
 
     async def __call__(self, request: http.Request, fetch: Fetch) -> http.Response:
         made = self._conversion.incoming(request)

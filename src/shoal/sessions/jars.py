@@ -152,7 +152,8 @@ class Jars:
         self._jars: dict[str, Jar] = {}
         self._changed: set[str] = set()
         """Jars with changes that are not stored."""
-        self._version = 0
+        self._version = self._floor = 0
+        """A lease may answer with the version before the last change of this process: it was on its way."""
         self._generation = 0
         """Changes when another process has changed cookies."""
         self._known_at = -1
@@ -189,15 +190,15 @@ class Jars:
 
     def seen(self, version: int) -> None:
         """A lease carried this version of the run's cookies."""
-        if version > self._version:
-            self._version = version
+        if version > self._version or version < self._floor:
+            self._floor = self._version = version
             self._generation += 1
 
     def forget(self) -> None:
         """Drop everything: the store went back in time."""
         self._jars.clear()
         self._changed.clear()
-        self._version = 0
+        self._version = self._floor = 0
         self._generation += 1
 
     def is_fresh(self, jar: Jar, url: str) -> bool:
@@ -288,7 +289,7 @@ class Jars:
         version = await self._queue.note_cookies()
         if version != self._version + 1:  # others have changed cookies too
             self._generation += 1
-        self._version = max(version, self._version)
+        self._floor, self._version = self._version, version
 
     async def _write(self, jar: Jar, name: str, site: _Site) -> None:
         """Store the changes of a site."""

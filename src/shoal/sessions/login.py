@@ -15,11 +15,11 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn
 from urllib.parse import quote
 
 import msgspec
@@ -35,10 +35,8 @@ from shoal.printable import printable
 from shoal.sessions.cookies import Cookie, CookieKey
 from shoal.sessions.jars import Jar, Jars
 from shoal.sessions.sending import fetch_with
-from shoal.sessions.turns import HostTurns
+from shoal.sessions.turns import HostTurns, Persist
 from shoal.stores.documents import StoredValue
-
-T = TypeVar("T")
 
 log = logging.getLogger("shoal.session")
 
@@ -53,12 +51,6 @@ _ALWAYS = b"always"
 _PAGE_SECONDS = 86400.0  # how long the answers of a page are counted together
 _MAX_SUSPECTS = 20
 _MAX_REDIRECTS = 10
-
-
-class Persist(Protocol):
-    """Repeats a call of the store while it is away."""
-
-    async def __call__(self, step: Callable[[], Awaitable[T]], /) -> T: ...
 
 
 class LoginState(Struct, frozen=True, kw_only=True):
@@ -152,8 +144,35 @@ class _JarLogin:
         """A login with a later epoch than this is needed. None: none is."""
         self.suspects: list[Request] = []
         """Pages to try first after the next login."""
+        self.is_urgent = False
+        """One of them had too many tries after logins of other processes."""
         self.proven = -1
         """The epoch of the last login after which this process had a page."""
+
+
+class _PrivateJar:
+    """The cookies of a login that is under way."""
+
+    def __init__(self, name: str, epoch: int, cookies: Iterable[Cookie], turns: HostTurns, fetch: Fetch) -> None:
+        self._jars = Jars()
+        self._jar = self._jars.jar(name)
+        self._jar.epoch = epoch
+        self._turns = turns
+        self._fetch = fetch
+        for cookie in cookies:
+            self._jar.cookies.put(cookie)
+
+    @property
+    def cookies(self) -> list[Cookie]:
+        return self._jar.cookies.all()
+
+    async def send(self, request: Request) -> Response:
+        """Fetch a page in a turn of its host."""
+        fetch = partial(fetch_with, self._jars, self._jar, fetch=self._fetch, is_login=True)
+        return await self._turns.fetch(request, fetch)
+
+    def copy(self) -> _PrivateJar:
+        return _PrivateJar(self._jar.name, self._jar.epoch, self.cookies, self._turns, self._fetch)
 
 
 class LoginKeeper:
@@ -183,7 +202,7 @@ class LoginKeeper:
         self._is_logged_out = is_logged_out
         self._persist = persist
         self._stop_run = stop_run
-        self._turns = HostTurns(frontier)
+        self._turns = HostTurns(frontier, persist)
         self._logins: dict[str, _JarLogin] = {}
         self._wake = asyncio.Event()
         self._own_states: dict[str, LoginState] = {}
@@ -216,8 +235,8 @@ class LoginKeeper:
 
     async def note_page(self, jar: Jar, epoch: int, request: Request) -> None:
         """A page was answered with a login."""
-        login = self._logins[jar.name]
-        if login.proven < epoch and request.method == "GET":
+        login = self._logins.get(jar.name)
+        if login is not None and login.proven < epoch and request.method == "GET":
             login.proven = epoch
             proof = msgspec.msgpack.encode(_Proof(epoch, request.url))
             await self._frontier.remember(self._proof_key(jar), proof, _PAGE_SECONDS)
@@ -249,9 +268,12 @@ class LoginKeeper:
             return FetchError(message, kind=OUT_KIND, retryable=False, status=response.status)
         count = int(answers) + 1
         await self._frontier.remember(key, b"%d" % count, _PAGE_SECONDS)
-        login = self._logins[jar.name]
+        login = self._logins.get(jar.name)
+        if login is None:  # the process has started over
+            return Postponed(reason, contacted=True)
         if count >= _SUSPECT and len(login.suspects) < _MAX_SUSPECTS and request not in login.suspects:
             login.suspects.append(request)
+            login.is_urgent |= count >= 2 * _SUSPECT
         self._need(jar, login, epoch)
         return Postponed(reason, contacted=True)
 
@@ -305,11 +327,12 @@ class LoginKeeper:
         if not self._jars.is_stored:
             return False
         state = await self._persist(self._state(jar.name).read)
-        if state is None or login.suspects:
+        if state is None:
             return False
-        if state.epoch > (login.needs_after or 0):
+        if state.epoch > (login.needs_after or 0) and not login.is_urgent:
             await self._persist(self._jars.load)
             jar.epoch = max(jar.epoch, state.epoch)
+            login.suspects.clear()  # they have one more try
             return True
         if state.stopped and state.failed_at > self._began_at:
             raise LoginError(_given_up(state))
@@ -346,24 +369,15 @@ class LoginKeeper:
             await self._give_up(
                 jar, replace(state, failures=unproven, reason="after it, every page was still answered without a login")
             )
-        private = Jars()
-        copy = private.jar(jar.name)
-        copy.epoch = claim.epoch  # a browser shows nothing of earlier logins, and keeps the storage of this one
         before = {cookie.key: cookie for cookie in jar.cookies.all()}
-        for cookie in before.values():
-            copy.cookies.put(cookie)
-
-        async def send(request: Request) -> Response:
-            fetch = partial(fetch_with, private, copy, fetch=login.fetch, is_login=True)
-            return await self._turns.fetch(request, fetch)
-
-        attempt = Login(jar.name, send)
+        private = _PrivateJar(jar.name, claim.epoch, before.values(), self._turns, login.fetch)
+        attempt = Login(jar.name, private.send)
         renewing = asyncio.create_task(self._renew_role(claim))
         try:
             await self._call(attempt)
-            verdicts = [(request, await self._is_out_again(request, send)) for request in login.suspects]
-            if verdicts and any(is_out for _, is_out in verdicts):
-                if not proof.url or await self._is_out_again(Request(proof.url), send):
+            verdicts = [(request, await self._is_out_again(request, private)) for request in login.suspects]
+            if any(is_out for _, is_out in verdicts):
+                if not proof.url or await self._is_out_again(Request(proof.url), private):
                     raise LoginError("after it, the first page was still answered without a login")
                 unproven = -1
         except (LoginError, FetchError) as error:
@@ -376,10 +390,12 @@ class LoginKeeper:
         if self._jars.is_stored and not await self._persist(lambda: self._frontier.advance(claim, b"", _ROLE_SECONDS)):
             log.warning("the login took too long, and another process may log in: it is dropped")
             return False
-        await self._succeeded(jar, _changes(before, copy.cookies.all()), claim.epoch, unproven + 1)
+        await self._succeeded(jar, _changes(before, private.cookies), claim.epoch, unproven + 1)
         for request, is_out in verdicts:
-            await self._frontier.remember(self._page_key(jar, request), _ALWAYS if is_out else b"0", _PAGE_SECONDS)
+            key, answers = self._page_key(jar, request), _ALWAYS if is_out else b"0"
+            await self._persist(partial(self._frontier.remember, key, answers, _PAGE_SECONDS))
         login.suspects.clear()
+        login.is_urgent = False
         return True
 
     async def _call(self, attempt: Login) -> None:
@@ -387,7 +403,7 @@ class LoginKeeper:
         assert self._log_in is not None
         try:
             await self._log_in(attempt)
-        except (LoginError, FetchError):
+        except (LoginError, FetchError, FrontierError):
             raise
         except Exception as exc:  # the user's code may raise anything
             raise LoginError(f"log_in() of the spider failed: {type(exc).__name__}: {exc}") from exc
@@ -396,10 +412,10 @@ class LoginKeeper:
         if self.is_out(attempt.response):
             raise LoginError(f"the page after the login is still logged out: {attempt.response.url}")
 
-    async def _is_out_again(self, request: Request, send: Callable[[Request], Awaitable[Response]]) -> bool:
-        """Whether a page is logged out although the login is fresh."""
+    async def _is_out_again(self, request: Request, private: _PrivateJar) -> bool:
+        """Whether a page is logged out although the login is fresh. What it sets is not kept."""
         try:
-            response = await send(request)
+            response = await private.copy().send(request)
         except FetchError:
             return False
         try:

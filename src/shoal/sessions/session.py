@@ -10,8 +10,9 @@ from shoal.http import Request, Response
 from shoal.middleware import Postponed
 from shoal.ports import Documents, Fetch, Frontier
 from shoal.sessions.jars import Jars
-from shoal.sessions.login import LoginKeeper, Persist
+from shoal.sessions.login import LoginKeeper
 from shoal.sessions.sending import fetch_with, send
+from shoal.sessions.turns import Persist
 from shoal.spider import Spider
 
 COOKIE_JAR = "cookiejar"

@@ -7,6 +7,10 @@ moves. If anything fails in between, the sink is reopened at the state in the cu
 The role's epoch fences the output: a drainer that lost its role cannot change the output any more, however late its
 writes arrive. An output that was set back has fewer items than the cursor says: the cursor goes back with it, and the
 items after it are written again, or the drainer stops and names the items that the log no longer has.
+
+Numbers of items have no gaps, and only the first ones are ever deleted on purpose. If another item is missing in the
+log, the drainer writes the rest, names the missing numbers, and keeps them in its cursor. At the end of the run it
+fails.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +37,7 @@ from shoal.errors import (
     StoreAwayError,
     StoreRewoundError,
 )
-from shoal.ports import Claim, ItemLog, ItemSource, LoggedItem, Sink
+from shoal.ports import Claim, ItemSource, LoggedItem, Sink
 from shoal.sinks.patience import Patience
 
 T = TypeVar("T")
@@ -50,6 +55,9 @@ _NONCE_BYTES = 16
 PREFIX = "sink:"
 """With which the roles of drainers begin."""
 _IDENTITY = re.compile(r"(.+)#(([A-Za-z0-9.-]+)-[0-9a-f]{8})", re.DOTALL)
+_MAX_NAMED = 10
+_MAX_KEPT = 100
+"""Gaps in the log that a cursor keeps."""
 _MAX_TAKEOVERS = 3
 """How often a drainer that still holds its role takes its output from another writer before it gives up."""
 
@@ -62,6 +70,10 @@ class RoleTakenError(SinkError):
     """Another process of the run holds the role of this output."""
 
 
+class ItemsLostError(SinkError):
+    """The item log lacks items. The output has all others, and is closed."""
+
+
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
     """How far a drainer is: the position in the log, and the state of the sink there."""
 
@@ -69,6 +81,8 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     state: bytes = b""
     is_closed: bool | None = None
     """Whether the sink was closed after the run had ended, with all items. None: an earlier version did not say it."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """Items up to the position that the log lacked: the first and the last number of each gap."""
 
 
 _decode_cursor = msgspec.msgpack.Decoder(Cursor).decode
@@ -139,6 +153,8 @@ class Drainer:
         self._position = 0
         self._state = b""
         self._written = 0
+        self._lost: set[tuple[int, int]] = set()
+        """Gaps in the log: the first and the last number of each."""
         self._last: LoggedItem | None = None
         """The last item that was read. With it the store can detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
@@ -200,7 +216,7 @@ class Drainer:
         self._claim = claim
         try:
             cursor = _decode_cursor(claim.cursor) if claim.cursor else Cursor()
-            self._position, self._state = cursor.position, cursor.state
+            self._position, self._state, self._lost = cursor.position, cursor.state, set(cursor.lost)
             await self._open_sink()
         except BaseException as exc:
             if isinstance(exc, OutputChangedError):
@@ -339,19 +355,35 @@ class Drainer:
             await self._renew()
         items = await self._frontier.read_items(self._written, self._batch, last=self._last)
         if items:
-            if items[0].seq > self._written + 1:
-                self._report_gap(items[0].seq)
+            if gaps := find_gaps(self._written, items):
+                await self._report_gaps(gaps)
             await self._sink.write(items)
             if not self._has_unsaved:
                 self._flush_at = now + self._flush_every
             self._written, self._last = items[-1].seq, items[-1]
         return len(items)
 
-    def _report_gap(self, first: int) -> None:
-        lost = f"items {self._written + 1} to {first - 1} of this run are no longer in its log (items.keep is false)"
-        if self._state:
-            raise SinkError(f"can't write {self._name}: {lost}")
-        log.warning("%s: %s, so this output begins with item %d", self._name, lost, first)
+    async def _report_gaps(self, gaps: list[tuple[int, int]]) -> None:
+        """Name the items that the log lacks before and among those that were read."""
+        trimmed = (await self._frontier.stats()).trimmed
+        if gaps[0][0] <= trimmed:
+            last = min(gaps[0][1], trimmed)
+            lost = f"items {gaps[0][0]} to {last} of this run are no longer in its log (items.keep is false)"
+            if self._state:
+                raise SinkError(f"can't write {self._name}: {lost}")
+            log.warning("%s: %s, so this output begins with item %d", self._name, lost, last + 1)
+        self._report_lost(not_trimmed(gaps, trimmed))
+
+    def _report_lost(self, gaps: list[tuple[int, int]]) -> None:
+        if not self._lost.issuperset(gaps):  # else they are read again
+            log.error("%s lacks %s, which the item log of this run does not have", self._name, name_items(gaps))
+            self._lost.update(gaps)
+
+    async def _check_end(self) -> None:
+        """Check that the last item of the log is there."""
+        last = (await self._frontier.stats()).items
+        if last > self._written and not await self._frontier.read_items(self._written, 1):
+            self._report_lost([(self._written + 1, last)])
 
     async def _save(self) -> None:
         """Flush the sink and move the cursor, without a write in between."""
@@ -384,7 +416,8 @@ class Drainer:
     async def _move(self, position: int, state: bytes, *, is_closed: bool = False) -> None:
         assert self._claim is not None, "not started"
         renew_at = time.monotonic() + self._ttl / 3
-        cursor = _encode_cursor(Cursor(position, state, is_closed))
+        lost = tuple(sorted(gap for gap in self._lost if is_closed or gap[1] <= position))[:_MAX_KEPT]
+        cursor = _encode_cursor(Cursor(position, state, is_closed, lost))
         self._unconfirmed = (position, state)
         has_role = await self._frontier.advance(self._claim, cursor, self._ttl, last=self._item_at(position))
         self._unconfirmed = None
@@ -462,7 +495,8 @@ class Drainer:
         """Drain the rest of the log, flush, move the cursor, close the sink, and release the role.
 
         ``finished``: the run is over, so the sink may complete its output. If the run is resumed later, the role can be
-        taken again. If ``run`` or this fails, it ends like ``abandon`` and raises the error.
+        taken again. If ``run`` or this fails, it ends like ``abandon`` and raises the error. ItemsLostError if the
+        run is over and its log lacked items.
         """
         self._stop()
         async with self._lock:
@@ -477,12 +511,19 @@ class Drainer:
                         break
                 if finished:
                     self._is_broken = False
+                    await _until_back(self._check_end)
                     await _until_back(partial(self._move, self._position, self._state, is_closed=True))
             except BaseException:
                 await self._close_unfinished()
                 raise
             finally:
                 await self._release_role()
+            if finished and self._lost:
+                lost = name_items(sorted(self._lost))
+                raise ItemsLostError(
+                    f"{self._name} lacks {lost}, which the item log of this run does not have: another program changed "
+                    "the store. The output has all others; `shoal audit` counts what is missing"
+                )
 
     async def abandon(self) -> None:
         """Close the sink without a flush and release the role. The next holder writes the items after the cursor.
@@ -559,6 +600,29 @@ async def first_after(frontier: ItemSource, seq: int) -> int:
     return items[0].seq if items else (await frontier.stats()).items + 1
 
 
+def find_gaps(after: int, items: Sequence[LoggedItem]) -> list[tuple[int, int]]:
+    """The first and the last number of each gap in items that were read after number ``after``."""
+    if not items or items[-1].seq - after == len(items):
+        return []
+    numbers = [after, *(item.seq for item in items)]
+    return [(before + 1, number - 1) for before, number in pairwise(numbers) if number > before + 1]
+
+
+def not_trimmed(gaps: Sequence[tuple[int, int]], trimmed: int) -> list[tuple[int, int]]:
+    """The gaps, without the first ``trimmed`` items, which were deleted on purpose."""
+    return [(max(first, trimmed + 1), last) for first, last in gaps if last > trimmed]
+
+
+def name_items(gaps: Sequence[tuple[int, int]]) -> str:
+    """For people, such as "items 3, 5 to 7 and 9". Many gaps are shortened."""
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in gaps[:_MAX_NAMED]]
+    if len(gaps) > _MAX_NAMED:
+        shown.append(f"{len(gaps) - _MAX_NAMED} more gaps")
+    if len(shown) > 1:
+        return f"items {', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{'items' if gaps[0][0] < gaps[0][1] else 'item'} {shown[0]}"
+
+
 def is_retryable(error: SinkError | OSError) -> bool:
     """Whether a retry can help. It can't if the sink itself refuses (there is no cause), or a pipe has no reader."""
     cause = error if isinstance(error, OSError) else error.__cause__
@@ -566,15 +630,20 @@ def is_retryable(error: SinkError | OSError) -> bool:
 
 
 async def export(
-    frontier: ItemLog, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
+    frontier: ItemSource, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
 ) -> int:
-    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items.
+    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items. Items
+    that the log lacks are named in an error of the program's log.
 
     StoreRewoundError if the store was rewound meanwhile: then the log is another one, and the output is incomplete."""
     await sink.open(b"")
     count, last = 0, None
     try:
         while items := await frontier.read_items(last.seq if last else 0, batch, last=last):
+            if gaps := find_gaps(last.seq if last else 0, items):
+                lost = not_trimmed(gaps, (await frontier.stats()).trimmed)
+                if lost:
+                    log.error("the log of this run does not have %s", name_items(lost))
             await sink.write(items)
             last = items[-1]
             count += len(items)

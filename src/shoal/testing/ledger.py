@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Pushed, Stats
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.testing.harness import Harness
 from shoal.testing.pushing import FULL_REQUEST
 from shoal.testing.steps import (
@@ -100,6 +101,25 @@ class LedgerContract(ContractTests):
         assert (await frontier.stats(), await all_items(frontier), await frontier.dead_kinds()) == before
         await check_balance(frontier)
         assert await frontier.renew([leases[3]], TTL) != [None]
+
+    async def test_what_was_deleted_on_purpose_is_no_fault(self, harness: Harness) -> None:
+        frontier = await harness.open()
+        store, version = harness.store, os.urandom(8)
+        for key in ("run/other/1", "kept", "deleted"):
+            assert await store.put_document(key, b"1", replaces=b"", version=version)
+        await store.create_run(Run(run_id="other", spider="s", state="running", created_at=0.0))
+        other = await store.frontier("other")
+        for each in (frontier, other):
+            assert await each.claim("output", 1.0) is not None
+            await each.update_host("a.example", HostUpdate(delay=1.0))
+            await each.update_host("*", HostUpdate(delay=1.0))
+        await harness.advance(2.0)
+        assert await frontier.forget("output")
+        assert await store.put_document("deleted", None, replaces=version, version=os.urandom(8))
+        await store.delete_run("other")
+        await frontier.update_host("a.example", HostUpdate(delay=None))
+        assert (await frontier.audit()).faults == ()
+        assert await frontier.repair() == []
 
     # -- conservation
 

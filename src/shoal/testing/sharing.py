@@ -197,6 +197,27 @@ class SharingContract(ContractTests):
         await _crawl(harness, workers, range(30))
         assert len(workers[1].turns) >= 9
 
+    async def test_a_run_that_is_busy_elsewhere_keeps_its_delay(self, harness: Harness) -> None:
+        """Even if it leases rarely, and gets all that it wants from other hosts."""
+        slow, fast = await self._open(harness, FrontierOptions(delay=6), FrontierOptions(delay=0))
+        await _crawl(harness, [slow, fast], range(2))
+        await push(slow.frontier, *(page(number, host=f"{number}.example", priority=1) for number in range(40)))
+        slow._limit = 1
+        for tick in range(2, 100):
+            if tick % 4 == 0:
+                await slow.poll(tick)
+            await fast.poll(tick)
+            await harness.advance(1)
+        assert len(fast.turns) >= 10
+        assert _shortest_gap([fast]) >= 6
+
+    @pytest.mark.parametrize("every", [25, 50])
+    async def test_a_run_that_leases_rarely_keeps_its_delay(self, harness: Harness, every: int) -> None:
+        slow, fast = workers = await self._open(harness, FrontierOptions(delay=60), FrontierOptions(delay=0))
+        for tick in range(200):
+            await _crawl(harness, [slow, fast] if tick % every == 0 else [fast], range(tick, tick + 1))
+        assert _shortest_gap(workers) >= 60
+
     @pytest.mark.parametrize("ending", ["paused", "finished", "cancelled", "deleted"])
     async def test_a_run_that_ends_takes_its_delay_with_it(self, harness: Harness, ending: str) -> None:
         fast, slow = workers = await self._open(harness, FrontierOptions(delay=1), FrontierOptions(delay=50))

@@ -61,8 +61,9 @@ def audit(
         async with opened_store(frontier, readonly=not repair) as documents:
             run, store = await find_run(documents, frontier, run_id)
             if repair:
-                await store.repair()
-                await record_action(documents, "repair", run.run_id, project=run.project)
+                lost = await store.repair()
+                await record_action(documents, "repair", run.run_id, "; ".join(lost), run.project)
+                _print_losses(lost)
             counted = await store.audit()
             _print_ledger(run, counted, await store.dead_kinds())
             _print_faults(run, counted, frontier)
@@ -140,6 +141,14 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
     print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
 
 
+def _print_losses(lost: Sequence[str]) -> None:
+    if lost:
+        print("lost: it could not be restored, and the store goes on without it")
+        for each in lost:
+            print(f"  {printable(each)}")
+        print()
+
+
 def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
     if not stats.faults:
         return
@@ -148,7 +157,7 @@ def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
         print(f"  {fault.what}{f', for example {printable(fault.example)}' if fault.example else ''}")
     if any(fault.repairable for fault in stats.faults):
         where = f" --frontier {shlex.quote(mask(frontier))}" if frontier else ""
-        print(f"`shoal audit {run.run_id} --repair{where}` restores what can be restored")
+        print(f"`shoal audit {run.run_id} --repair{where}` restores what can be restored, and names what is lost")
     if not all(fault.repairable for fault in stats.faults):
         print("some of it cannot be restored: a new run fetches what is lost")
 

@@ -13,7 +13,7 @@ from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of, shown_output
 from shoal.cli.run_store import opened_run
 from shoal.cli.terminal import raw_stderr
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 
 app = Commands()
 
@@ -48,7 +48,7 @@ def export(
 
     async def work() -> None:
         async with opened_run(frontier, run_id, readonly=True) as (run, store):
-            first = await first_after(store, 0)
+            first, before, is_short = await first_after(store, 0), await store.stats(), False
             for spec in outputs:
                 path = spec.partition("?")[0]
                 if first > 1 and is_replaceable(spec) and os.path.exists(path):
@@ -64,11 +64,19 @@ def export(
                 print(f"wrote {written}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
                 if rejects:
                     print(f"could not write {sum(rejects)} items to {shown_output(spec)}", file=sys.stderr)
-                if count < (logged := (await store.stats()).items):
+                after = await store.stats()
+                if after.trimmed:
                     print(
-                        f"the run had {logged} items: the others are deleted, because items.keep is false",
+                        f"the run had {after.items} items: the first {after.trimmed} are deleted, because "
+                        "items.keep is false",
                         file=sys.stderr,
                     )
+                is_short = is_short or (count < before.items - before.trimmed and after.trimmed == before.trimmed)
+            if is_short:
+                raise RunError(
+                    f"items are missing in the log of run {run.run_id}: all others are written. "
+                    f"`shoal audit {run.run_id}` counts what is missing"
+                )
 
     asyncio.run(work())
 

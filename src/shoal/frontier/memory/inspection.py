@@ -69,14 +69,16 @@ class MemoryInspection:
         )
         return msgspec.structs.replace(counted, faults=make_faults(found))
 
-    async def repair(self) -> None:
+    async def repair(self) -> list[str]:
         """Does nothing: only a bug of this process can cause a fault, and nothing outlives the process."""
+        return []
 
     def _stats(self, counts: Sequence[int], incoming: int) -> Stats:
         stats = Stats(
             pushed=self._requests.pushed,
             duplicates=self._requests.duplicates,
             items=self._items.count,
+            trimmed=self._items.trimmed,
             redirects=self._requests.redirects,
             item_errors=self._requests.item_errors,
             incoming=incoming,

@@ -34,6 +34,11 @@ class MemoryItemLog:
         while self._items and self._items[0].seq <= through:
             self._items.popleft()
 
+    @property
+    def trimmed(self) -> int:
+        """Items that were deleted."""
+        return self._items[0].seq - 1 if self._items else self.count
+
     def missing(self) -> int:
         """How many items the log lacks."""
         return self.count + 1 - self._items[0].seq - len(self._items) if self._items else 0

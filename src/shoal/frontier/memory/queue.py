@@ -88,6 +88,7 @@ class MemoryQueue:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
         self._requests = requests
+        self._lanes = requests.lanes
         self._stages = stages
         self._items = items
         self._roles = roles
@@ -137,7 +138,7 @@ class MemoryQueue:
         if self.halted:
             return Leased([], None, cookies=self._cookies)
         self._stages.help()
-        requests, lanes, leases = self._requests, self._requests.lanes, list[Lease]()
+        requests, lanes, leases = self._requests, self._lanes, list[Lease]()
         lanes.reopen(now)
         limit = min(limit, MAX_LEASES)
         until, worker = now + ttl, requests.worker_number("" if holder is None else holder.slot)
@@ -152,7 +153,7 @@ class MemoryQueue:
             leases.append(Lease(request, fingerprint, token, attempt, host.name, deadline, learned))
             lanes.place(lane, now)
         self._last_calls[holder] = nonce, leases
-        lanes.note_call(now, short=len(leases) < limit)
+        lanes.called, lanes.asked = now, now if len(leases) < limit else 0.0
         return Leased(leases, self._wait(now), cookies=self._cookies)
 
     async def note_cookies(self) -> int:
@@ -163,7 +164,7 @@ class MemoryQueue:
         """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""
         next_retry = self._waiting[0][0] if self._waiting else None
         incoming = now + POLL if self._stages.incoming else None
-        moments = (next_retry, self._next_expiry(), self._requests.lanes.next_due(), incoming)
+        moments = (next_retry, self._next_expiry(), self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
 
@@ -256,7 +257,7 @@ class MemoryQueue:
         for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
         is changed, if a child cannot be encoded."""
         pages, staged = await split_large(pages, encode_request)
-        now = self._requests.lanes.called = self._clock()
+        now = self._lanes.called = self._clock()
         self._requests.measure_room()
         new = [self._requests.select_children(page) for page in pages]
         results: list[T | None] = []
@@ -282,6 +283,8 @@ class MemoryQueue:
         self._items.append(lease.fingerprint, page.items, items)
         if page.note:
             requests.add_event(number, now, NOTE_EVENT, page.note, requests.records.head(number).worker)
+        if page.redirected:
+            requests.redirects += 1
         return requests.add_children(page, number, new, page.duplicates, now)
 
     def _fail(self, failure: Failure, new: NewRequests, number: int, now: float) -> RequestState:

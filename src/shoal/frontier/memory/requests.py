@@ -114,8 +114,8 @@ class Requests:
             is_limited = not is_redirect(ended)
             refused = self.add_links(new, parent, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
-        self.redirects += is_redirect(ended)
-        self.item_errors += ended.item_errors
+        if ended.item_errors:
+            self.item_errors += ended.item_errors
         return Pushed(len(new) - refused, len(ended.children) - len(new) + duplicates, refused)
 
     def add_links(self, new: NewRequests, parent: int, offered: int, now: float, *, is_limited: bool = True) -> int:

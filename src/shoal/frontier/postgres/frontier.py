@@ -20,7 +20,7 @@ from msgspec import UNSET
 from shoal import clock
 from shoal.errors import QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
-from shoal.frontier.faults import compare_counters, make_faults
+from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.host_policy import Delays, Limits, RivalDelay, host_state
 from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
 from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
@@ -382,10 +382,11 @@ class PostgresFrontier:
         found = (*compare_counters(stored, counted, counted.pushed), *zip(*faults, strict=True))
         return msgspec.structs.replace(counted, faults=make_faults(found))
 
-    async def repair(self) -> None:
+    async def repair(self) -> list[str]:
         rows = await self._database.call("missing_hosts", self._run, patient=True)
         hosts, names = [row[0] for row in rows], [storable_text(host_of(row[1])) for row in rows]
-        await self._database.call("repair", self._run, self._offset(), hosts, names, patient=True)
+        lost = await self._database.call("repair", self._run, self._offset(), hosts, names, patient=True)
+        return describe_losses((row[0], row[1]) for row in lost)
 
     async def recover(self) -> Rewind | None:
         async with self._recovering:

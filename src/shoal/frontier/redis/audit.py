@@ -11,7 +11,7 @@ from struct import Struct
 
 import msgspec
 
-from shoal.frontier.faults import compare_counters, make_faults
+from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.redis.layouts import COUNTERS, FORMAT
 from shoal.frontier.rules import STATE_NAMES
 from shoal.ports import REPAIRED_LEASE, Stats
@@ -28,7 +28,7 @@ _DEEP_STEP = 2_000
 _TRIES = 3
 _LEDGER = Struct(f"<{2 + len(COUNTERS)}d")
 """As in ``lua/base.lua``."""
-_TEXTS = frozenset({"run", "store", "roles"})
+_TEXTS = frozenset({"run", "store", "roles", "items"})
 """Kinds whose examples are texts."""
 _COUNTED = frozenset({"counters", "failures", "items", "links", "requests"})
 """Kinds that a wrong counter may cause."""
@@ -60,20 +60,26 @@ class RedisAudit:
         ]
         return msgspec.structs.replace(counted, faults=make_faults((*named, *compared)))
 
-    async def repair(self, stats: Stats) -> None:
-        """Each step leaves what it found intact, so workers may go on, and a repair that was interrupted may begin
-        again. Counters are counted in one step, so only if they are wrong."""
-        for act in ("store", "requests", "lanes"):
-            await self._repair(act)
+    async def repair(self, stats: Stats) -> list[str]:
+        """Returns what is lost. Each step leaves what it found intact, so workers may go on, and a repair that was
+        interrupted may begin again. Counters are counted in one step, so only if they are wrong."""
+        lost = await self._repair("store", b"0")
+        for act in ("requests", "lanes"):
+            await self._repair_all(act)
         if any(fault.kind in _COUNTED for fault in (await self.audit(stats)).faults):
-            await self._repair("counters")
+            await self._repair_all("counters")
+        names = [word.decode(errors="replace") for word in lost]
+        return describe_losses(zip(names[::2], names[1::2], strict=True))
 
-    async def _repair(self, act: str) -> None:
+    async def _repair_all(self, act: str) -> None:
         cursor = b"0"
         while True:
-            cursor = await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
+            cursor = await self._repair(act, cursor)
             if cursor == b"0":
                 break
+
+    async def _repair(self, act: str, cursor: bytes) -> Answer:
+        return await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
 
     async def _check_lanes(self) -> tuple[Found, int]:
         """The faults of everything but the requests, and how many ready requests the lanes lack."""
@@ -114,7 +120,7 @@ class RedisAudit:
         return await self._read_stats(stats), found, []
 
     async def _read_stats(self, stats: Stats) -> Stats:
-        *counters, _ = await self._run("stats")
+        *counters, _, _ = await self._run("stats")
         return msgspec.structs.replace(stats, **dict(zip(COUNTERS, counters, strict=True)))
 
     async def _find_lost(self) -> bytes:

@@ -59,16 +59,16 @@ class RunInspection:
     # -- counters
 
     async def stats(self) -> Stats:
-        *counters, seeded = await self._run("stats")
-        return Stats(**dict(zip(COUNTERS, counters, strict=True)), seeding=not seeded)
+        *counters, trimmed, seeded = await self._run("stats")
+        return Stats(**dict(zip(COUNTERS, counters, strict=True)), trimmed=trimmed, seeding=not seeded)
 
     async def audit(self) -> Stats:
         """A run with more than `AUDIT_LIMIT` requests is read in portions. While workers change it, its counters are
         compared only with the sizes of its keys, which is one step."""
         return await RedisAudit(self._run, self._urls).audit(await self.stats())
 
-    async def repair(self) -> None:
-        await RedisAudit(self._run, self._urls).repair(await self.stats())
+    async def repair(self) -> list[str]:
+        return await RedisAudit(self._run, self._urls).repair(await self.stats())
 
     async def _urls(self, fingerprints: Sequence[bytes]) -> list[str]:
         return [found.url if found else "" for found in await self._histories(fingerprints)]

@@ -124,7 +124,7 @@ COUNTERS = ("pushed", *rules.STATE_NAMES, "duplicates", "items", "rewinds", "inc
 """The counters of a run that `Stats` has too, in the order in which ``stats.lua`` returns them. New ones come last: the
 counters that an earlier version stored end before them."""
 
-FORMAT = 6
+FORMAT = 7
 """Version of the stored data. Data of another version is not touched."""
 MAX_ATTEMPTS = 65_535
 """The largest number of attempts that a record can hold."""
@@ -167,6 +167,7 @@ def lua_literals() -> dict[str, str]:
         "RETRIED_EVENT": rules.RETRIED_EVENT, "RETRIED_DETAIL": rules.RETRIED_DETAIL, "UNREADABLE": rules.UNREADABLE,
         "LOST_DEATH": rules.LOST_DEATH,
         "FULL_KIND": rules.FULL_KIND, "FULL_REASON": rules.FULL_REASON, "ADMITTED_DETAIL": rules.ADMITTED_DETAIL,
+        "RESTING": f" {' '.join(sorted(rules.RESTING))} ",
         "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
         "NO_RUN": errors.NO_RUN, "REWOUND": errors.REWOUND, "FENCED": errors.FENCED,
     }  # fmt: skip
@@ -185,7 +186,6 @@ def lua_constants() -> dict[str, str]:
         "STATS": f"{{{', '.join(map(_quoted, COUNTERS))}}}",
         "STATE_NAMES": f"{{[0] = {', '.join(map(_quoted, rules.STATE_NAMES))}}}",
         "CLAIMED": f"{{{', '.join(f'[{state}] = true' for state in sorted(rules.CLAIMED))}}}",
-        "RESTING": f"{{{', '.join(f'{state} = true' for state in sorted(rules.RESTING))}}}",
         "HALTED": f"{{{', '.join(f'{state} = true' for state in sorted(rules.HALTED))}}}",
     }
     functions = {

@@ -9,12 +9,13 @@ from shoal.stores.redis.client import Answer, RedisClient, ScriptFolder, Word
 
 SCRIPTS = ScriptFolder(
     "shoal.frontier.redis",
-    ("base", "hosts", "turns", "lanes", "requests", "slots", "stages"),
+    ("base", "hosts", "lanes", "requests", "slots", "stages"),
     tuple(lua_constants().items()),
     (
+        *((script, "turns") for script in ("lease", "settle", "states")),
         ("lease", "choosing"),
         *((script, "faults") for script in ("audit", "audit_lanes", "audit_items", "repair")),
-        *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits")),
+        *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits", "upgrade")),
     ),
     tuple(lua_literals().items()),
 )

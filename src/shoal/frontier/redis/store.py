@@ -44,8 +44,9 @@ from shoal.ports import FrontierOptions, Holder, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
-_READABLE = frozenset({5})
-"""Older formats whose records this version reads. 5: all records of hosts are long."""
+_READABLE = frozenset({5, 6})
+"""Older formats whose records this version reads. 5: all records of hosts are long. 6: runs have fewer counters, and
+each has its own times of heartbeats."""
 
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _DEFAULTS = pack_options(FrontierOptions())
@@ -81,11 +82,12 @@ class RedisStore(RedisDocuments):
         found = await self._run("value", "HGET", "store", "format")
         written, where = int(found or FORMAT), self._scripts.client.address.shown
         if written in _READABLE:
-            if leased := await self._run("upgrade", written, FORMAT):
+            leased, live = await self._run("upgrade", written, FORMAT)
+            if leased or live:
                 raise StoreError(
                     f"an older Shoal (format {written}, this one uses {FORMAT}) works on the data at {where}; requests "
-                    f"that it has leased: {leased}. Stop its workers, or wait until their leases end, and try again; "
-                    "or use another prefix with ?prefix=name"
+                    f"that it has leased: {leased}, workers that send heartbeats: {live}. Stop its workers, or wait "
+                    "until their leases and sessions end, and try again; or use another prefix with ?prefix=name"
                 )
         elif written > FORMAT:
             raise StoreError(

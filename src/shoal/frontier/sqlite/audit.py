@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.frontier.rules import DEAD, DONE, LEASED, LOST_DEATH, READY, STATE_NAMES, UNREADABLE, WAITING
+from shoal.frontier.faults import describe_losses
+from shoal.frontier.rules import DEAD, DONE, LEASED, LOST_DEATH, READY, SEED_ROLE, STATE_NAMES, UNREADABLE, WAITING
 from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import item_ids
 from shoal.frontier.sqlite.run_file import RunFile
+from shoal.frontier.sqlite.upgrade import STORED, UNLISTED
 from shoal.http import Request
 from shoal.ports import REPAIRED_LEASE
 from shoal.urls.normalize import host_of
@@ -33,6 +35,8 @@ _FAULTS = {
         WHERE r.run = :run AND (s.request IS NOT NULL) <> (r.id <= coalesce(p.through, 0))""",
 }
 """Which requests have a fault, by its kind."""
+_LISTED = ("role", "document", "host")
+"""The tables whose rows the inventory lists."""
 
 
 def find_faults(run: RunFile) -> Iterator[tuple[str, int, str]]:
@@ -42,7 +46,20 @@ def find_faults(run: RunFile) -> Iterator[tuple[str, int, str]]:
         counted = "DISTINCT r.lane" if kind == "lanes" else "*"
         count, number = run.db.execute(f"SELECT count({counted}), min(r.id) FROM request r {which}", own).fetchone()
         yield kind, count, _url(run.file, number) if count else ""
-    yield "items", _missing_items(run), ""
+    missing = _missing_items(run)
+    yield "items", missing, _first_gap(run) if missing > 0 else ""
+    for kind in _LISTED:
+        lost = _lost(run, kind)
+        yield f"{kind}s", len(lost), lost[0] if lost else ""
+    (unlisted,) = run.db.execute(f"SELECT count(*) FROM ({UNLISTED}) WHERE run IN (0, :run)", own).fetchone()
+    yield "inventory", unlisted, ""
+
+
+def _lost(run: RunFile, kind: str) -> list[str]:
+    """The names of this kind in the inventory that are gone from their table."""
+    sql = f"""SELECT name FROM (SELECT run, kind, name FROM inventory WHERE run IN (0, ?1) AND kind = ?2
+        EXCEPT SELECT * FROM ({STORED})) ORDER BY name"""
+    return [name for (name,) in run.db.execute(sql, (run.number, kind))]
 
 
 def _url(file: SQLiteFile, number: int) -> str:
@@ -54,18 +71,33 @@ def _url(file: SQLiteFile, number: int) -> str:
 
 
 def _missing_items(run: RunFile) -> int:
-    first_id, last_id = item_ids(run.number)
-    sql = "SELECT count(*), coalesce(min(id) - ?1, 0) FROM item WHERE id BETWEEN ?1 AND ?2"
-    count, first = run.db.execute(sql, (first_id, last_id)).fetchone()
-    logged, trimmed = run.ledger().items, run.trimmed()
-    if trimmed is None:
-        trimmed = first - 1 if count else logged
-    missing: int = logged - trimmed - count
+    sql = "SELECT count(*) FROM item WHERE id BETWEEN ? AND ?"
+    (count,) = run.db.execute(sql, item_ids(run.number)).fetchone()
+    missing: int = run.ledger().items - trimmed_items(run) - count
     return missing
 
 
-def repair(run: RunFile) -> None:
-    """Restore what is missing, as far as possible. The caller reloads what it keeps in memory."""
+def trimmed_items(run: RunFile) -> int:
+    """How many items were deleted from the log. If the run does not know it, those before the first one."""
+    trimmed = run.trimmed()
+    if trimmed is None:
+        first_id, last_id = item_ids(run.number)
+        (first,) = run.db.execute("SELECT min(id) FROM item WHERE id BETWEEN ? AND ?", (first_id, last_id)).fetchone()
+        trimmed = run.ledger().items if first is None else first - first_id - 1
+    return trimmed
+
+
+def _first_gap(run: RunFile) -> str:
+    """The first item that the log lacks after one that it has."""
+    first_id, _ = item_ids(run.number)
+    sql = """SELECT min(i.id) + 1 - ?1 FROM item i WHERE i.id >= ?1 AND i.id < ?2
+        AND NOT EXISTS (SELECT 1 FROM item n WHERE n.id = i.id + 1)"""
+    (number,) = run.db.execute(sql, (first_id, first_id + run.ledger().items)).fetchone()
+    return "" if number is None else f"item {number}"
+
+
+def repair(run: RunFile) -> list[str]:
+    """Restore what is missing, as far as possible. Returns what is lost. The caller reloads what it keeps in memory."""
     db, now, own = run.db, run.clock(), (run.number,)
     restore_lanes(run.file)
     db.execute(f"UPDATE request SET due = ? WHERE run = ? AND state = {WAITING} AND due IS NULL", (now, run.number))
@@ -88,6 +120,24 @@ def repair(run: RunFile) -> None:
         setattr(ledger, name, counts.get(state, 0))
     ledger.pushed = max(ledger.pushed, sum(counts.values()))
     run.save(ledger)
+    return describe_losses(_repair_listed(run))
+
+
+def _repair_listed(run: RunFile) -> list[tuple[str, str]]:
+    """Let the inventory and what it lists agree. Returns what was lost. In a finished run, seeding stays finished."""
+    lost = {kind: _lost(run, kind) for kind in _LISTED}
+    if SEED_ROLE in lost["role"] and run.state() == "finished":
+        sql = "INSERT INTO role (run, role, token, until, cursor, finished) VALUES (?, ?, 0, 0, ?, true)"
+        run.db.execute(sql, (run.number, SEED_ROLE, b""))
+        lost["role"].remove(SEED_ROLE)
+    # Nobody knows when a lost host was last contacted.
+    hosts = [(name, run.clock()) for name in lost["host"]]
+    run.db.executemany("INSERT INTO host (name, ended_at) VALUES (?, ?)", hosts)
+    names = [(kind, name) for kind in _LISTED for name in lost[kind]]
+    sql = "DELETE FROM inventory WHERE run IN (0, ?) AND kind = ? AND name = ?"
+    run.db.executemany(sql, [(run.number, *each) for each in names])
+    run.db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
+    return names
 
 
 def restore_lanes(file: SQLiteFile) -> None:

@@ -48,6 +48,7 @@ class SQLiteDocuments:
                 return False
             if value is None:
                 db.execute("DELETE FROM document WHERE key = ?", (key,))
+                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
             else:
                 db.execute("INSERT OR REPLACE INTO document VALUES (?, ?, ?)", (key, version, value))
             if run is not None:
@@ -58,5 +59,7 @@ class SQLiteDocuments:
 
     def discard(self, run_id: str) -> None:
         """Delete the documents of a run, within a transaction."""
-        prefix = f"run/{run_id}/"
-        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", (prefix, prefix + _LAST))
+        own = f"run/{run_id}/", f"run/{run_id}/{_LAST}"
+        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", own)
+        listed = "run = 0 AND kind = 'document' AND name >= ? AND name < ?"
+        self._file.db.execute(f"DELETE FROM inventory WHERE {listed}", own)

@@ -37,7 +37,7 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 12
+VERSION = 13
 _MAGIC = b"SQLite format 3\0"
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;

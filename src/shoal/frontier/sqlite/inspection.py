@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.frontier.faults import compare_counters, make_faults
 from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES, WAITING, retry_reason, sought_fingerprint
-from shoal.frontier.sqlite.audit import find_faults, repair
+from shoal.frontier.sqlite.audit import find_faults, repair, trimmed_items
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
 from shoal.frontier.sqlite.roles import SQLiteRoles
@@ -48,7 +48,7 @@ class SQLiteInspection:
     def _stats(self) -> Stats:
         ledger = msgspec.structs.asdict(self._file.ledger())
         del ledger["newest"]
-        return Stats(**ledger, seeding=not self._roles.is_finished(SEED_ROLE))
+        return Stats(**ledger, trimmed=trimmed_items(self._file), seeding=not self._roles.is_finished(SEED_ROLE))
 
     async def audit(self) -> Stats:
         return await self._file.read(self._audit)
@@ -63,12 +63,13 @@ class SQLiteInspection:
         found = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
         return msgspec.structs.replace(counted, faults=make_faults(found))
 
-    async def repair(self) -> None:
-        def step() -> None:
-            repair(self._file)
+    async def repair(self) -> list[str]:
+        def step() -> list[str]:
+            lost = repair(self._file)
             self._file.file.restore()
+            return lost
 
-        await self._file.file.write(step)
+        return await self._file.file.write(step)
 
     async def waits(self, hosts: Sequence[str]) -> Waits:
         def read() -> Waits:

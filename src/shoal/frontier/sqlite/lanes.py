@@ -245,8 +245,8 @@ class StoredLanes:
         return chosen
 
     def note_call(self, now: float, *, short: bool) -> None:
-        """See `LaneTable.note_call`."""
-        self._lanes.note_call(now, short=short)
+        """Note a lease, for other runs on the same hosts. ``short``: it got less than it wanted."""
+        self._lanes.called, self._lanes.asked = now, now if short else 0.0
 
     def note_end(self, now: float) -> None:
         """Note that a page of this run ended, for other runs on the same hosts."""

@@ -51,8 +51,15 @@ class SQLiteRoles:
         return await self._file.change(claim)
 
     async def forget(self, role: str) -> bool:
-        sql = "DELETE FROM role WHERE run = ? AND role = ? AND until <= ?"
-        return await self._file.change(lambda _, now: self._db.execute(sql, (self._run, role, now)).rowcount > 0)
+        def forget(_: Ledger, now: float) -> bool:
+            sql = "DELETE FROM role WHERE run = ? AND role = ? AND until <= ?"
+            is_gone = self._db.execute(sql, (self._run, role, now)).rowcount > 0
+            if is_gone:
+                sql = "DELETE FROM inventory WHERE run = ? AND kind = 'role' AND name = ?"
+                self._db.execute(sql, (self._run, role))
+            return is_gone
+
+        return await self._file.change(forget)
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         return await self._file.change(lambda _, now: self._advance(claim, cursor, now + ttl))

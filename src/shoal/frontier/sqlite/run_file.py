@@ -46,10 +46,7 @@ class RunFile:
 
     def load_options(self) -> None:
         """Read the options from the file. A run in which nobody has taken part yet has none."""
-        # A file that is opened readonly may have an older format.
-        row = self.db.execute("SELECT 1 FROM pragma_table_info('run') WHERE name = 'options'").fetchone()
-        sql = "SELECT options FROM run WHERE number = ?"
-        stored = self.db.execute(sql, (self.number,)).fetchone()[0] if row else None
+        (stored,) = self.db.execute("SELECT options FROM run WHERE number = ?", (self.number,)).fetchone()
         self.options = _decode_options(stored) if stored else FrontierOptions()
 
     def save_options(self, options: FrontierOptions) -> None:

@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 12;
+PRAGMA user_version = 13;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -153,3 +153,21 @@ CREATE TABLE document (
     version BLOB NOT NULL,                 -- random, changes with each write
     value BLOB NOT NULL
 ) WITHOUT ROWID;
+
+-- The names of all roles, documents and hosts. Only the code that deletes one of them deletes its name: so an audit notices
+-- a row that is lost.
+CREATE TABLE inventory (
+    run INTEGER NOT NULL,                  -- 0: all runs share it
+    kind TEXT NOT NULL,                    -- the name of the table
+    name TEXT NOT NULL,
+    PRIMARY KEY (run, kind, name)
+) WITHOUT ROWID;
+CREATE TRIGGER role_listed AFTER INSERT ON role BEGIN
+    INSERT OR IGNORE INTO inventory VALUES (new.run, 'role', new.role);
+END;
+CREATE TRIGGER document_listed AFTER INSERT ON document BEGIN
+    INSERT OR IGNORE INTO inventory VALUES (0, 'document', new.key);
+END;
+CREATE TRIGGER host_listed AFTER INSERT ON host BEGIN
+    INSERT OR IGNORE INTO inventory VALUES (0, 'host', new.name);
+END;

@@ -34,7 +34,7 @@ _RUNS = (
     f"{_RUN} WHERE {_BELONGS} AND (?3 IS NULL OR state IN (SELECT value FROM json_each(?3)))"
     " ORDER BY number DESC LIMIT ?4"
 )
-_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "role", "fence")
+_TABLES_OF_A_RUN = ("lane", "request", "seen", "seen_slice", "stage", "role", "fence", "inventory")
 _DELETE_RUN = (
     "DELETE FROM event WHERE request IN (SELECT id FROM request WHERE run = ?)",
     *(f"DELETE FROM {table} WHERE run = ?" for table in _TABLES_OF_A_RUN),

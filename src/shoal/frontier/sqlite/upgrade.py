@@ -11,7 +11,7 @@ from contextlib import closing
 
 OLDEST = 5
 """The oldest format that can be upgraded. In earlier ones tokens were numbers that could repeat."""
-_LATER_TABLES = frozenset({"stage", "document"})
+_LATER_TABLES = frozenset({"stage", "document", "inventory"})
 """Tables that were added since then. All others must be there."""
 _FILLED = {
     ("run", "project"): "'shoal'",
@@ -19,6 +19,13 @@ _FILLED = {
     ("item", "id"): "(run << 40) + seq",
 }
 """SQL for columns without a default, by table and column. Ids of items: see ``items.py``."""
+STORED = (
+    "SELECT run, 'role' AS kind, role AS name FROM role UNION ALL SELECT 0, 'document', key FROM document"
+    " UNION ALL SELECT 0, 'host', name FROM host"
+)
+"""What the inventory lists."""
+UNLISTED = f"SELECT * FROM ({STORED}) EXCEPT SELECT run, kind, name FROM inventory"
+"""What the inventory lacks: in a file of an older format, everything."""
 
 
 def missing_table(db: sqlite3.Connection, schema: str) -> str | None:
@@ -38,11 +45,12 @@ def upgrade(db: sqlite3.Connection, schema: str) -> None:
                     db.execute(statement)
                 elif _columns(db, table) != _columns(fresh, table):
                     _remake(db, table, statement, list(_columns(fresh, table)))
-            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-            indexes = fresh.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
-            for name, statement in indexes.fetchall():
+            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            others = fresh.execute("SELECT name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL")
+            for name, statement in others.fetchall():
                 if name not in known:
                     db.execute(statement)
+            db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
             (version,) = fresh.execute("PRAGMA user_version").fetchone()
             db.execute(f"PRAGMA user_version = {version}")
             db.execute("COMMIT")

@@ -68,6 +68,8 @@ BEGIN
         RETURN QUERY
             INSERT INTO rewind AS r (run, noticed, at, lost_seconds)
                 VALUES (_run, _now, real_clock(_offset), _lost) RETURNING r.at, r.lost_seconds;
+        INSERT INTO inventory (run, kind, name) SELECT _run, 'rewind', max(r.id)::text FROM rewind r WHERE r.run = _run
+            ON CONFLICT DO NOTHING;
     END IF;
 END
 $$;

@@ -9,14 +9,15 @@ BEGIN
         SELECT t.run, o.run_id, o.delay, row_number() OVER (ORDER BY o.delay DESC, t.seen DESC)
         FROM (SELECT * FROM turn WHERE host = _host AND run NOT IN (0, _run)) t
         CROSS JOIN LATERAL (SELECT * FROM run WHERE id = t.run AND NOT deleting AND state NOT IN ({RESTING}) LIMIT 1) o
-        CROSS JOIN LATERAL (SELECT * FROM presence WHERE run = t.run LIMIT 1) p
+        LEFT JOIN LATERAL (SELECT * FROM presence WHERE run = t.run LIMIT 1) p ON true
         LEFT JOIN LATERAL (SELECT ready FROM lane WHERE id = lane_key(t.run, t.host) LIMIT 1) l ON true
         WHERE {IS_LIVE};
 END
 $$;
 
 -- Note how these hosts are used: the run that was alone, this run, and no runs that are gone. The caller has locked them.
-CREATE FUNCTION note_uses(_run integer, _hosts integer[], _now double precision) RETURNS void LANGUAGE plpgsql AS $$
+-- Returns the runs that were alone: they do not know yet that they share hosts, see note_call.
+CREATE FUNCTION note_uses(_run integer, _hosts integer[], _now double precision) RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     _alone integer[];
@@ -33,22 +34,18 @@ BEGIN
             ON CONFLICT (host, run) DO UPDATE SET used = excluded.used, seen = excluded.seen
             RETURNING run
     )
-    SELECT array_agg(DISTINCT a.run ORDER BY a.run) INTO _alone FROM alone a;
-    IF _alone IS NOT NULL THEN                -- these runs do not know yet that they share hosts
-        INSERT INTO presence AS p (run, called, asked, until)
-            SELECT u.run, _now, 0, _now + {MEET_SECONDS} FROM unnest(_alone) u(run)
-            ON CONFLICT (run) DO UPDATE SET called = _now, asked = 0, until = excluded.until WHERE p.until <= _now;
-    END IF;
+    SELECT array_agg(DISTINCT a.run) INTO _alone FROM alone a;
     INSERT INTO turn AS t (host, run, used, seen)
         SELECT u.host, _run, coalesce(z.used, 0), _now FROM unnest(_hosts) u(host)
         LEFT JOIN LATERAL (SELECT used FROM turn WHERE host = u.host AND run = 0 LIMIT 1) z ON true
         ON CONFLICT (host, run) DO UPDATE SET used = greatest(t.used, excluded.used), seen = _now;
     DELETE FROM turn x USING unnest(_hosts) u(host) WHERE x.host = u.host AND x.run NOT IN (0, _run) AND NOT EXISTS (
         SELECT FROM live_uses(_run, u.host, _now) t WHERE t.run = x.run AND t.nth < {MAX_SHARING});
+    RETURN _alone;
 END
 $$;
 
--- Ask for hosts that another run uses, or has used last. The caller has locked them. Returns for each how many requests
+-- Ask for hosts that another run uses, or has used last. The caller has locked them and called note_uses. Returns for each how many requests
 -- this run may have now; whether it is due, and the turn of another run; the smallest use of those that ask for it (null:
 -- nobody); and its row.
 CREATE FUNCTION share_hosts(_run integer, _hosts integer[], _now double precision)
@@ -56,7 +53,6 @@ RETURNS TABLE (host integer, shared boolean, room integer, waits boolean, least_
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM note_uses(_run, _hosts, _now);
     UPDATE host h SET shared = s.longest IS NOT NULL, longest = s.longest
         FROM (
             SELECT u.host, CASE WHEN count(*) > 1 THEN max(o.delay) END AS longest FROM unnest(_hosts) u(host)
@@ -68,10 +64,6 @@ BEGIN
     DELETE FROM turn t USING unnest(_hosts) u(host) CROSS JOIN LATERAL (
             SELECT id FROM host WHERE id = u.host AND NOT shared LIMIT 1) h
         WHERE t.host = h.id;
-    UPDATE presence SET asked = 0             -- their time is over: no host waits for them, unless they ask again
-        WHERE run IN (                        -- not of a run that leases now: it may wait for the row of this one
-            SELECT p.run FROM presence p WHERE p.run IN (SELECT a.run FROM asking(_run, _hosts, _now) a WHERE a.is_late)
-            FOR NO KEY UPDATE SKIP LOCKED);
     RETURN QUERY
         SELECT h.id, h.shared,
             CASE WHEN s.due <= _now THEN least({CONCURRENCY} - h.in_flight, {CONCURRENCY} + {LEAD}) ELSE 0 END,
@@ -106,7 +98,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT {DUE_AT} AS due) s
         CROSS JOIN LATERAL (SELECT * FROM turn WHERE host = h.id AND run NOT IN (0, _run)) t
         CROSS JOIN LATERAL (SELECT ready FROM lane WHERE id = lane_key(t.run, t.host) AND ready > 0 LIMIT 1) l
-        CROSS JOIN LATERAL (SELECT * FROM presence WHERE run = t.run LIMIT 1) p
+        CROSS JOIN LATERAL (SELECT * FROM presence WHERE run = t.run AND until > _now LIMIT 1) p
         LEFT JOIN LATERAL (SELECT used FROM turn WHERE host = h.id AND run = 0 LIMIT 1) z ON true;
 END
 $$;
@@ -132,16 +124,39 @@ BEGIN
 END
 $$;
 
--- Note a lease, for other runs on the same hosts. _is_sharing: it asked for shared hosts. _is_short: it got less than it
--- wanted.
-CREATE FUNCTION note_call(_run integer, _now double precision, _is_sharing boolean, _is_short boolean)
+-- Note a lease, for other runs on the same hosts. _is_short: it got less than it wanted. _hosts: the shared hosts that it
+-- asked for, or null. _alone: runs that learn now that they share hosts. A run that shares these hosts, and leases, but
+-- only from others, stays noted.
+--
+-- No other function locks `presence` of several runs. It locks them in their order, after all hosts and lanes, and then
+-- waits only for the ledger: so no two calls wait for each other.
+CREATE FUNCTION note_call(_run integer, _now double precision, _is_short boolean, _hosts integer[], _alone integer[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     INSERT INTO presence AS p (run, called, asked, until)
-        VALUES (
-            _run, _now, CASE WHEN _is_short THEN _now ELSE 0 END, CASE WHEN _is_sharing THEN _now + {MEET_SECONDS} ELSE 0 END)
+        SELECT u.run, _now, CASE WHEN u.run = _run AND _is_short THEN _now ELSE 0 END,
+            CASE WHEN u.run <> _run OR _hosts IS NOT NULL THEN _now + {MEET_SECONDS} ELSE 0 END
+        FROM (
+            SELECT _run AS run
+            UNION SELECT unnest(_alone)
+            UNION SELECT t.run FROM turn t
+                CROSS JOIN LATERAL (
+                    SELECT FROM presence WHERE run = t.run AND until BETWEEN _now AND _now + {MEET_SECONDS} / 2.0
+                        AND called > until - {MEET_SECONDS} LIMIT 1) p
+                WHERE t.host = ANY(_hosts)
+        ) u
+        ORDER BY u.run
         ON CONFLICT (run) DO UPDATE SET
-            called = excluded.called, asked = excluded.asked, until = greatest(p.until, excluded.until);
+            called = CASE WHEN p.run = _run OR p.until <= _now THEN excluded.called ELSE p.called END,
+            asked = CASE WHEN p.run = _run OR p.until <= _now THEN excluded.asked ELSE p.asked END,
+            until = greatest(p.until, excluded.until);
+    IF _hosts IS NOT NULL THEN                -- not of a run that leases now: it notes its own call
+        UPDATE presence SET asked = 0         -- their time is over: no host waits for them, unless they ask again
+            WHERE run IN (
+                SELECT p.run FROM presence p
+                WHERE p.run IN (SELECT a.run FROM asking(_run, _hosts, _now) a WHERE a.is_late)
+                FOR NO KEY UPDATE SKIP LOCKED);
+    END IF;
 END
 $$;

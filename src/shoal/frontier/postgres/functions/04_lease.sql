@@ -199,6 +199,7 @@ DECLARE
     _shares boolean;                          -- with other runs, lately
     _shared integer[];                        -- hosts that others want too
     _leasts double precision[];               -- the smallest use of each
+    _alone integer[];                         -- runs that have used hosts alone
     _waits boolean := false;                  -- it is the turn of another run
     _each record;
     _moment double precision;
@@ -211,10 +212,10 @@ BEGIN
          ORDER BY l.run DESC, l.best_rank DESC, l.best_id DESC LIMIT 1) IS NOT NULL,
         _receipt IS NULL OR EXISTS (
             SELECT FROM outcome o WHERE o.id = _receipt AND o.token = _receipt_token AND o.state = {DONE}),
-        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew, p.until
+        c.boot IS DISTINCT FROM pg_postmaster_start_time(), c.seen, c.skew,
+        (SELECT p.until FROM presence p WHERE p.run = _run)
         INTO _may_lease, _has_open, _knows, _restarted, _seen, _skew, _until
-        FROM run r LEFT JOIN clock_state c ON c.id = 1 LEFT JOIN presence p ON p.run = r.id
-        WHERE r.id = _run AND NOT r.deleting;
+        FROM run r LEFT JOIN clock_state c ON c.id = 1 WHERE r.id = _run AND NOT r.deleting;
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
@@ -234,7 +235,7 @@ BEGIN
         END IF;
         _moment := CASE WHEN _may_lease THEN next_moment(_run, _now, _now, _shares) END;
         IF _shares AND _may_lease AND current_setting('transaction_read_only') = 'off' THEN
-            PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, false, true);
+            PERFORM set_config('synchronous_commit', 'off', true), note_call(_run, _now, true, NULL, NULL);
         END IF;
         wait := greatest(_moment - _now, CASE WHEN _moment IS NOT NULL THEN 0 END);
         SELECT g.incoming, v.version INTO incoming, cookies
@@ -312,6 +313,7 @@ BEGIN
     IF _near.hosts IS NOT NULL THEN
         _hosts := hosts_for_lease(_run, _near.hosts, _now);
         IF _hosts.shared IS NOT NULL THEN
+            _alone := note_uses(_run, _hosts.shared, _now);
             FOR _each IN SELECT * FROM share_hosts(_run, _hosts.shared, _now) LOOP
                 _rows := width_bucket(_each.host, _hosts.hosts);
                 _hosts.rooms[_rows] := _each.room;
@@ -427,7 +429,7 @@ BEGIN
         IF _count = 0 AND _overdue IS NULL THEN  -- nothing that has to last
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
-        PERFORM note_call(_run, _now, _shared IS NOT NULL, _count < _limit);
+        PERFORM note_call(_run, _now, _count < _limit, _shared, _alone);
     END IF;
 
     IF _overdue IS NOT NULL THEN

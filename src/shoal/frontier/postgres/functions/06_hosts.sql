@@ -33,6 +33,7 @@ BEGIN
         WHERE h.id = _host;
     UPDATE host h SET blocked_until = _until, block_reason = CASE WHEN _until > 0 THEN _block_reason ELSE '' END
         WHERE h.id = _host AND _set_block AND (_until = 0 OR _until > h.blocked_until);
+    INSERT INTO inventory (run, kind, name) VALUES (0, 'host', _name) ON CONFLICT DO NOTHING;
     IF _host = 0 THEN  -- other hosts are not locked: open all lanes, and each lease checks the host
         _lanes := ARRAY(SELECT l.id FROM lane l WHERE l.place > {OPEN});
         PERFORM lock_lanes(_lanes);

@@ -26,6 +26,9 @@ BEGIN
                     ELSE greatest(excluded.claim_epoch, r.claim_epoch + 1) END
                 WHERE NOT r.finished AND (r.until <= clock(_offset) OR r.token = excluded.token)
             RETURNING r.cursor, r.claim_epoch;
+    IF FOUND THEN
+        INSERT INTO inventory (run, kind, name) VALUES (_run, 'role', _role) ON CONFLICT DO NOTHING;
+    END IF;
 END
 $$;
 
@@ -34,7 +37,11 @@ CREATE FUNCTION forget_role(_run integer, _offset double precision, _role text) 
 BEGIN
     PERFORM check_run(_run);
     DELETE FROM role r WHERE r.run = _run AND r.role = _role AND r.until <= clock(_offset);
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM inventory i WHERE i.run = _run AND i.kind = 'role' AND i.name = _role;
+    RETURN true;
 END
 $$;
 

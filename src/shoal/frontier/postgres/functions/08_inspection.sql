@@ -1,18 +1,48 @@
 -- Inspection of a run. These functions change nothing. Those that are called often are in plpgsql, which keeps their plans:
 -- planning costs more than the rest.
 
+-- The number of the first item in the log. If a run does not know how many were deleted, it is those before it.
+CREATE FUNCTION first_item(_run integer) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT min(i.seq) FROM item i WHERE i.run = _run
+$$;
+
 CREATE FUNCTION stats(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint
+    items bigint, trimmed bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
         SELECT g.pushed, g.ready, g.waiting, g.leased, g.done, g.dead, g.duplicates, g.items,
+            coalesce(g.trimmed, first_item(_run) - 1, g.items),
             NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
             g.incoming, g.redirects, g.item_errors, (SELECT count(*) FROM rewind w WHERE w.run = _run)
         FROM ledger g WHERE g.run = _run;
 END
+$$;
+
+-- What the inventory lists, and its table lacks.
+CREATE FUNCTION lost_names(_run integer)
+RETURNS TABLE (kind text, name text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT i.kind, i.name FROM inventory i WHERE i.run IN (0, _run) AND NOT CASE i.kind
+        WHEN 'role' THEN EXISTS (SELECT FROM role r WHERE r.run = i.run AND r.role = i.name)
+        WHEN 'rewind' THEN EXISTS (SELECT FROM rewind w WHERE w.run = i.run AND w.id = i.name::bigint)
+        WHEN 'document' THEN EXISTS (SELECT FROM document d WHERE d.key = convert_to(i.name, 'UTF8'))
+        ELSE EXISTS (SELECT FROM host h WHERE h.name = i.name) END
+    ORDER BY i.kind, i.name
+$$;
+
+-- What the inventory lacks.
+CREATE FUNCTION unlisted_names(_run integer)
+RETURNS TABLE (run integer, kind text, name text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT * FROM (
+        SELECT r.run, 'role', r.role FROM role r WHERE r.run = _run
+        UNION ALL SELECT w.run, 'rewind', w.id::text FROM rewind w WHERE w.run = _run
+        UNION ALL SELECT 0, 'document', convert_from(d.key, 'UTF8') FROM document d
+        UNION ALL SELECT 0, 'host', h.name FROM host h
+            WHERE num_nonnulls(h.delay, h.concurrency, h.crawl_delay, h.learned_delay) > 0 OR h.blocked_until > 0
+    ) stored
+    EXCEPT SELECT i.run, i.kind, i.name FROM inventory i
 $$;
 
 -- Faults of a run: see shoal/frontier/faults.py. It is stable, so all of it sees one snapshot.
@@ -51,23 +81,32 @@ RETURNS TABLE (kind text, count bigint, example text) LANGUAGE sql STABLE SET se
         WHERE h.run = _run AND h.state = {LEASED} AND h.worker > 0
             AND NOT EXISTS (SELECT FROM holder w WHERE w.run = _run AND w.number = h.worker)
     UNION ALL
-    SELECT 'items', g.items - coalesce(g.trimmed, i.first - 1, g.items) - i.n, ''
-        FROM ledger g, (SELECT count(*) AS n, min(i.seq) AS first FROM item i WHERE i.run = _run) i WHERE g.run = _run
+    SELECT 'items', i.missing, CASE WHEN i.missing > 0 THEN (  -- the first gap after an item
+            SELECT 'item ' || min(x.seq) + 1 FROM item x
+            WHERE x.run = _run AND x.seq < i.items
+                AND NOT EXISTS (SELECT FROM item y WHERE y.run = _run AND y.seq = x.seq + 1)) END
+        FROM (SELECT g.items, g.items - coalesce(g.trimmed, first_item(_run) - 1, g.items)
+                - (SELECT count(*) FROM item i WHERE i.run = _run) AS missing FROM ledger g WHERE g.run = _run) i
     UNION ALL
     SELECT 'store', 2 - (SELECT count(*) FROM host h WHERE h.id = 0) - (SELECT count(*) FROM clock_state c WHERE c.id = 1), ''
+    UNION ALL
+    SELECT n.kind || 's', count(*), min(n.name) FROM lost_names(_run) n GROUP BY n.kind
+    UNION ALL
+    SELECT 'inventory', count(*), min(n.name) FROM unlisted_names(_run) n
 $$;
 
 -- The counters and rewinds of a run, counted from its requests; then the stored ones, and the faults. All in one snapshot.
 CREATE FUNCTION audit(_run integer)
 RETURNS TABLE (
     pushed bigint, ready bigint, waiting bigint, leased bigint, done bigint, dead bigint, duplicates bigint,
-    items bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint,
+    items bigint, trimmed bigint, seeding boolean, incoming bigint, redirects bigint, item_errors bigint, rewinds bigint,
     stored bigint[], kinds text[], counts bigint[], examples text[]
 ) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT
         (SELECT count(*) FROM request q WHERE q.run = _run),
         (SELECT count(*) FROM ready r WHERE r.lane BETWEEN lane_key(_run, 0) AND lane_key(_run, 0) + 4294967295),
         h.waiting, h.leased, o.done, o.dead, g.duplicates, g.items,
+        coalesce(g.trimmed, first_item(_run) - 1, g.items),
         NOT EXISTS (SELECT FROM role r WHERE r.run = _run AND r.role = {SEED_ROLE} AND r.finished),
         (SELECT coalesce(sum(c.size), 0) FROM stage t JOIN chunk c ON c.token = t.token WHERE t.run = _run),
         g.redirects, g.item_errors, (SELECT count(*) FROM rewind w WHERE w.run = _run),

@@ -159,6 +159,9 @@ CREATE FUNCTION end_delete(_run integer) RETURNS void LANGUAGE plpgsql SET searc
 BEGIN
     DELETE FROM document d USING run r WHERE r.id = _run
         AND d.key >= convert_to('run/' || r.run_id || '/', 'UTF8') AND d.key < convert_to('run/' || r.run_id || '0', 'UTF8');
+    DELETE FROM inventory i USING run r WHERE r.id = _run AND i.run = 0 AND i.kind = 'document'
+        AND i.name >= 'run/' || r.run_id || '/' AND i.name < 'run/' || r.run_id || '0';
+    DELETE FROM inventory i WHERE i.run = _run;
     DELETE FROM role r WHERE r.run = _run;
     DELETE FROM holder h WHERE h.run = _run;
     DELETE FROM worker w WHERE w.run = _run;

@@ -35,6 +35,11 @@ BEGIN
     IF NOT _is_written THEN
         RETURN false;
     END IF;
+    IF _value IS NULL THEN
+        DELETE FROM inventory i WHERE i.run = 0 AND i.kind = 'document' AND i.name = convert_from(_key, 'UTF8');
+    ELSIF _replaces = '' THEN
+        INSERT INTO inventory (run, kind, name) VALUES (0, 'document', convert_from(_key, 'UTF8')) ON CONFLICT DO NOTHING;
+    END IF;
     IF _run_id IS NOT NULL THEN
         PERFORM create_run(_run_id, _spider, _state, _created_at, _settings, _project, _ended_at);
     END IF;

@@ -7,20 +7,31 @@ RETURNS TABLE (host integer, url text) LANGUAGE sql SET search_path FROM CURRENT
     WHERE q.run = _run AND NOT EXISTS (SELECT FROM host h WHERE h.id = q.host) GROUP BY q.host
 $$;
 
--- Restore what is missing from what is left. _hosts, _names: the missing hosts. Nobody changes the tables meanwhile. They are
--- locked in the order of the rows; if a call of a client is in the way of another one, one of them is repeated.
+-- Restore what is missing from what is left, and return what is lost: see describe_losses() in faults.py. _hosts, _names: the
+-- missing hosts. Nobody changes the tables meanwhile. They are locked in the order of the rows; if a call of a client is in the
+-- way of another one, one of them is repeated.
 CREATE FUNCTION repair(_run integer, _offset double precision, _hosts integer[], _names text[])
-RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+RETURNS TABLE (kind text, name text) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
     _first bigint := lane_key(_run, 0);
     _last bigint := lane_key(_run, 0) + 4294967295;
 BEGIN
     PERFORM check_run(_run);
+    INSERT INTO role (run, role, token, until, cursor, finished)  -- in a finished run, seeding stays finished
+        SELECT _run, n.name, 0, 0, '', true FROM run r, lost_names(_run) n
+        WHERE r.id = _run AND r.state = 'finished' AND n.kind = 'role' AND n.name = {SEED_ROLE} ON CONFLICT DO NOTHING;
+    RETURN QUERY SELECT n.kind, n.name FROM lost_names(_run) n;
+    INSERT INTO rewind (id, run, noticed, at) OVERRIDING SYSTEM VALUE  -- an audit mentions rewinds for ever
+        SELECT n.name::bigint, _run, 0, real_clock(_offset) FROM lost_names(_run) n WHERE n.kind = 'rewind'
+        ON CONFLICT DO NOTHING;
     LOCK TABLE held, request, host, lane, ready, outcome, ledger IN SHARE ROW EXCLUSIVE MODE;
     INSERT INTO clock_state (id, seen, skew) VALUES (1, 0, 0) ON CONFLICT DO NOTHING;
-    INSERT INTO host (id, name) OVERRIDING SYSTEM VALUE
-        SELECT * FROM unnest(array_append(_hosts, 0), array_append(_names, {DEFAULT_HOST})) ON CONFLICT DO NOTHING;
+    INSERT INTO host (id, name, ended_at) OVERRIDING SYSTEM VALUE  -- nobody knows when they were last contacted
+        SELECT u.id, u.name, clock(_offset)
+        FROM unnest(array_append(_hosts, 0), array_append(_names, {DEFAULT_HOST})) u(id, name) ON CONFLICT DO NOTHING;
+    DELETE FROM inventory i USING lost_names(_run) n WHERE i.run IN (0, _run) AND i.kind = n.kind AND i.name = n.name;
+    INSERT INTO inventory (run, kind, name) SELECT n.run, n.kind, n.name FROM unlisted_names(_run) n ON CONFLICT DO NOTHING;
     INSERT INTO holder (run, number, name)
         SELECT DISTINCT h.run, h.worker, format('worker %s', h.worker) FROM held h
         WHERE h.run = _run AND h.worker > 0 AND NOT EXISTS (SELECT FROM holder w WHERE w.run = _run AND w.number = h.worker)
@@ -54,7 +65,13 @@ BEGIN
                   SELECT x.host FROM held x WHERE x.run = _run) u
         ) s
         WHERE h.id = s.host AND h.in_flight <> s.n;
-    INSERT INTO ledger (run) VALUES (_run) ON CONFLICT DO NOTHING;
+    INSERT INTO ledger (run, redirects)       -- a redirect that a middleware made has no such status
+        SELECT _run, count(*) FROM outcome o
+        WHERE o.run = _run AND o.state = {DONE} AND o.items = 0 AND o.status IN (301, 302, 303, 307, 308)
+        ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        RETURN QUERY VALUES ('estimate', 'redirects'), ('counter', 'duplicates'), ('counter', 'item_errors');
+    END IF;
     UPDATE ledger g SET
         pushed = greatest(g.pushed, (SELECT count(*) FROM request q WHERE q.run = _run)),
         ready = (SELECT count(*) FROM ready r WHERE r.lane BETWEEN _first AND _last),

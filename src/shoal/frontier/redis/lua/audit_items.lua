@@ -7,9 +7,9 @@ local entries = call('XRANGE', own.key .. ':items', string.format('%.0f-0', at +
 for _, entry in ipairs(entries) do
   local last = tonumber(string.match(entry[1], '^%d+'))
   local missing = last - (#entry[2] / 2 - 1) - at
-  if missing > 0 then blame('items', '', missing) end
+  if missing > 0 then blame('items', string.format('item %.0f', at + 1), missing) end
   at = last
 end
 if #entries == count then return {string.format('%.0f', at), found_faults()} end
-if own.items > at then blame('items', '', own.items - at) end
+if own.items > at then blame('items', string.format('item %.0f', at + 1), own.items - at) end
 return {'', found_faults()}

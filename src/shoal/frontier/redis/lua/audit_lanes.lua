@@ -125,6 +125,7 @@ local function check_store()
   if (tonumber(values[3]) or 0) < math.max(named, known) then blame('store', 'host') end
   if own.pushed > 0 and not (values[4] and values[5] and values[6]) then blame('store', 'clock') end
   if (tonumber(values[6]) or 0) < own.freed then blame('store', 'freed') end
+  if call('HEXISTS', PREFIX .. 'store', 'defaults') > call('HEXISTS', HOSTS, ALL_HOSTS) then blame('hosts', DEFAULT_HOST) end
   if named ~= known then blame('hosts', '', math.abs(named - known)) end
   local documents = call('HLEN', PREFIX .. 'document') - call('ZCARD', PREFIX .. 'documents')
   if documents ~= 0 then blame('documents', '', math.abs(documents)) end

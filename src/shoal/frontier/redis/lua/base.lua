@@ -31,12 +31,9 @@ if real < state.seen then state.skew = state.skew + state.seen - real end
 if real < state.seen or real >= state.seen + SEEN_EVERY then state.seen, state.is_changed = real, true end
 local now = real + state.skew
 
--- The run that leased last. While several runs may share hosts, the time until then follows: see turns.lua.
-local leased_by, met_until = tonumber(shared[4]), 0
-if shared[4] and not leased_by then
-  leased_by, met_until = string.match(shared[4], '^(%d+) ([%d.]+)$')
-  leased_by, met_until = tonumber(leased_by), tonumber(met_until) or 0
-end
+-- The functions of turns.lua, if runs share hosts and the script needs them. Without them a lane may be opened too early; a
+-- lease checks it.
+local turns
 
 local function save_state()
   if not state.is_changed then return end
@@ -125,7 +122,7 @@ local function create_run(first)
   -- Redis stores a small sorted set as a list, which is slow to search. One long member makes it a tree from the start.
   call('ZADD', PREFIX .. 'lease', 'inf', string.rep('\0', 65))
   local number = call('HINCRBY', PREFIX .. 'store', 'run', 1)
-  call('HSET', PREFIX .. 'store', 'format', ARGV[first])
+  call('HSETNX', PREFIX .. 'store', 'format', ARGV[first]) -- a newer version may have raised it
   call('HSET', PREFIX .. 'runs', name, number)
   call('HSET', PREFIX .. 'run:' .. number, 'run_id', name, unpack(ARGV, first + 2))
   return 1
@@ -173,8 +170,12 @@ local function save_ledger(run)
   if not run.is_changed then return end
   local counters = {}
   for i = 1, #COUNTERS do counters[i] = run[COUNTERS[i]] end
-  call('HSET', run.key, 'counters', pack(LEDGER, unpack(counters)))
-  if run.has_ended and now < met_until then call('HSET', run.key, 'called', string.format('%.6f', now)) end
+  local ledger = pack(LEDGER, unpack(counters))
+  if run.has_ended then -- and other runs want to know
+    call('HSET', run.key, 'counters', ledger, 'called', string.format('%.6f', now))
+  else
+    call('HSET', run.key, 'counters', ledger)
+  end
 end
 
 -- The error for a store that went back in time.

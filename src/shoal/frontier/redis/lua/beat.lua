@@ -7,7 +7,7 @@ if refusal then return refusal end
 
 hear(session)
 call('HSET', own.key .. ':worker', worker, pack(WORKER, epoch, session, now, tonumber(ARGV[8]), #ARGV[9], ARGV[9]))
-call('ZADD', BEATS, time_text(now + session * HEARD_GAP), beat_member(worker))
+call('ZADD', BEATS, time_text(now + session * HEARD_GAP), beat_member(own, worker))
 save_state()
 
 local due = math.huge

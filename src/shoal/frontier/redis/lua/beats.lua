@@ -6,9 +6,11 @@
 
 local BEATS, HEARD, MAX_LATE = PREFIX .. 'beat', PREFIX .. 'heard', 200
 
-local function beat_member(worker) return own.packed_number .. worker end
+local function beat_member(run, worker) return run.packed_number .. worker end
 
 local function time_text(time) return string.format('%.6f', time) end
+
+local function session_text(session) return string.format('%.17g', session) end
 
 -- The values of a worker of a run; nothing if it is not known.
 local function read_worker(run, worker)
@@ -30,7 +32,7 @@ local function hear(session)
       fields[#fields + 1], fields[#fields + 2] = heard[i], time_text(now)
     end
   end
-  if not is_known then fields[#fields + 1], fields[#fields + 2] = string.format('%.17g', session), time_text(now) end
+  if not is_known then fields[#fields + 1], fields[#fields + 2] = session_text(session), time_text(now) end
   call('HSET', HEARD, unpack(fields))
 end
 

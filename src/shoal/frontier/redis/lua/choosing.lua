@@ -179,8 +179,8 @@ do -- a function of Lua has at most 200 local variables: those of this block end
     if in_play[lane.number] then return false end
     in_play[lane.number] = true
     local host, all = hosts[lane.number], hosts[ALL_HOSTS]
-    if host.turns then ask_for(host) end
-    local delay, most = policy(host.settings, all.settings, own, host.is_shared and longest_of(host, own))
+    if turns then turns.ask_for(host) end
+    local delay, most = policy(host.settings, all.settings, own, host.is_shared and turns.longest_of(host, own))
     local due = due_at(host, all, delay)
     lane.room = most - host.in_flight
     refused = true
@@ -188,7 +188,7 @@ do -- a function of Lua has at most 200 local variables: those of this block end
       touch(own, lane.number, 'stale')
       return false
     end
-    if host.is_shared then lane.room = math.min(lane.room, turns_for(host, most, due)) end
+    if host.is_shared then lane.room = math.min(lane.room, turns.left(host, most, due)) end
     if lane.room <= 0 then -- it is the turn of another run
       own.pause = math.min(own.pause or math.huge, SHORT_PAUSE)
       return false

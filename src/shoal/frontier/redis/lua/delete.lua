@@ -8,6 +8,6 @@ local parts = {
   ':sent', ':claim', ':role_slot', ':fence', ':holder', ':worker', ':beat', ':rewinds', ':stages', ':cookies',
 }
 for _, entry in ipairs(call('LRANGE', STAGES, 0, -1)) do call('UNLINK', stage_key((read(STAGE, entry)))) end
-for _, worker in ipairs(call('HKEYS', own.key .. ':worker')) do call('ZREM', BEATS, beat_member(worker)) end
+for _, worker in ipairs(call('HKEYS', own.key .. ':worker')) do call('ZREM', BEATS, beat_member(own, worker)) end
 for _, part in ipairs(parts) do call('UNLINK', own.key .. part) end
 return 1

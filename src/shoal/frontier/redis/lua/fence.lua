@@ -71,7 +71,7 @@ many('HSET', own.key .. ':role', free_roles)
 many('HDEL', own.key .. ':role_slot', roles)
 many('HDEL', own.key .. ':worker', names)
 local members = {}
-for i, name in ipairs(names) do members[i] = beat_member(name) end
+for i, name in ipairs(names) do members[i] = beat_member(own, name) end
 many('ZREM', BEATS, members)
 if ARGV[5] then return #lost end
 local answer = {}

@@ -1,6 +1,6 @@
 -- Hosts, which all runs of the store share. The number of a host is a string of 4 bytes: scripts pass it on as it is.
 
-local HOSTS, TURNS = PREFIX .. 'host', PREFIX .. 'turns'
+local HOSTS = PREFIX .. 'host'
 local ALL_HOSTS = '\0\0\0\0' -- the number of the host "*"; in a request: none
 local NONE = 0 / 0 -- NaN for "not set"; it is not equal to itself
 local hosts, changed_hosts = {}, {}
@@ -92,10 +92,7 @@ local function load_hosts(numbers)
   end
   local records = fetch(HOSTS, missing)
   for i = 1, n do hosts[missing[i]] = read_host(missing[i], records[i]) end
-  if now < met_until and n > 0 then
-    local turns = fetch(TURNS, missing)
-    for i = 1, n do hosts[missing[i]].turns = turns[i] or '' end
-  end
+  if turns then turns.load(missing) end
 end
 
 -- Mark a host to be written at the end.
@@ -113,6 +110,7 @@ local function save_hosts()
     fields[n + 1], fields[n + 2] = host.number, save_host(host)
     n = n + 2
     host.is_changed = false
+    if host.number == ALL_HOSTS then call('HSET', PREFIX .. 'store', 'defaults', 1) end -- so an audit notices its loss
   end
   many('HSET', HOSTS, fields)
   changed_hosts, fresh_hosts = {}, {}

@@ -53,8 +53,8 @@ local function end_lease(run, host, contacted)
   change(host)
   state.freed, state.is_changed = state.freed + 1, true
   if run then
-    run.freed, run.is_changed, run.has_ended = run.freed + 1, true, run == own
-    local _, limit = policy(host.settings, hosts[ALL_HOSTS].settings, run, host.turns and longest_of(host, run))
+    run.freed, run.is_changed = run.freed + 1, true
+    local _, limit = policy(host.settings, hosts[ALL_HOSTS].settings, run, turns and turns.longest_of(host, run))
     if before >= limit then touch(run, host.number) end -- else its lane can only be in `full` because of other runs
   end
 end
@@ -145,11 +145,11 @@ do -- a function of Lua has at most 200 local variables: those of this block end
 
   -- The place of a lane whose best request has this rank: 'f' full, 'l' later, 'o' open; and its score there.
   local function place_of(run, host, rank)
-    local longest = host.turns and longest_of(host, run)
+    local longest = turns and turns.longest_of(host, run)
     local delay, limit = policy(host.settings, hosts[ALL_HOSTS].settings, run, longest)
     if host.in_flight >= limit then
       if not longest then return 'f', freed_by_others(run) end
-      run.pause = math.min(run.pause or math.huge, pause_for(delay))
+      run.pause = math.min(run.pause or math.huge, turns.pause_for(delay))
       return 'f', now - 1e12 -- below all others: each lease checks it, the oldest first
     end
     local due = due_at(host, hosts[ALL_HOSTS], delay)

@@ -92,7 +92,7 @@ local function open_lanes()
   local due = call('ZRANGEBYSCORE', own.key .. ':later', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for _, number in ipairs(due) do touch(own, number, 'stale') end
   load_hosts(due)
-  if now < met_until then ask_for_all(due) end
+  if turns then turns.ask_for_all(due) end
   many('ZREM', own.key .. ':later', due)
   return #due > 0
 end
@@ -103,7 +103,7 @@ local function check_full()
   local numbers = call('ZRANGEBYSCORE', key, '-inf', string.format('(%.0f', others), 'LIMIT', 0, FULL_AT_ONCE)
   for _, number in ipairs(numbers) do touch(own, number) end
   load_hosts(numbers)
-  if now < met_until then ask_for_all(numbers) end
+  if turns then turns.ask_for_all(numbers) end
   return #numbers > 0
 end
 
@@ -168,7 +168,7 @@ local function take(fingerprints, numbers, sequences, ranks, lanes)
     change(host)
     touch(own, lane.number)
     shorten(lane)
-    if host.is_shared then take_turns(host, lane.count) end
+    if host.is_shared then turns.take(host, lane.count) end
   end
   for i = 1, #fingerprints do
     local fingerprint, number, record = fingerprints[i], numbers[i], found[i]
@@ -224,7 +224,9 @@ local refusal = slot and fenced(slot, epoch)
 if refusal then return refusal end
 
 local cookies = tonumber(call('GET', own.key .. ':cookies')) or 0
-if limit > 0 and not HALTED[own.state] then meet() end
+if limit > 0 and not HALTED[own.state] and (leased_by ~= own.number or met_until > 0) then
+  define_turns(leased_by ~= own.number or now >= met_until)
+end
 move_staged()
 local leased, answer = granted()
 if not leased then
@@ -235,7 +237,7 @@ if not leased then
     return {'', string.format('%.6f', server_time), '', '', {}, 0, pause(), cookies}
   end
   leased, answer = take(choose(limit))
-  if limit > 0 and now < met_until then save_turns(#leased < limit) end
+  if limit > 0 and turns then turns.save(#leased < limit) end
 end
 
 local soonest = now + (own.pause or math.huge)

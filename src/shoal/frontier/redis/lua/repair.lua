@@ -1,11 +1,17 @@
 -- Restore what is missing. ARGV: what to do, the format of the store, seconds that a lease lasts whose end was lost; cursor,
 -- how many to read. Returns the next cursor ('0' at the end).
---   store: what all runs share
+--   store: what all runs share, and roles. Returns what is lost: kind, name, ... as describe_losses() in faults.py
 --   requests: what leads to requests
 --   lanes: their places, and the requests in flight of their hosts
 --   counters: of the run
 
 local act, lasts, cursor, count = ARGV[5], tonumber(ARGV[7]), ARGV[8], ARGV[9]
+local lost = {}
+
+local function lose(kind, name)
+  lost[#lost + 1] = kind
+  lost[#lost + 1] = name
+end
 
 -- -- hosts have a record by number, and a number by name: each is restored from the other
 
@@ -20,17 +26,63 @@ local function repair_hosts()
   end)
   visit_all(key, function(name, number) numbers[number] = name end)
   for number, name in pairs(numbers) do
-    if call('HEXISTS', HOSTS, number) == 0 then call('HSET', HOSTS, number, NEW_HOST .. name) end
+    if call('HEXISTS', HOSTS, number) == 0 then
+      call('HSET', HOSTS, number, pack(SHORT_HOST, -1, now) .. name) -- nobody knows when it was last contacted
+      lose('host', name)
+    end
     last = math.max(last, (read(HOST_NUMBER, number)))
   end
   for name, number in pairs(names) do
     if call('HEXISTS', key, name) == 0 then call('HSET', key, name, number) end
     last = math.max(last, (read(HOST_NUMBER, number)))
   end
+  if call('HEXISTS', PREFIX .. 'store', 'defaults') > call('HEXISTS', HOSTS, ALL_HOSTS) then
+    call('HSET', HOSTS, ALL_HOSTS, pack(SHORT_HOST, -1, now) .. DEFAULT_HOST)
+    lose('host', DEFAULT_HOST)
+  end
   return last
 end
 
+-- In a finished run, seeding stays finished.
+local function repair_roles()
+  local roles = call('HKEYS', own.key .. ':claim')
+  for i, role in ipairs(fetch(own.key .. ':role', roles)) do
+    if not role then
+      if roles[i] == SEED_ROLE and call('HGET', own.key, 'state') == 'finished' then
+        call('HSET', own.key .. ':role', SEED_ROLE, pack(ROLE, NO_TOKEN, 0, 1))
+      else
+        call('HDEL', own.key .. ':claim', roles[i])
+        lose('role', roles[i])
+      end
+    end
+  end
+end
+
+local function repair_rewinds()
+  for _ = call('LLEN', own.key .. ':rewinds') + 1, math.min(own.rewinds, 100) do
+    call('LPUSH', own.key .. ':rewinds', pack(REWIND, 0, real, NONE)) -- an audit mentions rewinds for ever
+    lose('rewind', tostring(own.rewinds))
+  end
+end
+
+local function repair_documents()
+  local key, list = PREFIX .. 'document', PREFIX .. 'documents'
+  for _, name in ipairs(call('ZRANGE', list, 0, -1)) do
+    if call('HEXISTS', key, name) == 0 then
+      call('ZREM', list, name)
+      lose('document', name)
+    end
+  end
+  for _, name in ipairs(call('HKEYS', key)) do call('ZADD', list, 0, name) end
+end
+
 local function repair_store()
+  if own.pushed < call('HLEN', own.key .. ':req') then
+    for _, name in ipairs({'duplicates', 'redirects', 'item_errors'}) do lose('counter', name) end
+  end
+  repair_roles()
+  repair_rewinds()
+  repair_documents()
   local key, last_run = PREFIX .. 'store', own.number
   for _, number in ipairs(call('HVALS', PREFIX .. 'runs')) do last_run = math.max(last_run, tonumber(number)) end
   local last_host = repair_hosts()
@@ -186,7 +238,7 @@ end
 
 if act == 'store' then
   repair_store()
-  return '0'
+  return lost
 end
 if act == 'requests' then return repair_requests() end
 if act == 'lanes' then return repair_lanes() end

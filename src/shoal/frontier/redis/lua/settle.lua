@@ -4,6 +4,8 @@
 -- number of the completion, packed. A repeated completion is acknowledged again, without its children. Returns nothing, and
 -- changes nothing, if a stage has expired.
 
+if now < met_until then define_turns() end
+
 local heads, blob, names = ARGV[5], ARGV[6], arguments_from(7)
 local count = #heads / ENDING_SIZE
 
@@ -168,6 +170,7 @@ for _, each in ipairs(staged) do
     call('UNLINK', stage_key(each.token))
   end
 end
+own.has_ended = turns and n > 0
 finish()
 many('ZREM', LEASES, leases)
 forget(own, over)

@@ -2,6 +2,7 @@
 -- options, then for each host its record, how many requests of the run are ready, and the longest delay of other runs that
 -- share it, with the name of that run. If there are very many hosts, it returns those that are likely to be busiest.
 
+if now < met_until then define_turns() end
 local ALL, SOME = 1000, 300
 local numbers, is_listed = {}, {}
 local function list(number)
@@ -35,7 +36,7 @@ for _, number in ipairs(numbers) do
   local front = math.floor(#own.lanes[number] / FRONTED_SIZE)
   answer[#answer + 1] = front + call('LLEN', list_key(own, number)) + call('ZCARD', set_key(own, number))
   local longest, of
-  if hosts[number].turns then longest, of = longest_of(hosts[number], own) end
+  if turns then longest, of = turns.longest_of(hosts[number], own) end
   answer[#answer + 1] = longest and string.format('%.17g', longest) or ''
   answer[#answer + 1] = of and of.name or ''
 end
