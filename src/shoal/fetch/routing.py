@@ -13,8 +13,6 @@ from shoal.ports import Fetcher, Hosts
 from shoal.sessions.sending import browser_cookies
 from shoal.urls.normalize import host_of
 
-_MAX_LOGIN_DELAY = 3.0  # seconds; a page does not wait longer
-
 
 class Renderer(Protocol):
     """A browser. See `BrowserFetcher`."""
@@ -95,12 +93,12 @@ class RoutingFetcher:
         return await self._browser().fetch(request, options, self._scope, request.proxy or self._proxy)
 
     async def _permit_login(self, url: str) -> float | None:
-        """Wait for the delay of the host. As for other requests of a login, robots.txt and the scope do not matter."""
+        """Wait for the delay of the host. As for other requests of a login, robots.txt and the scope do not matter. If
+        the delay is too long for a page, the login makes the request itself."""
         try:
-            delay = 0.0 if self._hosts is None else (await self._hosts.host_state(host_of(url))).delay
+            return 0.0 if self._hosts is None else (await self._hosts.host_state(host_of(url))).delay
         except FrontierError:
             return None
-        return min(delay, _MAX_LOGIN_DELAY)
 
     async def _choose(self, request: Request, options: Render) -> Response:
         """Fetch over HTTP, and render what turns out to be an empty shell."""
