@@ -21,6 +21,8 @@ from shoal.browser.fetcher import BrowserFetcher
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.routing import RoutingFetcher
+from shoal.sessions.cookies import Cookie
+from shoal.sessions.sending import SentCookies
 from shoal.sessions.session import Session
 from tests import forking
 from tests.acceptance.fleets import SHOAL
@@ -186,6 +188,39 @@ async def test_pages_that_share_a_context_lose_no_cookie(client: Client) -> None
     )
     every = sorted(f"{kind}{number}=1" for kind in "pr" for number in range(6))
     assert await client.cookies(render=True) == await client.cookies() == every
+
+
+async def test_a_context_of_an_earlier_login_is_closed(client: Client) -> None:
+    await client.fetch("/set?line=a%3D1;Path=/")
+    for epoch in range(3):
+        client.session.jars.jar("").epoch = epoch
+        assert await client.cookies(render=True) == ["a=1"]
+    browser = client.fetcher._browser()
+    assert isinstance(browser, BrowserFetcher)
+    assert browser._session is not None
+    epochs = [key.epoch for key in browser._session.pages._contexts if key.scope == client.fetcher._scope]
+    assert epochs == [2]
+
+
+async def test_a_page_that_waited_while_there_was_a_login(client: Client) -> None:
+    """It has the cookies of that login, so it must not see the storage of an earlier one."""
+    storage = "/wait?script=document.body.dataset.n=localStorage.n||'none';localStorage.n=1"
+    await client.fetch(storage, render=True)
+    pages = [asyncio.create_task(client.fetch(storage, render=True)) for _ in range(8)]  # more than fit at once
+    await eventually(lambda: client.fetcher.browser_status().startswith("4 pages open"))
+    client.session.jars.jar("").epoch = 1
+    seen = [(await page).css("body::attr(data-n)").get() for page in pages]
+    assert "none" in seen[1:]
+
+
+async def test_a_large_jar_is_not_put_into_each_context(client: Client) -> None:
+    jars = client.session.jars
+    for number in range(4000):
+        jars.set(jars.jar(""), Cookie("a", "1", f"www.site{number}.test", "/", True), 0)
+    await client.fetch("/set?line=a%3D1;Path=/")
+    frames = SentCookies(jars, jars.jar(""), 0, client.site.url + "/", {})
+    known = {("www.site7.test", "a", "/")}
+    assert {cookie.domain for cookie in frames.wanted(known).values()} == {"shop.site.test", "www.site7.test"}
 
 
 # -- logins

@@ -52,9 +52,9 @@ class ContextCookies:
             if changed or ended:
                 await self._add([replace(cookie, expires=_OVER) for cookie in ended] + changed)
                 self._put = wanted
-                shown = await self._read()
                 for cookie in ended:
                     self._seen.pop(cookie.key, None)
+                shown = await self._read()
                 for cookie in changed:
                     self._note_put(cookie, shown)
 

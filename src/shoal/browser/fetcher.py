@@ -107,11 +107,6 @@ class BrowserFetcher:
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
         sent = browser_cookies.get()
-        if sent is None:
-            key = ContextKey(scope, upstream, host_of(request.url), own=frozenset(own_cookies(request).items()))
-        else:
-            own = frozenset(sent.own.items())
-            key = ContextKey(scope, upstream, host_of(request.url), sent.jar.name, sent.epoch, own, sent.only_own)
         stack = AsyncExitStack()
         async with stack:
             await stack.enter_async_context(self._slots)
@@ -120,6 +115,7 @@ class BrowserFetcher:
                 session = await self._current()
             except BrowserError as exc:
                 raise FetchError(str(exc), kind="browser", retryable=True, contacted=False) from exc
+            key = _context_key(scope, upstream, request, sent)
             use = _Use(request.url)
             session.uses.add(use)
             stack.callback(self._leave, session, use)
@@ -305,6 +301,15 @@ class BrowserFetcher:
         if process.pages >= settings.recycle_pages or time.monotonic() - process.started > settings.recycle_after:
             session.retired = True
         self._end_if_unused(session)
+
+
+def _context_key(scope: str, upstream: str | None, request: Request, sent: SentCookies | None) -> ContextKey:
+    """The context for a page that is about to be rendered, with the cookies of the last login."""
+    host = host_of(request.url)
+    if sent is None:
+        return ContextKey(scope, upstream, host, own=frozenset(own_cookies(request).items()))
+    sent.epoch = sent.jar.epoch  # there may have been a login while the page waited for its turn
+    return ContextKey(scope, upstream, host, sent.jar.name, sent.epoch, frozenset(sent.own.items()), sent.only_own)
 
 
 def _reason(tab: Tab, request: Request, error: FetchError) -> FetchError:

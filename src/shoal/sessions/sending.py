@@ -23,7 +23,7 @@ class SentCookies(Struct):
     jars: Jars
     jar: Jar
     epoch: int
-    """Of the jar when the page was requested."""
+    """Of the jar when the page is requested."""
     url: str
     own: dict[str, str]
     only_own: bool = False
