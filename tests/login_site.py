@@ -36,6 +36,8 @@ class LoginSite:
         """When each login began (its form was asked for) and ended."""
         self.wrong = 0
         self.requests: list[tuple[float, str]] = []
+        self.client = threading.local()
+        """``address``: of the client that this thread answers."""
         self._lock = threading.Lock()
         self._session = ""
         self._left = 0
@@ -122,6 +124,7 @@ class LoginSite:
 
             def _respond(self, method: str, fields: dict[str, str]) -> None:
                 cookies = {name: each.value for name, each in SimpleCookie(self.headers.get("Cookie", "")).items()}
+                site.client.address = self.client_address[0]
                 status, headers, text = site._answer(method, self.path.partition("?")[0], cookies, fields)
                 body = text.encode()
                 self.send_response(status)

@@ -9,15 +9,18 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal import LoggedOut, Login, Response, Spider, crawl
 from tests import forking
 from tests.acceptance.fleets import Fleet, frontier_url
 from tests.forking import SHOAL
 from tests.login_site import PASSWORD, Answer, LoginSite
+from tests.servers import ProxyServer
 
 SPIDER = """
 from shoal import LoggedOut, Spider
@@ -269,3 +272,58 @@ def test_named_jars_are_separate_and_survive(tmp_path: Path) -> None:
         forking.run(command, cwd=tmp_path, check=True, timeout=60)
         items = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert Counter((item["jar"], item["sent"]) for item in items) == {("a", "a"): 20, ("b", "b"): 20}
+
+
+class AddressSite(LoginSite):
+    """Each address has a session of its own, and is blocked for a moment after some pages."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(pages)
+        self.owners: dict[str, str] = {}
+        self.stolen = 0
+        self._pages: Counter[str] = Counter()
+
+    def log_in(self, cookies: dict[str, str], fields: dict[str, str]) -> Answer:
+        answer = super().log_in(cookies, fields)
+        with self._lock:
+            self.owners[self._session] = self.client.address
+        return answer
+
+    def account(self, number: int, cookies: dict[str, str]) -> Answer:
+        with self._lock:
+            owner = self.owners.get(cookies.get("session", ""))
+            self._pages[self.client.address] += 1
+            if self._pages[self.client.address] % 8 == 0:
+                return 429, [], ""
+            self.stolen += owner not in (None, self.client.address)
+            if owner is not None:
+                self._session, self._left = cookies["session"], 10
+        return super().account(number, cookies)
+
+
+class Identified(Spider):
+    name = "identified"
+    logged_out = LoggedOut(redirect="/login")
+
+    async def log_in(self, login: Login) -> None:
+        page = await login.fetch(self.start_urls[0].replace("/account/0", "/login"))
+        await login.fetch(page.form("#login").fill(user=login.jar, password=PASSWORD).submit())
+
+    def parse(self, response: Response) -> Iterator[Any]:
+        yield {"title": response.css("h1::text").get()}
+        yield from response.follow_all(response.css("a"))
+
+
+async def test_each_identity_has_its_own_session(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "download_delay": 0, "robots.obey": False, "concurrency": 1, "identities.rest": 0.2,
+        "identities.give_up_after": 100, "frontier": f"sqlite:///{tmp_path}/crawl.db",
+    }  # fmt: skip
+    with AddressSite(40) as site:
+        async with ProxyServer("127.0.0.11") as one, ProxyServer("127.0.0.12") as two:
+            settings["proxies"] = [one.address, two.address]
+            crawled = crawl(Identified, settings, arguments={"start_urls": [f"{site.url}/account/0"]})
+            items = [item async for item in crawled]
+        assert Counter(item["title"] for item in items) == titles_of(site)
+        assert set(site.owners.values()) == {"127.0.0.11", "127.0.0.12"}
+        assert (len(site.logins), site.stolen) == (2, 0)

@@ -43,7 +43,7 @@ class ComposedFrontier:
         inspection: Inspection,
     ) -> None:
         self.push, self.lease, self.renew, self.reissue = queue.push, queue.lease, queue.renew, queue.reissue
-        self.note_cookies = queue.note_cookies
+        self.store_cookies = queue.store_cookies
         self.complete, self.fail, self.release, self.fence = queue.complete, queue.fail, queue.release, workers.fence
         self.beat, self.leave, self.workers = workers.beat, workers.leave, workers.workers
         self.fence_silent = workers.fence_silent

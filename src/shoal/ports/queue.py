@@ -72,7 +72,7 @@ class Leased(Struct, frozen=True):
     """Minimum seconds before a caller that got nothing polls again. A store that many idle callers poll raises it, so
     that all of them together cost little."""
     cookies: int = 0
-    """The version of the run's cookies: see ``Queue.note_cookies``."""
+    """The version of the run's cookies: see ``Queue.store_cookies``."""
 
 
 class Completion(Struct, kw_only=True):
@@ -177,9 +177,10 @@ class Queue(Protocol):
         """Release leases unused: each request is ready again in its old place, and the attempt does not count."""
         ...
 
-    async def note_cookies(self) -> int:
-        """Tell all processes that cookies of the run have changed: each later lease answers with another version, which
-        is returned. 0: nobody has stored a cookie of this run."""
+    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+        """Write a document with cookies of the run: see ``Documents.put_document``. In the same step, the cookies of
+        the run get a new version, which each later lease answers with. Returns that version; 0 if the document has
+        another version than ``replaces``. The version of a run without stored cookies is 0."""
         ...
 
     async def fence(self, slot: str, epoch: int) -> int:

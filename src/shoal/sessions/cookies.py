@@ -26,7 +26,6 @@ _MAX_DOMAINS = 10_000
 _MAX_BYTES = 32 * 1024 * 1024  # of all cookies in all jars, but at least one domain fits into each jar
 
 _UNSAFE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
-_PORT = re.compile(r":\d+$")
 _ADDRESS = re.compile(r"[\d.]+|\[.*")
 
 
@@ -241,7 +240,10 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
 def _host_and_path(url: str) -> tuple[str, str]:
     """Host without port, and path, of a normalized URL."""
     path = url[url.index("/", 8) :].partition("?")[0]
-    return _PORT.sub("", host_of(url)), path
+    host = host_of(url)
+    if ":" in host and (name := host.rpartition(":"))[2].isdigit():  # not the last part of an IPv6 address
+        host = name[0]
+    return host, path
 
 
 def _applies(cookie: Cookie, host: str, path: str, now: float) -> bool:

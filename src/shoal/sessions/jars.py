@@ -2,7 +2,7 @@
 
 A jar belongs to an identity, or is named by ``meta["cookiejar"]``. Each site (registrable domain) of a jar is one
 document of the store. Processes change it by compare-and-set: each writes only the cookies that it changed, so none
-overwrites those of another. After that, `Queue.note_cookies` gives the cookies of the run a new version. Every lease
+overwrites those of another. In the same step, the cookies of the run get a new version. Every lease
 carries the version, so a worker that leases a link of a page reads the cookies that the page has set.
 
 Each login gives its jar an epoch. A cookie that belongs to an earlier epoch than that of the document is dropped: a
@@ -35,6 +35,7 @@ _MAX_NAME = 150  # characters of a jar's name in a key
 _MAX_SITE = 512 * 1024  # bytes of the cookies of a site
 _MAX_LISTED = 1000
 _MAX_JARS = 10_000
+_MAX_EVICTED = 100_000
 _TRIES = 50
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -105,6 +106,8 @@ class Jar:
         self.epoch = 0
         """Of the last login that this process knows of."""
         self.sites: dict[str, _Site] = {}
+        self.evicted: set[str] = set()
+        """Stored sites that this process has dropped, because it has too many, if it had read all of them."""
 
     def adopt(self, site: str, state: _Site) -> None:
         """Take over what is stored of a site, except what this process has changed and not stored yet."""
@@ -118,10 +121,15 @@ class Jar:
                 self.cookies.put(cookie)
 
     def _evicted(self, domain: str) -> None:
-        """Read the site again when it is needed."""
-        site = self.sites.get(site_of(domain))
-        if site is not None:
-            site.generation = -1
+        """Read the site again when it is needed. Changes that are not stored yet are kept."""
+        name = site_of(domain)
+        site = self.sites.get(name)
+        if site is None:
+            return
+        if not site.changes:
+            del self.sites[name]
+        if site.version or site.changes:
+            self.evicted.add(name)
 
 
 def _is_new(before: Cookie | None, cookie: Cookie, now: float) -> bool:
@@ -160,8 +168,6 @@ class Jars:
         """The generation in which all sites that are stored were read."""
         self._flushing = asyncio.Lock()
         self._has_dropped = False
-        self._has_written = False
-        """Whether there is something stored of which the other processes do not know."""
 
     @property
     def is_stored(self) -> bool:
@@ -203,24 +209,28 @@ class Jars:
 
     def is_fresh(self, jar: Jar, url: str) -> bool:
         """Whether this process knows the cookies for a URL. Otherwise call ``refresh``."""
-        if self._documents is None or not self._version or (self._known_at == self._generation and not jar.sites):
-            return True
+        if self._documents is None or not self._version or self._known_at == self._generation:
+            return not jar.evicted or site_of_url(url) not in jar.evicted
         site = jar.sites.get(site_of_url(url))
-        if site is None:
-            return self._known_at == self._generation
-        return site.generation == self._generation
+        return site is not None and site.generation == self._generation
+
+    def _limit_evicted(self, jar: Jar) -> None:
+        if len(jar.evicted) > _MAX_EVICTED:
+            jar.evicted.clear()
+            self._known_at = -1  # from now on, each site is read when it is needed
 
     async def refresh(self, jar: Jar, url: str) -> None:
         """Read the stored cookies for a URL."""
         name = site_of_url(url)
         site = jar.sites.setdefault(name, _Site())
         async with site.lock:
-            if site.generation != self._generation:
+            if site.generation != self._generation or name in jar.evicted:
                 await self._read(jar, name, site)
+                jar.evicted.discard(name)
 
     async def open(self) -> None:
         """Read what the run has at the beginning."""
-        if self._documents is not None and self._queue is not None:
+        if self._queue is not None and self._documents is not None:
             self.seen((await self._queue.lease(0, 1.0)).cookies)
             if self._version:
                 await self.load()
@@ -258,6 +268,8 @@ class Jars:
         now = self._clock()
         before = jar.cookies.get(cookie.key)
         jar.cookies.put(cookie)
+        if jar.evicted:
+            self._limit_evicted(jar)
         if self._documents is not None and _is_new(before, cookie, now):
             self._note_change(jar, cookie.key, None if cookie.is_over(now) else cookie, epoch)
 
@@ -277,23 +289,19 @@ class Jars:
                         if site.changes:
                             async with site.lock:
                                 await self._write(jar, name, site)
-                if self._has_written:
-                    await self._note()
-                    self._has_written = False
             except BaseException:
                 self._changed |= names
                 raise
 
-    async def _note(self) -> None:
-        assert self._queue is not None
-        version = await self._queue.note_cookies()
+    def _note(self, version: int) -> None:
+        """This process has changed cookies, which have this version now."""
         if version != self._version + 1:  # others have changed cookies too
             self._generation += 1
         self._floor, self._version = self._version, version
 
     async def _write(self, jar: Jar, name: str, site: _Site) -> None:
         """Store the changes of a site."""
-        assert self._documents is not None
+        assert self._queue is not None
         key = self._keys.key(jar.name, name)
         for attempt in range(_TRIES):
             changes = dict(site.changes)
@@ -302,11 +310,13 @@ class Jars:
                 _drop(site.changes, changes)
                 return
             content = _encode(value) if value.cookies or value.epoch else None
-            version = os.urandom(16)
-            if await self._documents.put_document(key, content, replaces=site.version, version=version):
-                site.version, site.stored = version if content else b"", value
+            own = os.urandom(16)
+            version = await self._queue.store_cookies(key, content, replaces=site.version, version=own)
+            if version:
+                self._note(version)
+                site.generation = self._generation
+                site.version, site.stored = own if content else b"", value
                 _drop(site.changes, changes)
-                self._has_written = True
                 return
             if attempt:
                 await asyncio.sleep(0.002 * attempt)

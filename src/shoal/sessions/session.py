@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from shoal.config import Config
 from shoal.errors import FrontierError
@@ -10,10 +11,12 @@ from shoal.http import Request, Response
 from shoal.middleware import Postponed
 from shoal.ports import Documents, Fetch, Frontier
 from shoal.sessions.jars import Jars
-from shoal.sessions.login import LoginKeeper
 from shoal.sessions.sending import fetch_with, send
 from shoal.sessions.turns import Persist
 from shoal.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.sessions.login import LoginKeeper
 
 COOKIE_JAR = "cookiejar"
 """The key in a request's ``meta`` that names its jar."""
@@ -82,6 +85,8 @@ def make_session(
     jars = Jars(documents, frontier, run_id)
     login = None
     if spider.needs_login:
+        from shoal.sessions.login import LoginKeeper  # few spiders need it
+
         login = LoginKeeper(
             run_id, config.login, jars, frontier, documents, persist=persist, stop_run=stop_run,
             log_in=spider.log_in if spider.can_log_in else None, is_logged_out=spider.logged_out,

@@ -356,9 +356,15 @@ class LeasingContract(ContractTests):
     async def test_a_lease_has_the_version_of_the_cookies(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a", "b", "c")
         first = (await frontier.lease(1, TTL, nonce=b"12345678")).cookies
-        version = await frontier.note_cookies()
-        assert version != first
+        key = "run/cookies/jar//a.example"
+        version = await frontier.store_cookies(key, b"1", replaces=b"", version=b"version1")
+        assert version > first
         assert (await frontier.lease(1, TTL, nonce=b"12345678")).cookies == version  # a repeat
         assert (await frontier.lease(1, TTL)).cookies == version
-        assert await frontier.note_cookies() not in (first, version)
-        assert (await frontier.lease(1, TTL)).cookies != version
+        assert await frontier.store_cookies(key, b"2", replaces=b"another0", version=b"version2") == 0
+        document = await harness.store.get_document(key)
+        assert document is not None
+        assert (document.value, document.version) == (b"1", b"version1")
+        assert await frontier.store_cookies(key, None, replaces=b"version1", version=b"version3") > version
+        assert await harness.store.get_document(key) is None
+        assert (await frontier.lease(1, TTL)).cookies > version

@@ -16,7 +16,7 @@ from shoal.frontier.memory.roles import MemoryRoles
 from shoal.frontier.memory.stages import MemoryStages
 from shoal.frontier.politeness import Host, OpenRuns
 from shoal.frontier.rules import HALTED, RESTING
-from shoal.ports import FrontierOptions, RunState
+from shoal.ports import Documents, FrontierOptions, RunState
 
 
 class MemoryFrontier(ComposedFrontier):
@@ -30,14 +30,15 @@ class MemoryFrontier(ComposedFrontier):
         runs: OpenRuns[MemoryFrontier],
         facts: Facts,
         sessions: LocalSessions,
+        documents: Documents,
     ) -> None:
-        """``hosts``, ``runs``, ``facts`` and ``sessions`` are shared by all runs of the store."""
+        """``hosts``, ``runs``, ``facts``, ``sessions`` and ``documents`` are shared by all runs of the store."""
         self._requests = requests = Requests(FrontierOptions(), hosts, run_id)
         roles = MemoryRoles(clock)
         items = MemoryItemLog(roles)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
-            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now)
+            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), documents
         )
         self.expire_leases = queue.expire_leases
         self._clock = clock

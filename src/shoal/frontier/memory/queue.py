@@ -43,6 +43,7 @@ from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
+    Documents,
     Failure,
     Holder,
     Lease,
@@ -84,6 +85,7 @@ class MemoryQueue:
         roles: MemoryRoles,
         clock: Callable[[], float],
         expire_others: Callable[[float], None],
+        documents: Documents,
     ) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
@@ -94,6 +96,7 @@ class MemoryQueue:
         self._roles = roles
         self._clock = clock
         self._expire_others = expire_others
+        self._documents = documents
         self._held: dict[bytes, _Held] = {}
         """By the fingerprint of its request."""
         self._expiries: list[tuple[float, int, bytes]] = []
@@ -156,7 +159,9 @@ class MemoryQueue:
         lanes.called, lanes.asked = now, now if len(leases) < limit else 0.0
         return Leased(leases, self._wait(now), cookies=self._cookies)
 
-    async def note_cookies(self) -> int:
+    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+        if not await self._documents.put_document(key, value, replaces=replaces, version=version):
+            return 0
         self._cookies += 1
         return self._cookies
 

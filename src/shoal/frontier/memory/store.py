@@ -81,7 +81,9 @@ class MemoryStore(MemoryDocuments):
         if run_id not in self._runs:
             raise no_run(run_id)
         if run_id not in self._frontiers:
-            frontier = MemoryFrontier(run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions)
+            frontier = MemoryFrontier(
+                run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions, self
+            )
             frontier.enter(self._runs[run_id].state)
             self._frontiers[run_id] = frontier
         found = self._frontiers[run_id]

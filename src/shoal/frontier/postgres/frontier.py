@@ -66,6 +66,7 @@ from shoal.ports import (
     RoleState,
     Stats,
 )
+from shoal.ports.documents import check_document
 from shoal.stores.postgres.client import PostgresClient, storable_text
 from shoal.urls.normalize import host_of
 
@@ -182,8 +183,9 @@ class PostgresFrontier:
             if leases or not limit or not (unreadable.places or late or moved):
                 return Leased(leases, wait, poll_after or 0.0, cookies or 0)
 
-    async def note_cookies(self) -> int:
-        return int(await self._database.value("note_cookies", self._run))
+    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+        check_document(key, value, version)
+        return int(await self._database.value("store_cookies", self._run, key.encode(), value, replaces, version))
 
     async def _help(self) -> bool:
         """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""

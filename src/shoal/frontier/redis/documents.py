@@ -32,16 +32,20 @@ class RedisDocuments:
     async def put_document(
         self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
     ) -> bool:
-        check_document(key, value, version)
-        words: tuple[Word, ...] = (key.encode(), replaces, version, 0 if value is None else 1, value or b"")
         created = () if run is None else self._run_words(run)
-        return bool(await self._run_step("document", *words, *created))
+        return bool(await self._run_step("document", *document_words(key, value, replaces, version), *created))
 
     async def discard(self, run_id: str) -> None:
         """Delete the documents of a run."""
         while found := await self.list_documents(f"run/{run_id}/"):
             for each in found:
                 await self.put_document(each.key, None, replaces=each.version, version=bytes(8))
+
+
+def document_words(key: str, value: bytes | None, replaces: bytes, version: bytes) -> tuple[Word, ...]:
+    """A document as arguments of ``put_document``. StoreError if it is too large."""
+    check_document(key, value, version)
+    return key.encode(), replaces, version, 0 if value is None else 1, value or b""
 
 
 def _document(key: bytes, record: bytes) -> Document:

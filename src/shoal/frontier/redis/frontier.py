@@ -17,6 +17,7 @@ from shoal import clock
 from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
+from shoal.frontier.redis.documents import document_words
 from shoal.frontier.redis.endings import Endings
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
@@ -183,8 +184,8 @@ class RedisFrontier:
                 return Leased(leases, float(wait) if wait else None, float(poll_after), cookies)
             part += 1
 
-    async def note_cookies(self) -> int:
-        return int(await self._run("cookies"))
+    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+        return int(await self._run("cookies", *document_words(key, value, replaces, version)))
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         if not leases:

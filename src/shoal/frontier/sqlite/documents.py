@@ -49,8 +49,10 @@ class SQLiteDocuments:
             if value is None:
                 db.execute("DELETE FROM document WHERE key = ?", (key,))
                 db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
+            elif stored:
+                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
             else:
-                db.execute("INSERT OR REPLACE INTO document VALUES (?, ?, ?)", (key, version, value))
+                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
             if run is not None:
                 self._add_run(run)
             return True

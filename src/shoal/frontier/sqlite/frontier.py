@@ -25,7 +25,7 @@ from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import RunFile
 from shoal.frontier.sqlite.seen import Seen
-from shoal.ports import FrontierOptions, Holder, RunState
+from shoal.ports import Documents, FrontierOptions, Holder, RunState
 
 
 class SQLiteFrontier(ComposedFrontier):
@@ -40,8 +40,9 @@ class SQLiteFrontier(ComposedFrontier):
         clock: Callable[[], float],
         runs: OpenRuns[SQLiteFrontier],
         sessions: LocalSessions,
+        documents: Documents,
     ) -> None:
-        """``hosts``, ``runs`` and ``sessions`` are shared by all runs of the file."""
+        """``hosts``, ``runs``, ``sessions`` and ``documents`` are shared by all runs of the file."""
         self._run = run = RunFile(file, number, clock)
         self._seen = seen = Seen(file.db, number)
         self._lanes = lanes = StoredLanes(run, run_id, hosts)
@@ -49,7 +50,7 @@ class SQLiteFrontier(ComposedFrontier):
         histories, items = Histories(run), SQLiteItemLog(run, roles)
         self._leases = Leases(run, lanes, hosts, histories)
         tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
-        self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now))
+        self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now), documents)
         self.expire_leases = queue.expire_leases
         self.held_at = self._leases.held_at
         holders = partial(sessions.holders, runs)

@@ -40,6 +40,7 @@ from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
+    Documents,
     Failure,
     Holder,
     Lease,
@@ -67,7 +68,7 @@ class Tables(msgspec.Struct, frozen=True):
 class SQLiteQueue:
     """See `shoal.ports.Queue`. Each call is one transaction, but a large page needs more: see `Stages`."""
 
-    def __init__(self, tables: Tables, expire_others: Callable[[float], None]) -> None:
+    def __init__(self, tables: Tables, expire_others: Callable[[float], None], documents: Documents) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
         self._run = tables.run
@@ -79,10 +80,11 @@ class SQLiteQueue:
         self._items = tables.items
         self._roles = tables.roles
         self._expire_others = expire_others
+        self._documents = documents
         self.stages = Stages(tables.run, tables.seen, self._add_links)
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
-        self._cookies = 1  # other processes read them through this one
         """The nonce of the last lease call, and what it leased."""
+        self._cookies = 1  # other processes read them through this one
 
     # -- pushing
 
@@ -174,7 +176,9 @@ class SQLiteQueue:
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
 
-    async def note_cookies(self) -> int:
+    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+        if not await self._documents.put_document(key, value, replaces=replaces, version=version):
+            return 0
         self._cookies += 1
         return self._cookies
 

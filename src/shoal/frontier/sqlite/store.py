@@ -202,7 +202,7 @@ class SQLiteStore(SQLiteDocuments):
             if row is None:
                 raise no_run(run_id)
             frontier = SQLiteFrontier(
-                self._file, run_id, row[0], self._hosts, self._clock, self._frontiers, self._sessions
+                self._file, run_id, row[0], self._hosts, self._clock, self._frontiers, self._sessions, self
             )
             if not self._file.readonly:
                 if options is not None:

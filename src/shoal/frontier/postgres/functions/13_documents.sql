@@ -47,12 +47,18 @@ BEGIN
 END
 $$;
 
--- Note that cookies of a run have changed. Returns their new version, which each lease answers with.
-CREATE FUNCTION note_cookies(_run integer) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Write a document with cookies of a run. Returns the new version of the run's cookies, which each lease answers with; 0 if
+-- the document has another version.
+CREATE FUNCTION store_cookies(
+    _run integer, _key bytea, _value bytea, _replaces bytea, _new bytea
+) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     _version bigint;
 BEGIN
     PERFORM check_run(_run);
+    IF NOT put_document(_key, _value, _replaces, _new, NULL, NULL, NULL, NULL, NULL, NULL, NULL) THEN
+        RETURN 0;
+    END IF;
     INSERT INTO cookie_version AS v (run, version) VALUES (_run, 1)
         ON CONFLICT (run) DO UPDATE SET version = v.version + 1 RETURNING v.version INTO _version;
     RETURN _version;
