@@ -38,6 +38,11 @@ class Login:
             if response.location is None:
                 return response
             request = redirected_request(request, response.urljoin(response.location), response.status)
+            if response.next_render is not None:
+                request = request.replace(render=response.next_render)
+            if response.next_post is not None:  # a page of a single sign-on
+                body, kind = response.next_post
+                request = request.replace(method="POST", body=body, headers={**request.headers, "Content-Type": kind})
         raise LoginError(f"the login is redirected more than {_MAX_REDIRECTS} times, to {request.url}")
 
     def secret(self, name: str) -> str:

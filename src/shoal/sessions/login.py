@@ -117,7 +117,8 @@ class _PrivateJar:
 
     async def send(self, request: Request) -> Response:
         """Fetch a page in a turn of its host."""
-        return await self._turns.fetch(request, lambda sent: fetch_with(self._jars, self._jar, sent, self._fetch))
+        fetch = partial(fetch_with, self._jars, self._jar, fetch=self._fetch, is_login=True)
+        return await self._turns.fetch(request, fetch)
 
     def copy(self) -> _PrivateJar:
         return _PrivateJar(self._jar.name, self._jar.epoch, self.cookies, self._turns, self._fetch)
