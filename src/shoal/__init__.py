@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from shoal.http import Render as Render
     from shoal.http import Request as Request
     from shoal.http import Response as Response
+    from shoal.http.login import LoggedOut as LoggedOut
+    from shoal.http.login import Login as Login
     from shoal.runs.crawl import Crawl as Crawl
     from shoal.runs.crawl import crawl as crawl
     from shoal.runs.orchestrator import Orchestrator as Orchestrator
     from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
-    from shoal.sessions.login import Login as Login
-    from shoal.sessions.rules import LoggedOut as LoggedOut
     from shoal.sitemaps.spider import SitemapSpider as SitemapSpider
     from shoal.spider import Spider as Spider
 
@@ -34,8 +34,8 @@ _HOMES = {
     "Crawl": "shoal.runs.crawl",
     "DropItem": "shoal.errors",
     "File": "shoal.http",
-    "LoggedOut": "shoal.sessions.rules",
-    "Login": "shoal.sessions.login",
+    "LoggedOut": "shoal.http.login",
+    "Login": "shoal.http.login",
     "Node": "shoal.cluster.node",
     "Orchestrator": "shoal.runs.orchestrator",
     "Render": "shoal.http",

@@ -18,6 +18,7 @@
     │   ├── ProxyError               the proxy itself failed: unreachable, or refuses its user
     │   ├── ScrapyFetchError         a middleware or a rule of Scrapy refused a page (shoal.scrapy)
     │   └── TooComplexError          a page that needs too much memory or time to parse
+    ├── LoginError                   a login failed
     ├── FileStoreError               the store of downloaded files failed
     ├── PluginError                  a plugin that is broken, or a name that several plugins have
     ├── BrowserError                 a browser that cannot be started

@@ -20,7 +20,7 @@ from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
 
 if TYPE_CHECKING:
-    from shoal.sessions.login import Login
+    from shoal.http.login import Login
 
 _MAX_COUNTERS = 1000
 """The limit of user counters. Further names share one counter, because names may come from pages."""

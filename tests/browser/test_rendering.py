@@ -49,7 +49,7 @@ console.log("hello", 42);
 </script></body></html>"""
 
 
-LEADS = """<a id=open href=/next>open</a> <a id=secret href=/secret>secret</a>
+LEADS = """<a id=open href=/next>open</a> <a id=deep href=/deep/moved>deep</a> <a id=secret href=/secret>secret</a>
 <a id=blank target=_blank href=/next>blank</a>
 <a target=window href=/next><b id=inner>inner</b></a> <button onclick="window.open('/next')">open</button>
 <form id=form action=/next target=_blank><button>send</button></form>
@@ -78,6 +78,8 @@ class Site:
                 return web.json_response({"secret": 7})
             case "/missing":
                 return web.Response(status=404, text="<h1>gone</h1>", content_type="text/html")
+            case "/deep/moved":
+                raise web.HTTPFound("page")
             case "/redirect":
                 raise web.HTTPFound("/page")
             case "/moves":
@@ -158,6 +160,11 @@ async def test_actions(site: Site, browser: BrowserFetcher) -> None:
 async def test_an_action_may_lead_to_another_page_of_the_host(site: Site, browser: BrowserFetcher) -> None:
     response = await browser.fetch(Request(f"{site.url}/leads"), Render(actions=(Click("#open"),)))
     assert (response.status, response.css("title::text").get()) == (200, "Form")
+
+
+async def test_a_redirect_of_a_page_that_an_action_led_to(site: Site, browser: BrowserFetcher) -> None:
+    response = await browser.fetch(Request(f"{site.url}/leads"), Render(actions=(Click("#deep"),)))
+    assert response.location == f"{site.url}/deep/page"
 
 
 @pytest.mark.parametrize("selector", ["#blank", "#inner", "button", "#form button"])

@@ -35,7 +35,6 @@ from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider, start_requests
 from shoal.batch.urls import UrlList
 from shoal.config import Config, ScopeSettings, ServerSettings
-from shoal.crawling.page import redirected_request
 from shoal.errors import (
     ConfigError,
     FetchError,
@@ -48,6 +47,7 @@ from shoal.errors import (
 from shoal.fetch.signed_post import sign
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
+from shoal.http.redirects import redirected_request
 from shoal.item import encode_item
 from shoal.ports import Completion, FrontierOptions, Leased, LoggedItem, Run
 from shoal.server.auth import AuthMiddleware, check_binding

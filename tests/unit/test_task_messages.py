@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from shoal.batch.options import BatchOptions
 from shoal.batch.session import Session
 from shoal.config import Config
-from shoal.crawling.page import redirected_request
 from shoal.errors import RequestError
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
+from shoal.http.redirects import redirected_request
 from shoal.ports import Lease
 from shoal.tasks.messages import MAX_LEASE_LENGTH, check_belongs, pack, read_task, unpack
 from shoal.tasks.page_worker import intersect_networks

@@ -10,10 +10,10 @@ from typing import Any
 
 from shoal.batch.content import content_of, content_type, title_of
 from shoal.batch.options import BatchOptions
-from shoal.crawling.page import redirected_request
 from shoal.errors import FetchError, RequestError, ShoalError
 from shoal.fetch.decompress import decompress
 from shoal.http import Request, Response
+from shoal.http.redirects import redirected_request
 from shoal.middleware.status_check import parse_retry_after
 from shoal.printable import printable
 from shoal.urls.normalize import join_url

@@ -11,9 +11,9 @@ from shoal.batch.options import BatchOptions
 from shoal.batch.quota import PER_ENTRY, Quota, request_size, size_of
 from shoal.batch.redaction import REFUSED_ADDRESS, redacted
 from shoal.batch.urls import UrlList, has_user
-from shoal.crawling.page import headers_for
 from shoal.errors import FetchError
 from shoal.http import Request, Response
+from shoal.http.redirects import headers_for
 from shoal.spider import Spider
 from shoal.urls.normalize import host_of
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urljoin
 
 from msgspec import Struct
 
@@ -60,6 +61,8 @@ class LoadedDocument(Struct, kw_only=True):
     body: bytes = b""
     url: str = ""
     """Where a redirect leads. Empty if it is not a redirect."""
+    post: tuple[bytes, str] | None = None
+    """The body and its type, if the page sends a form there."""
 
 
 class PageWatch:
@@ -292,7 +295,7 @@ class PageWatch:
             return
         # The page navigates elsewhere: return that as a redirect, so that the frontier decides whether and when.
         await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-        self._decided(LoadedDocument(status=302, headers=[("Location", url)], url=url))
+        self._decided(LoadedDocument(status=302, headers=[("Location", url)], url=url, post=_post(event["request"])))
 
     async def _permitted(self, request: str, url: str) -> bool:
         """Whether actions may navigate to this URL of the host. Waits for the delay of the host."""
@@ -309,17 +312,19 @@ class PageWatch:
             self._end(request)
 
     def _changes(self, event: Event) -> Event:
-        """Method, headers and body of the request. Only the document gets them: other requests get no secrets."""
+        """Method, headers and body of the request. Only the document gets them: other requests get no secrets. Its
+        cookies are in the context."""
         own = self.request
-        names = {name.lower() for name in own.headers}
+        added = {name: value for name, value in own.headers.items() if name.lower() != "cookie"}
+        names = {name.lower() for name in added}
         headers = {name: value for name, value in event["request"]["headers"].items() if name.lower() not in names}
-        headers.update(own.headers)
+        headers.update(added)
         changes: Event = {"headers": [{"name": name, "value": value} for name, value in headers.items()]}
         if own.method != "GET":
             changes["method"] = own.method
         if own.body:
             changes["postData"] = base64.b64encode(own.body).decode()
-        return changes if own.headers or own.method != "GET" else {}
+        return changes if added or own.method != "GET" else {}
 
     async def _decide_response(self, request: str, event: Event) -> None:
         headers = [(each["name"], each["value"]) for each in event.get("responseHeaders", ())]
@@ -335,7 +340,9 @@ class PageWatch:
             return
         if 300 <= status < 400 and "location" in found:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-            self._decided(LoadedDocument(status=status, headers=headers, url=found["location"]))
+            url = urljoin(event["request"]["url"], found["location"])  # actions may have led to another page
+            headers = [pair for pair in headers if pair[0].lower() != "location"]
+            self._decided(LoadedDocument(status=status, headers=[*headers, ("Location", url)], url=url))
             return
         content_type = found.get("content-type", "text/html").partition(";")[0].strip().lower()
         attached = found.get("content-disposition", "").strip().lower().startswith("attachment")
@@ -393,6 +400,14 @@ class PageWatch:
 def too_large(settings: BrowserSettings) -> FetchError:
     message = f"the page loads more than {settings.max_bytes} bytes (browser.max_bytes)"
     return FetchError(message, kind="too large", retryable=False)
+
+
+def _post(sent: Event) -> tuple[bytes, str] | None:
+    """What a form sends."""
+    if sent["method"] != "POST":
+        return None
+    body = b"".join(base64.b64decode(part.get("bytes", "")) for part in sent.get("postDataEntries", ()))
+    return body, next((value for name, value in sent["headers"].items() if name.lower() == "content-type"), "")
 
 
 def _decode(answer: Event) -> bytes:

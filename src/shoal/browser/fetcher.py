@@ -17,7 +17,7 @@ from msgspec import Struct
 from shoal.browser.gateway import Gateway
 from shoal.browser.gateway_conversation import GatewayLimits
 from shoal.browser.pages import ContextKey, Pages, Tab
-from shoal.browser.process import BrowserProcess, shortage
+from shoal.browser.process import BrowserProcess, shortage, tolerated
 from shoal.browser.rendering import Rendering
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
@@ -26,12 +26,14 @@ from shoal.fetch.page_fetcher import without_verification
 from shoal.http import Render, Request, Response
 from shoal.http.rendered import RenderedResponse
 from shoal.middleware import Postponed
+from shoal.sessions.sending import SentCookies, browser_cookies, own_cookies
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.browser")
 
 _CHECK_EVERY = 1.0
 _MAX_SUSPECTS = 10_000
+_COOKIES_TIMEOUT = 3.0
 
 
 class _Use(Struct, eq=False):
@@ -97,13 +99,14 @@ class BrowserFetcher:
         await self._current()
 
     async def fetch(self, request: Request, options: Render, scope: str = "", upstream: str | None = None) -> Response:
-        """Render a page. ``scope``: pages of different scopes share nothing. ``upstream``: a proxy."""
+        """Render a page with the cookies of this task's request. ``scope``: pages of different scopes share nothing.
+        ``upstream``: a proxy."""
         if upstream is not None and self._upstreams is not None and upstream not in self._upstreams:
             raise FetchError(
                 "a proxy can't be used here: it would bypass the address guard (serve.allow)",
                 kind="proxy", retryable=False, contacted=False,
             )  # fmt: skip
-        key = ContextKey(scope, upstream, host_of(request.url))
+        sent = browser_cookies.get()
         stack = AsyncExitStack()
         async with stack:
             await stack.enter_async_context(self._slots)
@@ -112,6 +115,7 @@ class BrowserFetcher:
                 session = await self._current()
             except BrowserError as exc:
                 raise FetchError(str(exc), kind="browser", retryable=True, contacted=False) from exc
+            key = _context_key(scope, upstream, request, sent)
             use = _Use(request.url)
             session.uses.add(use)
             stack.callback(self._leave, session, use)
@@ -124,20 +128,25 @@ class BrowserFetcher:
                     self._kill(session, None)
                 raise self._blame(session, use, exc) from exc
             if options.page and response.ok and isinstance(response, RenderedResponse):  # others get no callback
-                self._lend(response, use, stack.pop_all())
+                self._lend(response, use, sent, stack.pop_all())
             return response
 
     def _leave(self, session: _Session, use: _Use) -> None:
         session.uses.discard(use)
         self._end_if_unused(session)
 
-    def _lend(self, response: RenderedResponse, use: _Use, stack: AsyncExitStack) -> None:
+    def _lend(self, response: RenderedResponse, use: _Use, sent: SentCookies | None, stack: AsyncExitStack) -> None:
         """Lend the open page to the callback, until it returns or `browser.page_timeout` is over."""
-        assert use.tab is not None
-        response.page = use.tab.page
+        tab = use.tab
+        assert tab is not None
+        response.page = tab.page
 
         async def end() -> None:
             late.cancel()
+            if sent is not None:
+                with tolerated("reading the cookies of a page"):
+                    async with asyncio.timeout(_COOKIES_TIMEOUT):
+                        await tab.context.cookies.take(sent)
             await stack.aclose()
 
         def expire() -> None:
@@ -292,6 +301,15 @@ class BrowserFetcher:
         if process.pages >= settings.recycle_pages or time.monotonic() - process.started > settings.recycle_after:
             session.retired = True
         self._end_if_unused(session)
+
+
+def _context_key(scope: str, upstream: str | None, request: Request, sent: SentCookies | None) -> ContextKey:
+    """The context for a page that is about to be rendered, with the cookies of the last login."""
+    host = host_of(request.url)
+    if sent is None:
+        return ContextKey(scope, upstream, host, own=frozenset(own_cookies(request).items()))
+    sent.epoch = sent.jar.epoch  # there may have been a login while the page waited for its turn
+    return ContextKey(scope, upstream, host, sent.jar.name, sent.epoch, frozenset(sent.own.items()), sent.only_own)
 
 
 def _reason(tab: Tab, request: Request, error: FetchError) -> FetchError:

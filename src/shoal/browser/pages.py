@@ -1,7 +1,8 @@
 """The contexts of a browser and their pages, which are used again and again.
 
 A context is like a private window: it has cookies, storage and a cache of its own. Each (scope, way out, host) has one,
-so nothing is shared between runs, callers, identities or hosts.
+so nothing is shared between runs, callers, identities or hosts, except the cookies of a run, which are put into each.
+Each named jar, each login, and requests with cookies of their own have contexts apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from shoal.browser.cookies import ContextCookies
 from shoal.browser.devtools import PageWatch
 from shoal.browser.gateway import Gateway, Listener
 from shoal.browser.process import BrowserProcess, tolerated
@@ -42,6 +44,17 @@ class ContextKey(NamedTuple):
     upstream: str | None
     """A proxy URL. None: no proxy."""
     host: str
+    jar: str = ""
+    epoch: int = 0
+    """Of the login. A context of an earlier one may hold its storage."""
+    own: frozenset[tuple[str, str]] = frozenset()
+    """The cookies of the request itself: they are not for other pages."""
+    only_own: bool = False
+    """Those of the jar are not for this page."""
+
+    def supersedes(self, other: ContextKey) -> bool:
+        """Whether this is the same, after a newer login."""
+        return self[:4] == other[:4] and self.epoch > other.epoch
 
 
 class Context(Struct, kw_only=True, eq=False):
@@ -49,6 +62,7 @@ class Context(Struct, kw_only=True, eq=False):
 
     key: ContextKey
     browser_context: BrowserContext
+    cookies: ContextCookies
     listener: Listener
     idle: list[Tab] = []
     in_use: int = 0
@@ -185,6 +199,8 @@ class Pages:
         task = self._contexts.pop(key, None)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.create_task(self._open_context(key))
+            for old in [old for old in self._contexts if key.supersedes(old)]:
+                self._drop(old)
             self._drop_oldest()
         self._contexts[key] = task
         return await asyncio.shield(task)
@@ -203,7 +219,9 @@ class Pages:
         except BaseException:
             await listener.close()
             raise
-        return Context(key=key, browser_context=browser_context, listener=listener)
+        return Context(
+            key=key, browser_context=browser_context, cookies=ContextCookies(browser_context), listener=listener
+        )
 
     def forget(self, scope: str) -> None:
         """Close the contexts of a scope."""

@@ -21,6 +21,8 @@ from shoal.http.exchange import Exchange, captured
 from shoal.http.navigation import permit
 from shoal.http.rendered import RenderedResponse
 from shoal.http.rendering import LOAD_STATES, Action, Click, Evaluate, Fill, Press, Scroll, Wait
+from shoal.sessions.jars import Jars
+from shoal.sessions.sending import SentCookies, browser_cookies, own_cookies
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Rendering:
         self._limit = request.timeout or settings.page_timeout
         self._started = time.monotonic()
         self._began = time.time()
+        self._sent = browser_cookies.get()
         self._done = 0
         """How many actions have begun."""
 
@@ -86,11 +89,20 @@ class Rendering:
     async def _run(self) -> Response:
         from playwright.async_api import Error
 
-        watch, options = self._watch, self._options
         keeps_source = captured.get() is not None
-        watch.begin(self._request, options.capture, keeps_source=keeps_source, permit=permit.get())
+        self._watch.begin(self._request, self._options.capture, keeps_source=keeps_source, permit=permit.get())
         try:
-            await self._set_cookies()
+            await self._put_cookies()
+            response = await self._show()
+            if self._sent is not None:
+                await self._tab.context.cookies.take(self._sent)
+            return response
+        except Error as exc:
+            raise self._explain(str(exc)) from exc
+
+    async def _show(self) -> Response:
+        watch, options = self._watch, self._options
+        try:
             await self._load()
             await self._wait()
             if options.actions:
@@ -103,8 +115,6 @@ class Rendering:
             return await self._collect()
         except _NotAPageError as exc:
             return self._other(exc.document)
-        except Error as exc:
-            raise self._explain(str(exc)) from exc
 
     async def _race(self, work: Coroutine[object, object, T]) -> T:
         """Wait for the work, unless the page turns out to be something else, or fails."""
@@ -124,13 +134,13 @@ class Rendering:
 
     # -- loading
 
-    async def _set_cookies(self) -> None:
-        cookies = next((value for name, value in self._request.headers.items() if name.lower() == "cookie"), "")
-        pairs = [pair.strip().partition("=") for pair in cookies.split(";") if "=" in pair]
-        if pairs:
-            await self._tab.context.browser_context.add_cookies(
-                [{"name": name, "value": value, "url": self._request.url} for name, _, value in pairs]
-            )
+    async def _put_cookies(self) -> None:
+        sent, own = self._sent, own_cookies(self._request)
+        if sent is None and own:  # cookies belong to the request only
+            jars = Jars()
+            sent = SentCookies(jars, jars.jar(""), 0, self._request.url, own)
+        if sent is not None:
+            await self._tab.context.cookies.put(sent)
 
     async def _load(self) -> None:
         timeout = self._limit * 1000
@@ -275,6 +285,7 @@ class Rendering:
             request=self._request,
             elapsed=self._watch.latency,
         ).rendered(console=list(self._tab.console))
+        response.next_post = document.post
         if self._watch.acting:  # the next page does not need what was done to reach it
             left = self._options.actions[self._done :]
             response.next_render = structs.replace(self._options, actions=left, wait_for=None)

@@ -296,6 +296,8 @@ class Engine:
             return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
+        if self._onion.session is not None and leased.leases:
+            self._onion.session.jars.seen(leased.cookies)
         leases = await self._isolate_suspects(leased.leases)
         if self.stopping:  # the stop came during the call
             self._settled.extend(Released(lease, contacted=False) for lease in leases)
@@ -305,8 +307,6 @@ class Engine:
             self._end_wait()
         else:
             self._leased = leased
-            if self._onion.session is not None:
-                self._onion.session.jars.seen(leased.cookies)
         for lease in leases:
             self._onion.on_lease(lease)
             self._leases.add(lease)

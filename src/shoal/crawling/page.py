@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
@@ -31,24 +31,18 @@ from shoal.errors import (
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
+from shoal.http.redirects import redirected_request
 from shoal.middleware import Postponed, Replaced, current_attempt
 from shoal.middleware.status_check import RetryPolicy
 from shoal.ports import Completion, Failure, Fetch, Lease
 from shoal.spider import Spider
-from shoal.urls.normalize import host_of, join_url
+from shoal.urls.normalize import join_url
 
 if TYPE_CHECKING:
     from shoal.crawling.page_directives import PageDirectives
 
 log = logging.getLogger("shoal.engine")
 
-# Headers that describe the client. All others may hold a secret (X-Api-Key, Private-Token, X-Amz-Security-Token ...):
-# a list of secret headers is never complete, so this is the list of harmless ones.
-_HARMLESS_HEADERS = frozenset(
-    {"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "dnt", "pragma", "priority",
-     "save-data", "sec-gpc", "upgrade-insecure-requests", "user-agent"}
-)  # fmt: skip
-_BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
 _MAX_REASONS = 5  # of dropped items, in the history of a page
 
 
@@ -340,43 +334,3 @@ def _dropped(reasons: list[str]) -> str:
     """What a page's history says about the items that pipelines dropped."""
     counted = Counter(reasons).most_common(_MAX_REASONS)
     return "items dropped: " + ", ".join(f"{count} ({reason})" for reason, count in counted)
-
-
-def headers_for(request: Request, url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The headers and cookies of a request that may also be sent to ``url``.
-
-    The same host and port gets all of them. Another host, or the same host without TLS after a request with TLS, gets
-    only harmless headers and those that describe the body, and no cookies.
-    """
-    if is_same_site(request.url, url):
-        return request.headers, request.cookies
-    return harmless_headers(request.headers), {}
-
-
-def is_same_site(before: str, after: str) -> bool:
-    """Whether secrets for one URL may be sent to another: it has the same host and port, and TLS if the first has."""
-    return host_of(before) == host_of(after) and (not before.startswith("https:") or after.startswith("https:"))
-
-
-def harmless_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that hold no secret: they describe the client or the body."""
-    return {name: value for name, value in headers.items() if name.lower() in _HARMLESS_HEADERS | _BODY_HEADERS}
-
-
-def redirected_request(request: Request, url: str, status: int) -> Request:
-    """The request that follows a redirect, as browsers make it: a POST becomes a GET unless the status is 307 or 308,
-    and another host gets no secrets."""
-    trail = [*request.redirects, request.url]
-    keeps_body = status in (307, 308) or request.method in ("GET", "HEAD")
-    headers, cookies = headers_for(request, url)
-    if not keeps_body:
-        headers = {name: value for name, value in headers.items() if name.lower() not in _BODY_HEADERS}
-    return request.replace(
-        url=url,
-        redirects=trail,
-        method=request.method if keeps_body else "GET",
-        body=request.body if keeps_body else b"",
-        headers=headers,
-        cookies=cookies,
-        dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and redirect to itself
-    )

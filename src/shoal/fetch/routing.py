@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from shoal.errors import FetchError
+from shoal.errors import FetchError, FrontierError
 from shoal.fetch.page_needs import PageNeeds, is_shell, says_more
 from shoal.http import Render, Request, Response
 from shoal.http.navigation import Permit, permit
 from shoal.ports import Fetcher, Hosts
+from shoal.sessions.sending import browser_cookies
+from shoal.urls.normalize import host_of
 
 
 class Renderer(Protocol):
@@ -53,6 +55,7 @@ class RoutingFetcher:
         self._default = default
         self._proxy = proxy
         self._scope = scope
+        self._hosts = hosts
         self._needs = PageNeeds(hosts)
         self.permit: Permit | None = None
         """Asked before actions of the user navigate."""
@@ -85,8 +88,17 @@ class RoutingFetcher:
         return self._renderer
 
     async def _render(self, request: Request, options: Render) -> Response:
-        permit.set(self.permit)
+        sent = browser_cookies.get()
+        permit.set(self._permit_login if sent is not None and sent.is_login else self.permit)
         return await self._browser().fetch(request, options, self._scope, request.proxy or self._proxy)
+
+    async def _permit_login(self, url: str) -> float | None:
+        """Wait for the delay of the host. As for other requests of a login, robots.txt and the scope do not matter. If
+        the delay is too long for a page, the login makes the request itself."""
+        try:
+            return 0.0 if self._hosts is None else (await self._hosts.host_state(host_of(url))).delay
+        except FrontierError:
+            return None
 
     async def _choose(self, request: Request, options: Render) -> Response:
         """Fetch over HTTP, and render what turns out to be an empty shell."""
@@ -98,6 +110,8 @@ class RoutingFetcher:
             if needs is None and response.ok:
                 await self._needs.learn(request.url, "http")
             return response
+        if (sent := browser_cookies.get()) is not None:
+            sent.keep_answer(response)
         try:
             rendered = await self._render(request, options)
         except FetchError as error:  # a browser that fails teaches nothing

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 class RenderedResponse(Response):
     """A page as a browser shows it: ``body`` is the HTML after its scripts have run."""
 
-    __slots__ = ("captured", "console", "next_render", "on_release", "page", "pdf", "screenshot", "shown_url")
+    __slots__ = (
+        "captured", "console", "next_post", "next_render", "on_release", "page", "pdf", "screenshot", "shown_url",
+    )  # fmt: skip
 
     def rendered(
         self,
@@ -33,6 +35,7 @@ class RenderedResponse(Response):
         self.console = console or []
         self.shown_url = shown_url
         self.next_render: Render | None = None
+        self.next_post: tuple[bytes, str] | None = None
         self.page: Page | None = None
         self.on_release: Callable[[], Awaitable[None]] | None = None
         return self

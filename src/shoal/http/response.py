@@ -57,6 +57,8 @@ class Response:
     """Where the browser was in the end, if scripts or actions led elsewhere."""
     next_render: Render | None = None
     """How the page is rendered that this one leads to. None: like this one."""
+    next_post: tuple[bytes, str] | None = None
+    """The body and its type, if the page leads elsewhere by sending a form. Only a login sends it."""
 
     def __init__(
         self,

@@ -220,7 +220,8 @@ class RunLifecycle:
         self._outputs = await plan.open_outputs(frontier)
         archive = await self._open_archive(stack, frontier) if plan.fetcher is None else None
         cookies = self._make_session(frontier, keeps=plan.fetcher is None and tor is None)
-        await self._persist(cookies.open)
+        if cookies.jars.is_stored and not self._store.shared:
+            await self._persist(cookies.jars.open)
         if plan.imported is not None:
             from shoal.sessions.stored import new_epoch, usable_cookies  # few crawls need them
 

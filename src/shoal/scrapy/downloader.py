@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from shoal import http
-from shoal.crawling.page import redirected_request
 from shoal.errors import FetchError
+from shoal.http.redirects import redirected_request
 from shoal.middleware import Replaced, current_attempt
 from shoal.ports import Fetch
 from shoal.scrapy.conversion import Conversion

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from shoal import http
-from shoal.crawling.page import harmless_headers, is_same_site
 from shoal.errors import RequestError
+from shoal.http.redirects import harmless_headers, is_same_site
 from shoal.scrapy import exceptions
 from shoal.scrapy.conversion import text_headers
 from shoal.scrapy.exceptions import NotConfigured

@@ -196,7 +196,9 @@ class Jars:
 
     def seen(self, version: int) -> None:
         """A lease carried this version of the run's cookies."""
-        if version > self._version or version < self._floor:
+        if self._version < 0:
+            self._floor = self._version = version
+        elif version > self._version or version < self._floor:
             self._floor = self._version = version
             self._generation += 1
 
@@ -229,11 +231,9 @@ class Jars:
                 jar.evicted.discard(name)
 
     async def open(self) -> None:
-        """Read what the run has at the beginning."""
-        if self._queue is not None and self._documents is not None:
-            self.seen((await self._queue.lease(0, 1.0)).cookies)
-            if self._version:
-                await self.load()
+        """Read all jars. Only for a store that no other process uses."""
+        await self.load()
+        self._version = -1  # the next lease says which version that is
 
     async def load(self) -> None:
         """Read all jars, unless they are many. Then each site is read when it is needed."""

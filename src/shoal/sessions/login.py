@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
@@ -29,6 +28,7 @@ from msgspec.structs import replace
 from shoal.config import LoginSettings
 from shoal.errors import FetchError, FrontierError, LoginError
 from shoal.http import Request, Response
+from shoal.http.login import Login
 from shoal.middleware import Postponed
 from shoal.ports import Claim, Documents, Fetch, Frontier
 from shoal.printable import printable
@@ -50,7 +50,6 @@ _SUSPECT = 3  # answers without a login after which a page is the first one afte
 _ALWAYS = b"always"
 _PAGE_SECONDS = 86400.0  # how long the answers of a page are counted together
 _MAX_SUSPECTS = 20
-_MAX_REDIRECTS = 10
 
 
 class LoginState(Struct, frozen=True, kw_only=True):
@@ -75,51 +74,6 @@ class LoginState(Struct, frozen=True, kw_only=True):
 def login_state(documents: Documents, run_id: str, jar: str) -> StoredValue[LoginState]:
     """The stored state of a login."""
     return StoredValue(documents, f"run/{run_id}/login/{quote(jar, safe='')[:150]}", LoginState)
-
-
-class Login:
-    """What ``Spider.log_in`` works with. Its requests keep the delay of their host, follow redirects, and share cookies
-    that become those of the run when the method returns."""
-
-    def __init__(self, jar: str, send: Callable[[Request], Awaitable[Response]]) -> None:
-        self.jar = jar
-        """The name of the jar: its identity, then ``#`` and the name in ``meta["cookiejar"]``. Empty: the default."""
-        self.response: Response | None = None
-        """The last answer."""
-        self._send = send
-
-    async def fetch(self, request: Request | str) -> Response:
-        """Fetch a page and follow its redirects. Pages with an error status are returned too. FetchError if there is no
-        answer."""
-        from shoal.crawling.page import redirected_request
-
-        request = Request(request) if isinstance(request, str) else request
-        for _ in range(_MAX_REDIRECTS):
-            self.response = response = await self._send(request)
-            if response.location is None:
-                return response
-            request = redirected_request(request, response.urljoin(response.location), response.status)
-        raise LoginError(f"the login is redirected more than {_MAX_REDIRECTS} times, to {request.url}")
-
-    def secret(self, name: str) -> str:
-        """A secret from the environment: the variable ``name``, or the file that the variable ``name_FILE`` names."""
-        value = os.environ.get(name)
-        if value:
-            return value
-        path = os.environ.get(f"{name}_FILE")
-        if not path:
-            raise LoginError(
-                f"the secret {name} is missing: set the variable {name}, or {name}_FILE to a file with it",
-                retryable=False,
-            )
-        try:
-            return Path(path).read_text(encoding="utf-8").strip("\r\n")
-        except OSError as exc:
-            raise LoginError(f"the secret {name} cannot be read from {path}: {exc.strerror}", retryable=False) from exc
-
-    def fail(self, reason: str) -> NoReturn:
-        """The login failed."""
-        raise LoginError(reason)
 
 
 class _Proof(Struct, array_like=True):
@@ -163,7 +117,8 @@ class _PrivateJar:
 
     async def send(self, request: Request) -> Response:
         """Fetch a page in a turn of its host."""
-        return await self._turns.fetch(request, lambda sent: fetch_with(self._jars, self._jar, sent, self._fetch))
+        fetch = partial(fetch_with, self._jars, self._jar, fetch=self._fetch, is_login=True)
+        return await self._turns.fetch(request, fetch)
 
     def copy(self) -> _PrivateJar:
         return _PrivateJar(self._jar.name, self._jar.epoch, self.cookies, self._turns, self._fetch)

@@ -31,10 +31,6 @@ class Session:
         self.login = login
         self._keep = keep
 
-    async def open(self) -> None:
-        """Read the cookies of the run."""
-        await self.jars.open()
-
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         return await self.fetch(request, fetch)
 
