@@ -106,7 +106,7 @@ async def test_a_new_process_has_the_cookies_of_all_jars(worker: MakeWorker) -> 
     await old.set(cookie("sid"), cookie("other", domain="b.example"))
     old.jars.set(old.jars.jar("#alice/Müller"), cookie("sid", "alice"), 0)
     await old.jars.flush()
-    await new.jars.open()
+    await new.jars.load()
     assert [each.name for each in new.jar.cookies.all()] == ["other", "sid"]
     assert new.jars.jar("#alice/Müller").cookies.values_for(URL) == {"sid": "alice"}
     assert set(await new.jars.stored()) == {"", "#alice/Müller"}

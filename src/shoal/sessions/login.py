@@ -46,6 +46,8 @@ OUT_KIND = "logged out"
 """The kind of a failure: a page that is logged out however fresh the login is."""
 _ROLE_SECONDS = 30.0
 _WAIT = (0.1, 0.5)  # seconds between two looks at a login of another process
+_PATIENCE = 3  # times as many attempts if the site does not answer
+_LONGEST_WAIT = 60.0  # seconds between two attempts
 _SUSPECT = 3  # answers without a login after which a page is the first one after the next login
 _ALWAYS = b"always"
 _PAGE_SECONDS = 86400.0  # how long the answers of a page are counted together
@@ -179,7 +181,7 @@ class LoginKeeper:
         """The login of a jar that this process uses for the first time. A jar that was cleared has an epoch and no
         login."""
         last = jar.epoch
-        if self._log_in is not None and self._jars.is_stored:
+        if self._jars.is_stored:
             last = (await self._state(jar.name).read() or LoginState()).epoch
         login = self._logins.get(jar.name)
         if login is None:  # no other page was faster
@@ -321,8 +323,9 @@ class LoginKeeper:
             await self._give_up(jar, replace(await self._read_state(jar), failures=1, reason=reason))
         state = await self._read_state(jar)
         proof = await self._proof(jar)
-        unproven = 0 if not state.epoch or proof.epoch >= state.epoch else state.unproven
-        if unproven >= self._settings.attempts and not self._tries_again(state):
+        is_proven = not state.epoch or proof.epoch >= state.epoch or self._tries_again(state)
+        unproven = 0 if is_proven else state.unproven
+        if unproven >= self._settings.attempts:
             await self._give_up(
                 jar, replace(state, failures=unproven, reason="after it, every page was still answered without a login")
             )
@@ -397,11 +400,12 @@ class LoginKeeper:
         state = await self._read_state(jar)
         failures = 1 if self._tries_again(state) else state.failures + 1
         state = replace(state, failures=failures, reason=printable(str(error)), failed_at=time.time(), stopped=False)
-        log.warning("the login failed (attempt %d of %d): %s", failures, self._settings.attempts, state.reason)
-        if failures >= self._settings.attempts or not (isinstance(error, FetchError) or error.retryable):
+        attempts = self._settings.attempts * (_PATIENCE if isinstance(error, FetchError) else 1)
+        log.warning("the login failed (attempt %d of %d): %s", failures, attempts, state.reason)
+        if failures >= attempts or not error.retryable:
             await self._give_up(jar, state)
         await self._store(jar, state)
-        await asyncio.sleep(self._settings.retry_after * 2.0 ** (failures - 1))
+        await asyncio.sleep(min(_LONGEST_WAIT, self._settings.retry_after * 2.0 ** (failures - 1)))
 
     async def _give_up(self, jar: Jar, state: LoginState) -> NoReturn:
         await self._stop_run()
