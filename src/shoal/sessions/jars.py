@@ -109,16 +109,29 @@ class Jar:
         self.evicted: set[str] = set()
         """Stored sites that this process has dropped, because it has too many, if it had read all of them."""
 
-    def adopt(self, site: str, state: _Site) -> None:
-        """Take over what is stored of a site, except what this process has changed and not stored yet."""
-        self.epoch = max(self.epoch, state.stored.epoch)
-        kept = {cookie.key for cookie in state.stored.cookies} | state.changes.keys()
-        for cookie in self.cookies.all():
-            if cookie.key not in kept and site_of(cookie.domain) == site:
-                self.cookies.remove(cookie.key)
-        for cookie in state.stored.cookies:
-            if cookie.key not in state.changes:
+    def adopt(self, site: _Site, stored: SiteCookies) -> None:
+        """Take over what is stored of a site now, except what this process has changed and not stored yet."""
+        self.epoch = max(self.epoch, stored.epoch)
+        cookies = {cookie.key: cookie for cookie in stored.cookies}
+        for before in site.stored.cookies:
+            if before.key not in cookies and before.key not in site.changes:
+                self.cookies.remove(before.key)
+        for key, cookie in cookies.items():
+            if key not in site.changes:
                 self.cookies.put(cookie)
+        site.stored = stored
+
+    def settle(self, site: _Site, changes: Changes) -> None:
+        """These changes are stored, or dropped because they belong to an earlier epoch than what is stored."""
+        for key, change in changes.items():
+            if site.changes.get(key) is not change:
+                continue  # it changed again meanwhile
+            del site.changes[key]
+            if change[0] < site.stored.epoch:
+                self.cookies.remove(key)
+                for cookie in site.stored.cookies:
+                    if cookie.key == key:
+                        self.cookies.put(cookie)
 
     def _evicted(self, domain: str) -> None:
         """Read the site again when it is needed. Changes that are not stored yet are kept."""
@@ -126,8 +139,10 @@ class Jar:
         site = self.sites.get(name)
         if site is None:
             return
-        if not site.changes:
+        if not site.changes:  # drop all of it
             del self.sites[name]
+            for cookie in site.stored.cookies:
+                self.cookies.remove(cookie.key)
         if site.version or site.changes:
             self.evicted.add(name)
 
@@ -158,8 +173,8 @@ class Jars:
         self._keys = JarKeys(run_id)
         self._clock = clock
         self._jars: dict[str, Jar] = {}
-        self._changed: set[str] = set()
-        """Jars with changes that are not stored."""
+        self._changed: set[tuple[str, str]] = set()
+        """Jars and sites with changes that are not stored."""
         self._version = self._floor = 0
         """A lease may answer with the version before the last change of this process: it was on its way."""
         self._generation = 0
@@ -188,8 +203,10 @@ class Jars:
 
     def _drop_oldest(self) -> None:
         """Drop a jar. If it is stored, it can be read again."""
-        oldest = next(name for name in self._jars if name and name not in self._changed)
-        del self._jars[oldest]
+        changed = {name for name, _ in self._changed}
+        oldest = next((name for name in self._jars if name and name not in changed), None)
+        if oldest is not None:
+            del self._jars[oldest]
         if self._documents is None and not self._has_dropped:
             self._has_dropped = True
             log.warning("more than %d cookie jars: the oldest ones are dropped", _MAX_JARS)
@@ -244,8 +261,8 @@ class Jars:
             name, site = self._keys.parts(document.key)
             jar = self.jar(name)
             state = jar.sites.setdefault(site, _Site())
-            state.generation, state.version, state.stored = generation, document.version, _read(document.value)
-            jar.adopt(site, state)
+            state.generation, state.version = generation, document.version
+            jar.adopt(state, _read(document.value))
         if len(documents) < _MAX_LISTED:
             self._known_at = generation
 
@@ -254,9 +271,8 @@ class Jars:
         generation = self._generation
         document = await self._documents.get_document(self._keys.key(jar.name, name))
         site.version = b"" if document is None else document.version
-        site.stored = SiteCookies() if document is None else _read(document.value)
         site.generation = generation
-        jar.adopt(name, site)
+        jar.adopt(site, SiteCookies() if document is None else _read(document.value))
 
     # -- changes
 
@@ -274,23 +290,24 @@ class Jars:
             self._note_change(jar, cookie.key, None if cookie.is_over(now) else cookie, epoch)
 
     def _note_change(self, jar: Jar, key: CookieKey, cookie: Cookie | None, epoch: int) -> None:
-        jar.sites.setdefault(site_of(key[0]), _Site()).changes[key] = epoch, cookie
-        self._changed.add(jar.name)
+        site = site_of(key[0])
+        jar.sites.setdefault(site, _Site()).changes[key] = epoch, cookie
+        self._changed.add((jar.name, site))
 
     async def flush(self) -> None:
         """Store all changes. Call it before the pages that made them are completed."""
         if self._documents is None or not self._changed:
             return
         async with self._flushing:
-            names, self._changed = self._changed, set()
+            changed, self._changed = self._changed, set()
             try:
-                for jar in map(self.jar, names):
-                    for name, site in list(jar.sites.items()):
-                        if site.changes:
-                            async with site.lock:
-                                await self._write(jar, name, site)
+                for name, site_name in changed:
+                    jar = self.jar(name)
+                    if (site := jar.sites.get(site_name)) is not None:
+                        async with site.lock:
+                            await self._write(jar, site_name, site)
             except BaseException:
-                self._changed |= names
+                self._changed |= changed
                 raise
 
     def _note(self, version: int) -> None:
@@ -307,7 +324,7 @@ class Jars:
             changes = dict(site.changes)
             value = site.stored.changed(changes, self._clock())
             if value == site.stored:
-                _drop(site.changes, changes)
+                jar.settle(site, changes)
                 return
             content = _encode(value) if value.cookies or value.epoch else None
             own = os.urandom(16)
@@ -316,7 +333,7 @@ class Jars:
                 self._note(version)
                 site.generation = self._generation
                 site.version, site.stored = own if content else b"", value
-                _drop(site.changes, changes)
+                jar.settle(site, changes)
                 return
             if attempt:
                 await asyncio.sleep(0.002 * attempt)
@@ -338,9 +355,10 @@ class Jars:
                 jar.cookies.put(cookie)
         if self._documents is None:
             return
-        for site in jar.sites.values():
+        for name, site in jar.sites.items():
             site.changes = {key: change for key, change in site.changes.items() if change[0] >= epoch}
             site.changes[_MARK] = epoch, None
+            self._changed.add((jar.name, name))
         for key, cookie in changes.items():
             self._note_change(jar, key, cookie, epoch)
         await self.flush()
@@ -380,13 +398,6 @@ class Jars:
 
 _MARK: CookieKey = ("", "", "")
 """The key of a change that only raises the epoch."""
-
-
-def _drop(changes: Changes, stored: Changes) -> None:
-    """Remove the changes that are stored, unless they changed again meanwhile."""
-    for key, change in stored.items():
-        if changes.get(key) is change:
-            del changes[key]
 
 
 def _read(value: bytes) -> SiteCookies:
