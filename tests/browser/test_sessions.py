@@ -22,8 +22,7 @@ from shoal.config import BrowserSettings, HttpSettings
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.routing import RoutingFetcher
 from shoal.sessions.cookies import Cookie
-from shoal.sessions.sending import SentCookies
-from shoal.sessions.session import Session
+from shoal.sessions.session import SentCookies, Session
 from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser.accounts import Account, Accounts

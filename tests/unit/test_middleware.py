@@ -890,7 +890,7 @@ async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None
         await jar.set(f"c{number}={'x' * 4000}; Path=/")
         await jar.set("a=1", url=f"http://h{number}/")
         assert await jar.sent("http://used/") == "keep=1"
-    assert sum(map(len, jar.cookies._domains.values())) <= 3 * cookies._MAX_PER_DOMAIN
+    assert sum(map(len, jar.cookies.domains.values())) <= 3 * cookies._MAX_PER_DOMAIN
     header = await jar.sent()
     assert header is not None
     assert len(header) <= 8190
@@ -913,7 +913,7 @@ async def test_the_jar_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(40):
         await jar.set(*(f"c{place}={wide}; Path=/{'x' * 1000}" for place in range(10)))
         await jar.set(f"c={'x' * 4000}", url=f"http://h{number}/")
-        kept = [cookie for bucket in jar.cookies._domains.values() for cookie in bucket.values()]
+        kept = [cookie for bucket in jar.cookies.domains.values() for cookie in bucket.values()]
         assert sum(sys.getsizeof(cookie.value) + sys.getsizeof(cookie.path) for cookie in kept) <= 200_000
     assert await jar.sent("http://h0/") is None  # the host that was not used for the longest time goes first
     assert await jar.sent("http://h39/") is not None
@@ -926,7 +926,7 @@ async def test_a_domain_is_limited_in_bytes_and_loses_its_oldest_cookie_first() 
         await jar.set(f"c{number}={'x' * 4000}; Path=/{number}")
     host = host_of(URL)
     assert jar.cookies._sizes[host] <= cookies._MAX_BYTES_PER_DOMAIN
-    names = [name for name, _ in jar.cookies._domains[host]]
+    names = [name for name, _ in jar.cookies.domains[host]]
     assert names == [f"c{number}" for number in range(30 - len(names), 30)]
     assert len(names) > 10
 
@@ -935,7 +935,7 @@ async def test_cookies_that_end_leave_nothing_behind() -> None:
     jar = Jar()
     await jar.set("a=1", "b=2")
     await jar.set("a=1; Max-Age=0", "b=2; Max-Age=0")
-    assert (jar.cookies._domains, jar.cookies._sizes, jar.cookies._size) == ({}, {}, 0)
+    assert (jar.cookies.domains, jar.cookies._sizes, jar.cookies._size) == ({}, {}, 0)
 
 
 @given(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from shoal.sessions.cookies import Cookie, CookieKey
-from shoal.sessions.sending import SentCookies
+from shoal.sessions.session import SentCookies
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext

@@ -26,7 +26,7 @@ from shoal.fetch.page_fetcher import without_verification
 from shoal.http import Render, Request, Response
 from shoal.http.rendered import RenderedResponse
 from shoal.middleware import Postponed
-from shoal.sessions.sending import SentCookies, browser_cookies, own_cookies
+from shoal.sessions.session import SentCookies, browser_cookies, own_cookies
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.browser")

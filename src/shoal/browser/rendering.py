@@ -22,7 +22,7 @@ from shoal.http.navigation import permit
 from shoal.http.rendered import RenderedResponse
 from shoal.http.rendering import LOAD_STATES, Action, Click, Evaluate, Fill, Press, Scroll, Wait
 from shoal.sessions.jars import Jars
-from shoal.sessions.sending import SentCookies, browser_cookies, own_cookies
+from shoal.sessions.session import SentCookies, browser_cookies, own_cookies
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:

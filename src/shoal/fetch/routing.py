@@ -10,7 +10,7 @@ from shoal.fetch.page_needs import PageNeeds, is_shell, says_more
 from shoal.http import Render, Request, Response
 from shoal.http.navigation import Permit, permit
 from shoal.ports import Fetcher, Hosts
-from shoal.sessions.sending import browser_cookies
+from shoal.sessions.session import browser_cookies
 from shoal.urls.normalize import host_of
 
 

@@ -9,7 +9,7 @@ from shoal.ports import Fetch
 from shoal.scrapy.shared_types import Values
 from shoal.sessions.cookies import read_cookie
 from shoal.sessions.jars import Jar, Jars
-from shoal.sessions.sending import fetch_with
+from shoal.sessions.session import fetch_with
 
 
 class CookieJars:

@@ -69,14 +69,11 @@ class CookieJar:
         self.clock = clock
         self._jars = jars
         self._on_evict = on_evict
-        self._domains: dict[str, dict[tuple[str, str], Cookie]] = {}
+        self.domains: dict[str, dict[tuple[str, str], Cookie]] = {}
         """By domain, in order of use; then by name and path, in order of setting."""
         self._sizes: dict[str, int] = {}
         """Bytes by domain."""
         self._size = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._domains)
 
     def values_for(self, url: str) -> dict[str, str]:
         """What to send to a URL: values by name, those with the longest path first, up to the maximum length of a
@@ -96,8 +93,8 @@ class CookieJar:
         found: list[Cookie] = []
         domain = host
         while domain:
-            if (bucket := self._domains.get(domain)) is not None:
-                self._domains[domain] = self._domains.pop(domain)
+            if (bucket := self.domains.get(domain)) is not None:
+                self.domains[domain] = self.domains.pop(domain)
                 found += [
                     cookie
                     for cookie in bucket.values()
@@ -109,11 +106,11 @@ class CookieJar:
 
     def all(self) -> list[Cookie]:
         """All cookies, by domain."""
-        return [cookie for bucket in self._domains.values() for cookie in bucket.values()]
+        return [cookie for bucket in self.domains.values() for cookie in bucket.values()]
 
     def get(self, key: CookieKey) -> Cookie | None:
         domain, *rest = key
-        return self._domains.get(domain, {}).get(cast("tuple[str, str]", tuple(rest)))
+        return self.domains.get(domain, {}).get(cast("tuple[str, str]", tuple(rest)))
 
     def store(self, line: str, url: str) -> Cookie | None:
         """Store the cookie of a Set-Cookie header that a page of ``url`` sent. Returns it; None if it is invalid."""
@@ -125,8 +122,8 @@ class CookieJar:
     def put(self, cookie: Cookie) -> None:
         """Store a cookie; remove it if its time is over."""
         domain, key = cookie.domain, (cookie.name, cookie.path)
-        bucket = self._domains.pop(domain, {})
-        self._domains[domain] = bucket
+        bucket = self.domains.pop(domain, {})
+        self.domains[domain] = bucket
         if key in bucket:
             self._drop(domain, key)
         if not cookie.is_over(self.clock()):
@@ -137,29 +134,29 @@ class CookieJar:
         if not bucket:
             self._forget(domain)
         limit = max(_MAX_BYTES_PER_DOMAIN, _MAX_BYTES // max(1, self._jars()))
-        while len(self._domains) > _MAX_DOMAINS or self._size > limit:
-            oldest = next(iter(self._domains))
+        while len(self.domains) > _MAX_DOMAINS or self._size > limit:
+            oldest = next(iter(self.domains))
             self._forget(oldest)
             self._on_evict(oldest)
 
     def remove(self, key: CookieKey) -> None:
         """Remove a cookie, if there is one."""
         domain, name, path = key
-        if (name, path) in self._domains.get(domain, {}):
+        if (name, path) in self.domains.get(domain, {}):
             self._drop(domain, (name, path))
-            if not self._domains[domain]:
+            if not self.domains[domain]:
                 self._forget(domain)
 
     def clear(self) -> None:
-        self._domains.clear()
+        self.domains.clear()
         self._sizes.clear()
         self._size = 0
 
     def _drop(self, domain: str, key: tuple[str, str]) -> None:
-        self._count(domain, -_bytes_of(self._domains[domain].pop(key)))
+        self._count(domain, -_bytes_of(self.domains[domain].pop(key)))
 
     def _forget(self, domain: str) -> None:
-        del self._domains[domain]
+        del self.domains[domain]
         self._count(domain, -self._sizes.get(domain, 0))
         self._sizes.pop(domain, None)
 

@@ -183,6 +183,7 @@ class Jars:
         """The generation in which all sites that are stored were read."""
         self._flushing = asyncio.Lock()
         self._has_dropped = False
+        self.jar("")  # nearly every page needs it
 
     @property
     def is_stored(self) -> bool:

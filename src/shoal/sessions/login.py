@@ -34,7 +34,7 @@ from shoal.ports import Claim, Documents, Fetch, Frontier
 from shoal.printable import printable
 from shoal.sessions.cookies import Cookie, CookieKey
 from shoal.sessions.jars import Jar, Jars
-from shoal.sessions.sending import fetch_with
+from shoal.sessions.session import fetch_with
 from shoal.sessions.turns import HostTurns, Persist
 from shoal.stores.documents import StoredValue
 
