@@ -160,6 +160,8 @@ class Spider:
 
     arguments: Mapping[str, object] = {}
     """The arguments this spider was started with."""
+    _arguments_of_others: Collection[str] = ()
+    """The names of arguments that others may have written: in the API, a schedule or a stored run."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)

@@ -26,7 +26,8 @@ import pytest
 
 from shoal.config import load_config
 from shoal.errors import RunError, SinkError
-from shoal.ports import Sink
+from shoal.item import encode_item
+from shoal.ports import LoggedItem, Sink
 from shoal.runs.trust import check_outputs
 from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.drainer import is_retryable
@@ -254,6 +255,18 @@ def test_an_export(server: ObjectServer, ending: str, tmp_path: Path) -> None:
     assert Counter(item["url"] for item in found) == pages_of(url, 30)
 
 
+async def test_formulas(server: ObjectServer) -> None:
+    bucket = server.bucket()
+    items = [LoggedItem(1, bytes(16), 0, encode_item({"=a": "=1", "n": "-5"}))]
+    for query in ("", "?formulas=keep"):
+        sink = open_sink(f"{server.scheme}://{bucket}/items.csv{query}", run_id=query.strip("?=") or "escaped")
+        await sink.open(b"")
+        await sink.write(items)
+        await sink.flush()
+        await sink.close(finished=True)
+    assert sorted(server.parts(bucket).values()) == [b"'=a,n\n'=1,-5\n", b"=a,n\n=1,-5\n"]
+
+
 # -- a process that lost its role
 
 
@@ -446,7 +459,7 @@ async def test_google_cloud_storage_gets_its_options(monkeypatch: pytest.MonkeyP
         ("s3://bucket/items.jsonl?part_seconds=x", "invalid option"),
         ("s3://bucket/items.jsonl?endpoint=ftp://x", "invalid option"),
         ("az://bucket/items.csv?region=x", "account=name"),
-        ("gs://bucket/items.csv?formulas=no", "formulas=escape"),
+        ("gs://bucket/items.csv?formulas=no", "formulas=keep"),
         ("s4://bucket/items.jsonl", "s3://bucket/name.jsonl (also gs:// and az://)"),
     ],
 )

@@ -113,6 +113,7 @@ BAD = [
     (422, {"name": "a", "spider": "Here", "cron": "* * * * *", "time_zone": "Nowhere"}, '"time_zone" must be'),
     (422, {"name": "a", "spider": "Here", "every": "1h", "overlap": "x"}, "body.overlap"),
     (422, {"name": "a", "spider": "Here", "every": "1h", "settings": {"http.proxy": "http://a:1"}}, "cannot change"),
+    (422, {"name": "a", "spider": "Here", "every": "1h", "settings": {"scope.deny": ["(?!x)"]}}, "searched by RE2"),
     (422, {"name": "a", "spider": "Here", "every": "1h", "arguments": {"settings": "x"}}, '"arguments" cannot'),
     (422, {"name": "a/b", "spider": "Here", "every": "1h"}, "its name must have"),
     (422, {"name": "a", "spider": "Here", "every": "1h", "code": "x"}, "unknown field `code`"),
@@ -323,6 +324,22 @@ def test_a_run_that_cannot_work_is_cancelled_and_its_schedule_says_why(folder: P
         assert found["run_state"] == "cancelled"
         (folder / "pages.py").write_text("import nothing_of_this_name")
         assert "nothing_of_this_name" in must(api.ask("POST", "/api/schedules/a/run"), 422)["error"]["message"]
+
+
+@pytest.mark.parametrize("spider", ["Here", "Fleet"])
+def test_a_poisonous_pattern_blocks_neither_a_server_nor_a_worker(folder: Path, site: Target, spider: str) -> None:
+    """With `re`, this expression needs 2 to the power of 60 steps for the URL of the page."""
+    url = frontier_url("redis")
+    with serving(folder, None, "--frontier", url) as api:
+        arguments = {"url": f"{site.url}/{'a' * 60}?link=/b!"}
+        deny = {"scope.deny": ["/(?:a|a)*[?]$", "^http://[^/]*/b"]}
+        add(api, {"name": "a", "spider": spider, "every": "52w", "arguments": arguments, "settings": deny})
+        assert must(api.get("/api/schedules/a"))["settings"] == deny
+        run_id = must(api.ask("POST", "/api/schedules/a/run"), 201)["run_id"]
+        if spider == "Fleet":
+            InProcessFleet(folder, url, SPIDER, name="pages.py").shoal("worker", "Fleet", "--run-id", run_id)
+        until(lambda: run_id in runs_of(api, "finished"), what="the run finished")
+        assert [visit.path[:4] for visit in site.visits()] == ["/aaa"]  # the link is denied
 
 
 def test_a_keep_alive_worker_takes_the_runs_of_a_schedule(folder: Path, site: Target) -> None:

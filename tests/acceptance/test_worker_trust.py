@@ -18,6 +18,7 @@ from shoal.ports import Run
 from shoal.runs.start import RunSettings
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
+from shoal.urls.scope import Scope
 from tests import forking
 from tests.acceptance.fleets import SHOAL, SPIDER, frontier_url
 from tests.servers import MisbehavingServer, ProxyServer
@@ -77,6 +78,9 @@ def config_of(url: str, **more: Any) -> Config:
         ({"scope": {"http.proxy": "http://evil.example"}}, "unknown key"),
         ({"scope": {"proxies": ["http://evil.example"]}}, "unknown key"),
         ({"proxies": ["http://evil.example"]}, "invalid settings"),
+        ({"scope": {"allow": ["(?=x)x"]}}, r"invalid settings: \"scope.allow\".*RE2.*set it in the spider"),
+        ({"scope": {"deny": ["(?:a?){1000}b"] * 3}}, "more than 5000 steps"),
+        ({"scope": {"deny": "(a+)+$"}}, "run evil has invalid settings"),
     ],
 )  # fmt: skip
 async def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -92,6 +96,31 @@ async def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any
     with pytest.raises((RunError, ValueError), match=message):
         await worker.run()
     assert list(tmp_path.iterdir()) == []
+
+
+POISON = r"(?:a|a)*!$"
+"""`re` needs 2 to the power of the number of letters steps."""
+
+
+@pytest.mark.timeout(30)
+async def test_a_poisonous_pattern_does_not_hang_a_worker(server: MisbehavingServer) -> None:
+    url, page = frontier_url("redis"), server.url + "/leaf/1?" + "a" * 200
+    await hostile_run(url, Request(server.url + "/leaf/2"), scope={"deny": [POISON]})
+    worker = Worker(Pages(), config_of(url), "evil")
+    summary = await worker.run()
+    assert (summary.state, summary.stats.done) == ("finished", 1)
+    scope = Scope(worker.config.scope)
+    assert scope.refuses(page) is None
+    assert scope.refuses(page + "!") == f"denied by the rule {POISON!r}"
+
+
+async def test_a_pattern_that_the_worker_has_itself_may_look_ahead(server: MisbehavingServer) -> None:
+    url = frontier_url("redis")
+    await hostile_run(url, Request(server.url + "/leaf/1"), scope={"allow": ["/leaf/(?!2)"]})
+    worker = Worker(Pages(), config_of(url, **{"scope.allow": ["/leaf/(?!2)"]}), "evil")
+    summary = await worker.run()
+    assert (summary.state, summary.stats.done) == ("finished", 1)
+    assert worker.config.scope.allow == ("/leaf/(?!2)",)
 
 
 async def test_what_the_worker_is_given_itself_it_writes(tmp_path: Path, server: MisbehavingServer) -> None:

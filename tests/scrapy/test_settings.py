@@ -99,6 +99,11 @@ def test_a_feed_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ConfigError, match="which Shoal does not know: use name or time"):
         translate(Settings({"FEEDS": {"%(site)s.jsonl": {"format": "jsonlines"}}}))
     assert translate(Settings({"FEED_URI": "stdout:", "FEED_FORMAT": "json"})).outputs == ["-"]
+    feeds = dict.fromkeys(["s3://b/a.csv", "s3://b/a.csv?region=x", "s3://b/a.jsonl", "what?.csv"])
+    assert translate(Settings({"FEEDS": feeds})).outputs == [
+        "s3://b/a.csv?formulas=keep", "s3://b/a.csv?region=x&formulas=keep", "s3://b/a.jsonl",
+        "what?.csv?formulas=keep",
+    ]  # fmt: skip
 
 
 def test_custom_settings_win_over_the_project() -> None:

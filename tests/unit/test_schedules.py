@@ -27,6 +27,7 @@ from shoal.schedules.runs import ServerRun, run_maker
 from shoal.schedules.schedule import Definition, Schedule
 from shoal.schedules.service import Schedules, describe
 from shoal.testing import FakeClock
+from shoal.urls.scope import Scope
 
 START = 1_700_000_000.0 // 3600 * 3600
 
@@ -484,11 +485,40 @@ async def test_runs_of_servers_and_fleets_are_made(file: Path, schedules: Schedu
         await make(replace(found, definition=replace(definition, spider="None")), 0.0)
 
 
+async def test_patterns_of_schedules_are_searched_in_linear_time(file: Path, schedules: Schedules) -> None:
+    given = {"spider": "Books", "every": "1h", "settings": {"scope": {"allow": r'["(a|a)*!$"]', "deny": ["b"]}}}
+    definition = make_definition("a", given, ["Books", "Fleet"])
+    plain = {"scope.allow": ["(a|a)*!$"], "scope.deny": ["b"]}
+    assert definition.settings == plain
+    found = await schedules.add("a", definition)
+    orchestrator = Orchestrator(file, frontier="redis://127.0.0.1:1")
+    make = run_maker(lambda: orchestrator, [])
+    single = await make(found, 0.0)
+    assert single.settings["settings"] == plain
+    own = ServerRun.of(single)
+    assert own is not None
+    scope = Scope((await own.choose(orchestrator)).config.scope)
+    assert scope.refuses("http://a/" + "a" * 200) == "matches no allow rule"
+    assert scope.refuses("http://a/b!") == "denied by the rule 'b'"
+    fleet = await make(replace(found, definition=replace(definition, spider="Fleet")), 0.0)
+    stored = RunSettings.of(fleet).scope
+    assert (list(stored["allow"]), list(stored["deny"])) == (["(a|a)*!$"], ["b"])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("pattern", ["(?!a)b", r"(a)\1", "(?i)" + "[\0-\U0010ffff]" * 5000])
+def test_a_pattern_that_is_not_linear_is_refused_at_once(pattern: str) -> None:
+    given = {"spider": "Books", "every": "1h", "settings": {"scope.deny": [pattern]}}
+    with pytest.raises(ConfigError, match=r"schedule 'a': \"settings\" has a problem: \"scope.deny\""):
+        make_definition("a", given, ["Books"])
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"settings": {"browser.executable": "/bin/sh"}},
         {"settings": {"frontier": "memory:"}},
+        {"settings": {"scope.allow": ["(?=x)"]}},
+        {"settings": {"scope": {"deny": ["a{1001}"]}}},
         {"arguments": {"settings": {}}},
         {"arguments": 3},
         {"more": 1},
@@ -567,6 +597,19 @@ async def test_a_spider_that_cannot_be_used_is_reported_and_does_not_hinder_othe
     await runner.step()
     assert len(launcher.launched) == 2  # its time was still due
     assert (await schedules.get("a")).error == ""
+
+
+async def test_a_stored_pattern_that_is_not_linear_starts_no_run(
+    file: Path, schedules: Schedules, clock: FakeClock
+) -> None:
+    """Another program stored it: it is checked when it is read."""
+    await schedules.add("a", replace(HOURLY, spider="Books", settings={"scope.deny": ["(?=x)x"]}))
+    launcher = Ending(schedules)
+    launcher.make_run = run_maker(lambda: Orchestrator(file), [])  # type: ignore[method-assign]
+    clock.advance(3600)
+    await ScheduleRunner(schedules, launcher).step()
+    assert launcher.launched == []
+    assert "'(?=x)x' does not compile: invalid perl operator" in (await schedules.get("a")).error
 
 
 async def test_a_run_that_waits_starts_when_the_earlier_one_has_ended(schedules: Schedules, clock: FakeClock) -> None:

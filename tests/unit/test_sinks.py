@@ -28,7 +28,7 @@ from shoal.item import encode_item
 from shoal.ports import LoggedItem, Sink
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.collect import CollectSink
-from shoal.sinks.csvfile import CsvSink
+from shoal.sinks.csvfile import CsvSink, escape_formula
 from shoal.sinks.files import StreamSink
 from shoal.sinks.parquet import ParquetSink
 from shoal.sinks.recent import Recent
@@ -227,7 +227,7 @@ async def test_no_items_at_all(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 async def test_text_of_all_kinds(tmp_path: Path, name: str) -> None:
     values = ["Zürich 東京 🐟", 'say "hi", then\nleave', "a\rb", "\r\n", "", " space ", "a,b;c\td", "'", "\u2028"]
-    sink = await opened(tmp_path / name)
+    sink = await opened(f"{tmp_path / name}{'?formulas=keep' * (name == 'out.csv')}")
     await sink.write(logged({"n": 1, "text": value} for value in values))
     await sink.flush()
     await sink.close(finished=True)
@@ -610,8 +610,8 @@ async def test_a_csv_that_was_widened_before_the_crash(tmp_path: Path, flushes: 
     assert len(whole) == 6
 
 
-_names = st.sampled_from(["a", "b", "", "c\n", 'd"', "e,", "é", "\r"])
-_texts = st.none() | st.integers(-9, 9) | st.text(alphabet='a",\r\né ', max_size=4)
+_names = st.sampled_from(["a", "b", "", "c\n", 'd"', "e,", "é", "\r", "=f", "'=f"])
+_texts = st.none() | st.integers(-9, 9) | st.text(alphabet="a\",\r\né =-'", max_size=4)
 _batches = st.lists(st.lists(st.dictionaries(_names, _texts, min_size=1), min_size=1, max_size=4), max_size=6)
 
 
@@ -646,7 +646,9 @@ def test_any_csv_after_any_crash(batches: list[list[dict[str, Any]]], data: st.D
         assert len(written) == len(expected)
         for row, item in zip(written, expected, strict=True):
             assert {name: value for name, value in row.items() if value} == {
-                name: str(value) for name, value in item.items() if value not in (None, "")
+                escape_formula(name): escape_formula(value) if isinstance(value, str) else str(value)
+                for name, value in item.items()
+                if value not in (None, "")
             }
 
 
@@ -1384,28 +1386,51 @@ async def test_nul_in_an_item_that_was_not_checked(tmp_path: Path, name: str) ->
     assert "c\0d" in read(tmp_path / name)[0].values()
 
 
-FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"]
+FORMULAS = [
+    "=1+1", "+A1", "-1+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\tx", "\rx", "'=1", "''-1",
+    " =1", "\ufeff=1", "\u200b=1", "\0=1", "\xa0@a", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20a",
+    "-5\n=1", "+49-30-123", "+49 (30) 123", "- item", "-'5", "+1e", "-1 000 x",
+]  # fmt: skip
+NO_FORMULAS = [
+    "-5", "+3.2", "1e5", "-1e-5", "-.5", "-1,234.50", "-1.234,50", "- 5", "-5'000", "-1\u202f000", "-5 %", "+49 30 123",
+    "+4930123", "-", "--", "", "a=1", "'a", "\u22125", " a", "\n a", '{"a":"=1"}', "1-2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_text_that_a_spreadsheet_runs_is_escaped(text: str) -> None:
+    assert escape_formula(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", NO_FORMULAS)
+def test_other_text_and_numbers_stay(text: str) -> None:
+    assert escape_formula(text) == text
+
+
+@given(st.text("'=+-@ \t\n51.,e%a\ufeff"), st.text("'=+-@ \t\n51.,e%a\ufeff"))
+def test_escaped_texts_differ_as_the_texts_do(one: str, other: str) -> None:
+    assert (escape_formula(one) == escape_formula(other)) == (one == other)
 
 
 async def test_formulas(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     items = [{"n": -1, "r": -1.5, "=name": text, "'=name": 1, "j": [text]} for text in FORMULAS]
-    sink = await run_opened(f"{path}?formulas=escape", "one")
+    sink = await run_opened(str(path), "one")
     await sink.write(logged(items[:3]))
     state = await sink.flush()
     await sink.close(finished=False)
-    sink = await run_opened(f"{path}?formulas=escape", "one", state)
+    sink = await run_opened(f"{path}?formulas=escape", "one", state)  # the default
     await sink.write(logged(items[3:], 4))
     await sink.close(finished=True)
     assert [list(row.values()) for row in read(path)] == [
-        ["-1", "-1.5", f"'{text}", "1", json.dumps([text], separators=(",", ":"))] for text in FORMULAS
+        ["-1", "-1.5", f"'{text}", "1", msgspec.json.encode([text]).decode()] for text in FORMULAS
     ]
     assert list(read(path)[0]) == ["n", "r", "'=name", "''=name", "j"]
-    assert sink_id(f"{path}?formulas=escape") == sink_id(str(path))
-    sink = await run_opened(f"{path}?replace=yes", "two")
+    assert sink_id(f"{path}?formulas=keep") == sink_id(str(path))
+    sink = await run_opened(f"{path}?replace=yes&formulas=keep", "two")
     await sink.write(logged(items))
     await sink.close(finished=True)
-    assert [row["=name"] for row in read(path)] == FORMULAS  # as they are, unless asked for
+    assert [row["=name"] for row in read(path)] == FORMULAS
 
 
 # -- what can't be taken back
@@ -1482,7 +1507,7 @@ def test_recent_is_bounded() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "a.jsonl?key=b", "a.csv?formulas=keep", "a.csv?key=b", "a.parquet?formulas=escape", "a.db?key=",
+        "a.jsonl?key=b", "a.csv?formulas=no", "a.csv?key=b", "a.parquet?formulas=keep", "a.db?key=",
         "a.db?key=a,,b",
         "a.db?max_columns=0", "a.db?max_columns=many", "sqlite:///a.db?table=a%00b",
     ],
@@ -1494,3 +1519,4 @@ def test_options_that_an_output_does_not_have(spec: str) -> None:
 
 def test_a_question_mark_in_the_name_of_a_file(tmp_path: Path) -> None:
     assert sink_id(f"{tmp_path}/what?.csv") == f"{tmp_path}/what?.csv"
+    assert sink_id(f"{tmp_path}/what?.csv?formulas=keep") == f"{tmp_path}/what?.csv"

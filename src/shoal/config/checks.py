@@ -38,15 +38,6 @@ def frontier_kind(frontier: object) -> str | None:
     return FRONTIER_KINDS.get(frontier.partition(":")[0]) if isinstance(frontier, str) else None
 
 
-def check_regexes(patterns: tuple[str, ...]) -> str | None:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as exc:
-            return f"must contain regular expressions; {pattern!r} does not compile: {exc}"
-    return None
-
-
 def check_domains(domains: tuple[str, ...]) -> str | None:
     wrong = [domain for domain in domains if "/" in domain or domain.split() != [domain]]
     return f'must contain host names such as "example.com", not {wrong[0]!r}' if wrong else None

@@ -35,6 +35,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     checks: ClassVar[Mapping[str, Check]] = {}
     """By field, what its type cannot express. Returns the rest of a sentence that begins with the key, or None."""
+    of_others: ClassVar[Mapping[str, Callable[[Any], object]]] = {}
+    """By field, what makes a value that others may have written harmless, before it is checked."""
     masks: ClassVar[Mapping[str, Mask]] = {}
     """By field, how to hide its secrets."""
     aliases: ClassVar[Mapping[str, str]] = {}
@@ -118,11 +120,13 @@ def read_settings(
     *,
     source: Callable[[str], str] | None = None,
     parse: Parse | None = None,
+    of_others: bool = False,
 ) -> tuple[dict[str, object], list[str]]:
     """Read one layer. Return the checked values under their dotted keys, and a sentence for each problem.
 
     ``settings`` has dotted keys, nested mappings or Sections. ``source`` returns where a key came from, for the
-    sentences. ``parse`` converts a value before it is checked; it raises ValueError for a bad one.
+    sentences. ``parse`` converts a value before it is checked; it raises ValueError for a bad one. ``of_others``:
+    others may have written the values.
     """
     values: dict[str, object] = {}
     problems: list[str] = []
@@ -136,7 +140,7 @@ def read_settings(
             if key in values:
                 raise ConfigError(f'"{key}" is set twice')
             section, name = keys(root)[key]
-            values[key] = checked(section, name, value, key=key, parse=parse)
+            values[key] = checked(section, name, value, key=key, parse=parse, of_others=of_others)
         except ConfigError as exc:
             problems.append(f"{source(key)}: {exc}" if source else str(exc))
     for prefix, section in sections(root).items():
@@ -184,7 +188,9 @@ def _with_words(root: type[Section], key: str) -> list[str]:
     return [known for known in found if "." not in known] or found
 
 
-def checked(section: type[Section], name: str, value: object, *, key: str, parse: Parse | None = None) -> object:
+def checked(
+    section: type[Section], name: str, value: object, *, key: str, parse: Parse | None = None, of_others: bool = False
+) -> object:
     """Convert the value to the type of its field (a list becomes a tuple). ConfigError names ``key`` if that fails."""
     inner = sections(section).get(name)
     if inner is not None:
@@ -203,6 +209,8 @@ def checked(section: type[Section], name: str, value: object, *, key: str, parse
         # No "from exc": the cause may contain a secret, and adds nothing.
         actual = "" if name in section.masks else f", not {value!r}"
         raise ConfigError(f'"{key}" must be {expected(info)}{actual}') from None
+    if of_others and name in section.of_others:
+        converted = section.of_others[name](converted)
     problem = section.checks[name](converted) if name in section.checks else None
     if problem is not None:
         raise ConfigError(f'"{key}" {problem}')

@@ -17,7 +17,6 @@ from shoal.config.checks import (
     check_networks,
     check_proxies,
     check_proxy,
-    check_regexes,
     check_shared_outputs,
     check_sizes,
     check_tokens,
@@ -27,6 +26,7 @@ from shoal.config.checks import (
     mask_secret,
 )
 from shoal.config.layers import Section
+from shoal.config.patterns import check_regexes, linear
 from shoal.errors import ConfigError
 
 USER_AGENT = "shoal/0.1"
@@ -47,6 +47,7 @@ class ScopeSettings(Section, frozen=True, kw_only=True):
     """Which URLs a run may crawl."""
 
     checks = {"allowed_domains": check_domains, "allow": check_regexes, "deny": check_regexes}
+    of_others = {"allow": linear, "deny": linear}
 
     allowed_domains: tuple[str, ...] = ()  # with their subdomains; empty: all
     allow: tuple[str, ...] = ()  # regexes; at least one must match the URL; empty: all URLs are allowed

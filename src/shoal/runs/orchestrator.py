@@ -88,6 +88,7 @@ class Orchestrator:
         fleet cannot share the frontier."""
         entry = self.registry[name]
         spider = _make(load_spider(self.registry.reference(name)), {**entry.arguments, **(arguments or {})})
+        spider._arguments_of_others = tuple(arguments or ())
         resolved = self._resolve(spider, settings)
         mode = mode or entry.execution_mode
         if mode == "distributed":

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from shoal.config import Config, Count, Seconds, Weight
+from shoal.config.layers import read_settings
+from shoal.config.patterns import check_regexes, linear, unmarked
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
@@ -152,6 +154,7 @@ async def start_run(
     if networks is not None:
         settings = msgspec.structs.replace(settings, networks=tuple(networks))
     check_arguments(run_id or "(new)", settings.arguments)
+    _warn_of_patterns(spider, config)
     persist = Persistence(shared=store.shared)
     project = config.project_name
     fresh_id = new_run_id()  # made here, so that a retry after a lost answer finds the run that it created
@@ -185,6 +188,18 @@ async def start_run(
     )
 
 
+def _warn_of_patterns(spider: Spider, config: Config) -> None:
+    """Workers have the spider, but perhaps neither this command line nor this file."""
+    own, _ = read_settings(Config, spider.settings)
+    with suppress(ConfigError):  # without RE2 nobody knows
+        for key, patterns in (("scope.allow", config.scope.allow), ("scope.deny", config.scope.deny)):
+            if patterns != own.get(key) and (problem := check_regexes(linear(patterns))) is not None:
+                log.warning(
+                    'only workers whose own shoal.toml or SHOAL_%s has the same expressions accept the run: "%s" %s',
+                    key.upper().replace(".", "__"), key, problem,
+                )  # fmt: skip
+
+
 def _settings(
     spider: Spider, config: Config, seeds: Seeds, urls: Sequence[str] | None, urls_file: str | None,
     outputs: Sequence[str],
@@ -203,7 +218,8 @@ def _settings(
         max_queue_size=options.max_queue_size,
         overflow=options.overflow,
         keep_items=config.items.keep,
-        scope=msgspec.to_builtins(msgspec.structs.asdict(config.scope)),
+        scope=msgspec.to_builtins(msgspec.structs.asdict(config.scope))
+        | {"allow": unmarked(config.scope.allow), "deny": unmarked(config.scope.deny)},
     )
 
 

@@ -15,7 +15,8 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from shoal.config import Config, mask
-from shoal.errors import FetchError, RunError, SinkError
+from shoal.config.patterns import linear
+from shoal.errors import ConfigError, FetchError, RunError, SinkError
 from shoal.http import Request, Response
 from shoal.ports import Fetch
 from shoal.sinks import is_object_storage, is_of_plugin, is_shared, sink_id
@@ -122,6 +123,22 @@ def _is_within(spec: str, allowed: str) -> bool:
     asked, rule = urlsplit(spec), urlsplit(allowed)
     same = (asked.scheme, asked.hostname, asked.port) == (rule.scheme, rule.hostname, rule.port)
     return same and rule.path.strip("/") in ("", asked.path.strip("/"))
+
+
+def with_run_settings(run_id: str, settings: Mapping[str, object], config: Config) -> Config:
+    """The worker's configuration with the settings of a run. RunError if they are invalid.
+
+    Regular expressions are searched in linear time, unless the worker's own configuration has the same ones."""
+    own = {*config.scope.allow, *config.scope.deny}
+    changed = dict(settings)
+    for key in ("scope.allow", "scope.deny"):
+        patterns = settings.get(key)
+        if isinstance(patterns, list | tuple) and all(isinstance(text, str) for text in patterns):
+            changed[key] = linear(patterns, own)
+    try:
+        return config.with_settings(changed)
+    except ConfigError as exc:
+        raise RunError(f"run {run_id} has invalid settings: {exc}") from exc
 
 
 class ProxyCheck:

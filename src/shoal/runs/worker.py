@@ -24,7 +24,7 @@ from shoal.ports import Frontier, Holder, Run, Store
 from shoal.runs.lifecycle import GRACE, RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.start import RunSettings, find_run
-from shoal.runs.trust import check_outputs, check_proxies
+from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
 from shoal.runs.worker_session import make_session, new_worker_id
 from shoal.sinks import open_sink, sink_id
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
@@ -131,8 +131,9 @@ class Worker:
                 partial(find_run, store, self.run_id, self.spider, project, allow_changed=changed)
             )
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
-            self.config = self.config.with_settings(settings.shared_settings())
+            self.config = with_run_settings(run.run_id, settings.shared_settings(), self.config)
             check_proxies(self.spider, self.config)
+            self.spider._arguments_of_others = tuple(settings.arguments)
             if run.state == "finished":
                 await persist(partial(self._report_finished, store, run))
             self._life = RunLifecycle(store, run, self._plan(settings, shared=store.shared))

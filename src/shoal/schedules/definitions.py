@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
 from shoal.config import Config, read_toml
 from shoal.config.layers import from_text, read_settings
+from shoal.config.patterns import unmarked
 from shoal.errors import ConfigError, RunError
 from shoal.runs.registry import Registry
 from shoal.runs.trust import check_arguments
@@ -198,9 +199,16 @@ def _arguments(value: object) -> dict[str, object]:
 
 def check_settings(value: object) -> dict[str, object]:
     """The settings under their dotted keys, converted to their types. ConfigError names a bad one."""
+    values = usable_settings(value)
+    patterns = {key: list(unmarked(values[key])) for key in ("scope.allow", "scope.deny") if key in values}
+    return values | patterns
+
+
+def usable_settings(value: object) -> dict[str, Any]:
+    """The same for a run: regular expressions are marked, so that they are searched in linear time."""
     if not isinstance(value, dict):
         raise ConfigError(f"must be a table, not {value!r:.80}")
-    values, problems = read_settings(Config, value, parse=from_text)
+    values, problems = read_settings(Config, value, parse=from_text, of_others=True)
     if problems:
         raise ConfigError(f"has a problem: {problems[0]}")
     for key in values:
@@ -209,7 +217,7 @@ def check_settings(value: object) -> dict[str, object]:
             raise ConfigError(
                 f'cannot change "{key}": set it in shoal.toml or in the spider. A schedule may change {allowed}'
             )
-    plain: dict[str, object] = msgspec.to_builtins(values)
+    plain: dict[str, Any] = msgspec.to_builtins(values)
     return plain
 
 

@@ -14,7 +14,7 @@ from shoal.ports import Run
 from shoal.runs.orchestrator import Chosen, Orchestrator
 from shoal.runs.start import queued_run
 from shoal.runs.trust import check_arguments
-from shoal.schedules.definitions import check_settings
+from shoal.schedules.definitions import check_settings, usable_settings
 from shoal.schedules.firing import MakeRun
 from shoal.schedules.schedule import Schedule
 
@@ -45,7 +45,7 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     async def choose(self, orchestrator: Orchestrator) -> Chosen:
         """Create its spider. Importing the file may be slow, so a thread does it."""
         return await asyncio.to_thread(
-            orchestrator.choose, self.registered, self.arguments, "single", check_settings(self.settings)
+            orchestrator.choose, self.registered, self.arguments, "single", usable_settings(self.settings)
         )
 
 
@@ -55,7 +55,7 @@ def run_maker(make_orchestrator: Callable[[], Orchestrator], networks: Sequence[
 
     async def make_run(schedule: Schedule, due: float) -> Run:
         definition, run_id = schedule.definition, schedule.run_id_at(due)
-        settings = check_settings(definition.settings)
+        settings = usable_settings(definition.settings)
         chosen = await asyncio.to_thread(
             lambda: make_orchestrator().choose(definition.spider, definition.arguments, None, settings)
         )
@@ -64,8 +64,9 @@ def run_maker(make_orchestrator: Callable[[], Orchestrator], networks: Sequence[
                 chosen.spider, chosen.config, run_id, outputs=chosen.outputs, networks=networks, schedule=schedule.name
             )  # fmt: skip
         own = ServerRun(
-            schedule=schedule.name, registered=definition.spider, arguments=definition.arguments, settings=settings
-        )
+            schedule=schedule.name, registered=definition.spider, arguments=definition.arguments,
+            settings=check_settings(settings),
+        )  # fmt: skip
         return Run(
             run_id=run_id, spider=chosen.spider.spider_name(), state="queued", created_at=time.time(),
             settings=msgspec.to_builtins(own), project=schedule.project,

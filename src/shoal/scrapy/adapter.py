@@ -30,6 +30,7 @@ from shoal.scrapy.response import Response
 from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
 from shoal.scrapy.shared_types import Function
+from shoal.scrapy.sitemap_spider import with_linear_patterns
 from shoal.scrapy.spider import Spider as ScrapySpider
 from shoal.scrapy.spider_middlewares import SpiderMiddlewares
 from shoal.scrapy.translation import USED_BY_ADAPTER, Translated, filters_nothing, translate, unused_settings
@@ -57,7 +58,7 @@ class ScrapyAdapter(Spider):
     def __init__(self, **given: object) -> None:
         super().__init__()
         self.arguments = given
-        arguments = {**self.own_arguments, **given}
+        arguments = {**self.own_arguments, **with_linear_patterns(self.spider_class, given)}
         settings = self.scrapy_settings
         self.crawler_view = crawler = Crawler(self.spider_class, settings, self.stats)
         self.spider = make_spider(self.spider_class, crawler, arguments)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 from urllib.parse import urljoin
 
+from shoal.config.patterns import CompiledPattern, compile_pattern, linear
 from shoal.errors import SitemapError
 from shoal.scrapy.http import Request, Response, XmlResponse
 from shoal.scrapy.shared_types import Function, Values
@@ -35,11 +36,11 @@ class SitemapSpider(Spider):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._cbs: list[tuple[re.Pattern[str], Function]] = [
-            (re.compile(pattern), getattr(self, callback) if isinstance(callback, str) else callback)
+        self._cbs: list[tuple[CompiledPattern, Function]] = [
+            (_compiled(pattern), getattr(self, callback) if isinstance(callback, str) else callback)
             for pattern, callback in self.sitemap_rules
         ]
-        self._follow = [re.compile(pattern) for pattern in self.sitemap_follow]
+        self._follow = [_compiled(pattern) for pattern in self.sitemap_follow]
 
     def start_requests(self) -> Iterator[Request]:
         for url in self.sitemap_urls:
@@ -101,3 +102,23 @@ def _as_dict(entry: SitemapEntry) -> Values:
     if entry.alternates:
         found["alternate"] = [each.url for each in entry.alternates]
     return found
+
+
+def with_linear_patterns(kind: type[Spider], arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments of a spider. Regular expressions for sitemaps are marked: others may have written them, in a
+    schedule or a stored run."""
+    changed = dict(arguments)
+    if issubclass(kind, SitemapSpider):
+        if isinstance(follow := arguments.get("sitemap_follow"), list | tuple):
+            changed["sitemap_follow"] = [_marked(pattern) for pattern in follow]
+        if isinstance(rules := arguments.get("sitemap_rules"), list | tuple):
+            changed["sitemap_rules"] = [(_marked(pattern), callback) for pattern, callback in rules]
+    return changed
+
+
+def _marked(pattern: object) -> object:
+    return linear([pattern])[0] if isinstance(pattern, str) else pattern
+
+
+def _compiled(pattern: str | re.Pattern[str]) -> CompiledPattern:
+    return compile_pattern(pattern) if isinstance(pattern, str) else pattern

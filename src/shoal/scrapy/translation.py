@@ -169,6 +169,9 @@ def filters_nothing(settings: Settings) -> bool:
 
 # -- outputs
 
+_AS_IN_SCRAPY = "formulas=keep"
+"""Scrapy writes text to CSV as it is."""
+
 
 def _translate_feeds(settings: Settings, made: Translated) -> None:
     feeds = settings.getdict("FEEDS")
@@ -185,7 +188,9 @@ def _output(uri: str, options: Mapping[str, object], settings: Settings, notes: 
         return "-"
     parts = urlsplit(text)
     if len(parts.scheme) > 1 and parts.scheme != "file":
-        return text  # object storage or a database
+        if Path(parts.path).suffix.lower() != ".csv" or "formulas=" in parts.query:
+            return text  # object storage or a database
+        return f"{text}{'&' if parts.query else '?'}{_AS_IN_SCRAPY}"
     path = unquote(parts.path) if parts.scheme == "file" else text
     kind = str(options.get("format") or Path(path).suffix.lstrip(".") or "jsonlines").lower()
     if kind in ("json", "jsonlines", "jsonl", "jl", "ndjson"):
@@ -198,7 +203,8 @@ def _output(uri: str, options: Mapping[str, object], settings: Settings, notes: 
         written = path if Path(path).suffix == f".{kind}" else str(Path(path).with_suffix(f".{kind}"))
     else:
         raise ConfigError(f"FEEDS: Shoal does not write {kind!r} ({uri}): use jsonlines, csv or parquet")
-    return f"{written}?replace=yes" if options.get("overwrite") is True else written
+    query = [_AS_IN_SCRAPY] * (kind == "csv") + ["replace=yes"] * (options.get("overwrite") is True)
+    return f"{written}?{'&'.join(query)}" if query else written
 
 
 def _filled(uri: str, settings: Settings) -> str:

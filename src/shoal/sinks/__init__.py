@@ -45,7 +45,7 @@ _OPTIONS: dict[_Kind, frozenset[str]] = {
 }
 _FILE_OPTIONS: dict[_Kind, dict[str, str]] = {
     "jsonl": {"replace": "replace=yes"},
-    "csv": {"formulas": "formulas=escape", "max_columns": "max_columns=N", "replace": "replace=yes"},
+    "csv": {"formulas": "formulas=keep", "max_columns": "max_columns=N", "replace": "replace=yes"},
     "parquet": {"max_columns": "max_columns=N", "replace": "replace=yes"},
     "sqlite": {"table": "table=name", "key": "key=field,field", "max_columns": "max_columns=N"},
 }
@@ -69,7 +69,7 @@ class _Target(Struct, frozen=True):
     server: DatabaseServer | None = None
     key: tuple[str, ...] = ()
     max_columns: int = MAX_COLUMNS
-    formulas: bool = True
+    formulas: bool = False
     """Whether CSV cells may be formulas."""
     replaces: bool = False
     """Whether a file that another run wrote is replaced."""
@@ -217,9 +217,9 @@ def _parse(spec: str) -> _Target:
         )
     if (kind := _ENDINGS.get(ending)) is not None:
         return _Target(kind, spec)
-    path, mark, query = spec.partition("?")
-    if mark and (kind := _ENDINGS.get(os.path.splitext(path)[1].lower())) is not None:
-        return _with_options(kind, path, spec, query)
+    for path, mark, query in (spec.partition("?"), spec.rpartition("?")):  # the name may have one, too
+        if mark and (kind := _ENDINGS.get(os.path.splitext(path)[1].lower())) is not None:
+            return _with_options(kind, path, spec, query)
     shown = spec.rpartition("@")[2]  # a URL with a mistyped scheme may have a password before it
     raise SinkError(f"unknown type of output: {shown!r}; use {_FORMS}{did_you_mean(ending, list(_ENDINGS))}")
 
@@ -234,7 +234,7 @@ def _parse_sqlite(spec: str, rest: str) -> _Target:
 def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
     options, known = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS[kind] | _IDENTITY
     try:
-        if options.keys() - known.keys() or options.get("formulas", "escape") != "escape":
+        if options.keys() - known.keys() or options.get("formulas", "escape") not in ("escape", "keep"):
             raise ValueError
         if options.get("replace", "yes") != "yes" or options.get("identity", "path") != "path":
             raise ValueError
@@ -243,7 +243,7 @@ def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
         allowed = "&".join(known.values())
         raise SinkError(f"{spec!r}: invalid option after the file name; allowed: ?{allowed}") from None
     return _Target(
-        kind, path, table, key=key, max_columns=max_columns, formulas="formulas" not in options,
+        kind, path, table, key=key, max_columns=max_columns, formulas=options.get("formulas") == "keep",
         replaces="replace" in options, by_path="identity" in options,
     )  # fmt: skip
 
@@ -262,7 +262,7 @@ def _parse_objects(spec: str) -> _Target:
         place, options = parse_place(spec, known)
         part_mb = _number(options, "part_mb", 1024)
         part_seconds = _number(options, "part_seconds", 3600)
-        if options.get("formulas", "escape") != "escape":
+        if options.get("formulas", "escape") not in ("escape", "keep"):
             raise ValueError
         max_columns = _table_options(kind, options)[2]
     except ConfigError as exc:
@@ -272,8 +272,8 @@ def _parse_objects(spec: str) -> _Target:
         raise SinkError(f"{spec.partition('?')[0]}: invalid option; allowed: ?{allowed}") from None
     folder = os.path.splitext(place.path)[0]
     return _Target(
-        kind, place=structs.replace(place, path=folder), max_columns=max_columns, formulas="formulas" not in options,
-        part_mb=part_mb, part_seconds=part_seconds,
+        kind, place=structs.replace(place, path=folder), max_columns=max_columns,
+        formulas=options.get("formulas") == "keep", part_mb=part_mb, part_seconds=part_seconds,
     )  # fmt: skip
 
 

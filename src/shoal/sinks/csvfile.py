@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import BinaryIO
@@ -16,7 +17,14 @@ from shoal.sinks.rejects import Rejects
 from shoal.sinks.storage import BLOCK, GrowingFile, checksum, in_thread, storage_errors, unwritten
 from shoal.sinks.tables import rows_within
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_INVISIBLE = r"[\s\0-\x20\u200b-\u200f\u2060\ufeff]*+"
+_FORMULA = re.compile(rf"'*+(?:[\t\r]|{_INVISIBLE}[=+\-@＝＋－＠])")  # noqa: RUF001  Excel also runs the wide ones
+"""What a spreadsheet may run: OWASP's list, also behind characters that a spreadsheet drops, such as a BOM."""
+_NUMBER = re.compile(
+    rf"{_INVISIBLE}(?:[+-] ?(?:\d++(?:[.,'\u2019 \u00a0\u202f]\d++)*+[.,]?|[.,]\d++)(?:[eE][+-]?\d++)?\s?%?|-++)\s*+",
+    re.ASCII,
+)
+"""A number with a sign, as people write it: digits and separators calculate nothing. Or a dash for "no value"."""
 
 
 class CsvSink:
@@ -26,10 +34,10 @@ class CsvSink:
     comma in each row. So the offset of an earlier flush can be computed in the wider file, and a crash between the two
     does no harm.
 
-    Unless ``formulas`` are allowed, text that a spreadsheet reads as a formula gets a ``'`` in front. Numbers stay.
+    Unless ``formulas`` are kept, text that a spreadsheet runs as a formula gets a ``'`` in front. Numbers stay.
     """
 
-    def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = True) -> None:
+    def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = False) -> None:
         options = options or TableOptions()
         self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
         self._max_columns = options.max_columns
@@ -103,7 +111,7 @@ class CsvSink:
         if not items:
             return
         columns = dict.fromkeys(self._fields)
-        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else escape_name)
+        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else escape_formula)
         fields = list(columns)
         if rows and fields:  # without any field there is no header to write
             lines = encode_rows(rows, fields, formulas=self._formulas)
@@ -172,7 +180,7 @@ _NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 def encode_rows(rows: Iterable[dict[str, object]], fields: Sequence[str], *, formulas: bool) -> bytes:
     """Rows as CSV, without a header."""
-    escape = None if formulas else _escape
+    escape = None if formulas else escape_formula
     return _lines(_cells(row, fields, escape) for row in rows)
 
 
@@ -186,14 +194,10 @@ def _cells(row: dict[str, object], fields: Iterable[str], escape: Callable[[str]
     return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]
 
 
-def _escape(text: str) -> str:
-    """Text that no spreadsheet reads as a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def escape_name(name: str) -> str:
-    """The same for the name of a column. Different names stay different."""
-    return f"'{name}" if name.startswith((*_FORMULA, "'")) else name
+def escape_formula(text: str) -> str:
+    """Text that no spreadsheet runs as a formula: with a ``'`` in front if it needs one. Different texts, such as the
+    names of columns, stay different."""
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def _row_ends(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from shoal.errors import OutputTakenError, SinkError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem, OutputCount
-from shoal.sinks.csvfile import encode_header, encode_rows, escape_name
+from shoal.sinks.csvfile import encode_header, encode_rows, escape_formula
 from shoal.sinks.files import LARGE
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.rejects import Reject, Rejects
@@ -69,7 +69,7 @@ class PartOptions(msgspec.Struct, frozen=True):
 
     size: int = PART_MB << 20
     seconds: float = PART_SECONDS
-    formulas: bool = True
+    formulas: bool = False
     """Whether CSV cells may be formulas."""
 
 
@@ -349,7 +349,7 @@ class ObjectSink:
         """The content of a part, and the items that do not fit. Adds new fields to ``fields``."""
         if self._kind == "jsonl":
             return _encode_lines([decode_item(item.payload)[1] for item in self._items]), []
-        escape = None if self._formulas or self._kind != "csv" else escape_name
+        escape = None if self._formulas or self._kind != "csv" else escape_formula
         rows, rejects = rows_within(self._items, fields, self._options.max_columns, escape)
         if not rows or not fields:
             return b"", rejects

@@ -10,6 +10,7 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeAlias
 
+from shoal.config.patterns import CompiledPattern, check_regexes, compile_pattern, linear
 from shoal.errors import RequestError, SitemapError, SpiderError
 from shoal.http import Request, Response
 from shoal.http.response import charset_in
@@ -154,9 +155,10 @@ class SitemapSpider(Spider):
         with self._checks("rules", "write pairs of a regular expression and a callback"):
             if any(isinstance(rule, str) or len(rule) != 2 for rule in self.rules):
                 raise ValueError(f"{self.rules!r:.80} are not pairs")
-            rules = [(re.compile(pattern), _name_of(callback)) for pattern, callback in self.rules]
+            compiled = self._compiled("rules", [pattern for pattern, _ in self.rules])
+            rules = list(zip(compiled, [_name_of(callback) for _, callback in self.rules], strict=True))
         with self._checks("follow", "write regular expressions"):
-            follow = [re.compile(pattern) for pattern in patterns]
+            follow = self._compiled("follow", patterns)
         with self._checks("since"):
             since = None if self.since is None else read_since(self.since)
         with self._checks("max_sitemaps or links_per_page", "write a number"):
@@ -164,6 +166,15 @@ class SitemapSpider(Spider):
         for _, callback in rules:
             self.callback(callback)
         return _Choice(rules, follow, since, alternates, *numbers)
+
+    def _compiled(self, attribute: str, patterns: Sequence[Pattern]) -> Sequence[CompiledPattern]:
+        """ValueError or TypeError for an invalid one. Those of others are searched in linear time."""
+        if attribute not in self._arguments_of_others:
+            return [re.compile(pattern) for pattern in patterns]
+        marked = linear([str(pattern) for pattern in patterns])
+        if (problem := check_regexes(marked)) is not None:
+            raise ValueError(problem)
+        return [compile_pattern(pattern) for pattern in marked]
 
     @contextmanager
     def _checks(self, attribute: str, advice: str = "") -> Iterator[None]:
@@ -179,8 +190,8 @@ class SitemapSpider(Spider):
 class _Choice(NamedTuple):
     """The settings of a SitemapSpider, checked and compiled."""
 
-    rules: list[tuple[re.Pattern[str], str]]
-    follow: list[re.Pattern[str]]
+    rules: Sequence[tuple[CompiledPattern, str]]
+    follow: Sequence[CompiledPattern]
     since: datetime | None
     alternates: bool
     max_sitemaps: int

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.config import ScopeSettings
+from shoal.config.patterns import compile_pattern
 from shoal.errors import ConfigError, RequestError
 from shoal.urls.normalize import host_of, normalize_url
 
@@ -20,8 +21,8 @@ class Scope:
         if isinstance(allowed_domains, str):
             allowed_domains = [allowed_domains]
         self._domains = tuple(_domain(text) for text in (*config.allowed_domains, *allowed_domains))
-        self._allow = [re.compile(rule) for rule in config.allow]
-        self._deny = [re.compile(rule) for rule in config.deny]
+        self._allow = [compile_pattern(rule) for rule in config.allow]
+        self._deny = [compile_pattern(rule) for rule in config.deny]
         self._max_length = config.max_url_length
         self.max_depth = config.max_depth
         self.max_links = config.max_links
