@@ -34,7 +34,7 @@ SHOP = """<html><head><title> The shop </title><style>p {color: red}</style></he
 <h1>Two books</h1><p class="price">10 €</p><p class="price">12 €</p>
 <a href="/one" title="One">first</a> <a href="/two?x=1#top">second</a> <a href="mailto:a@b.c">mail</a>
 <script>var hidden = 1;</script></body></html>"""
-ANN, BOB, OPERATOR = "ann-s-own-token", "bob-s-own-token", "the-servers-own-token"
+ANN, BOB, OPERATOR = "the-token-of-ann", "the-token-of-bob", "the-servers-own-token"
 
 
 class Shop(StreamServer):

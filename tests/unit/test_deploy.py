@@ -199,8 +199,9 @@ def interpolated(value: Any, **environment: str) -> str:
     return re.sub(r"\$\{(\w+)(:[-?])([^}]*)\}", replace, str(value))
 
 
+TOKEN = "the-token-of-compose"
 NEEDED = {
-    "SHOAL_SERVE__TOKEN": "t", "REDIS_PASSWORD": "p4ss", "SHOAL_FRONTIER": "redis://:p4ss@redis:6379/2",
+    "SHOAL_SERVE__TOKEN": TOKEN, "REDIS_PASSWORD": "p4ss", "SHOAL_FRONTIER": "redis://:p4ss@redis:6379/2",
     "SHOAL_FLOWER_PASSWORD": "fl0wer",
 }  # fmt: skip
 """What Compose does not start without, as the document writes it to `.env`."""
@@ -214,7 +215,7 @@ def service_environment(name: str, **environment: str) -> dict[str, str]:
 def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> None:
     environ = service_environment("api", **NEEDED)
     config = load_config(environ=environ).config
-    changed = {"frontier": "redis://:p4ss@redis:6379/2", "serve.host": "0.0.0.0", "serve.token": "t"}
+    changed = {"frontier": "redis://:p4ss@redis:6379/2", "serve.host": "0.0.0.0", "serve.token": TOKEN}
     assert config == Config().with_settings(changed)
     settings = celery_settings(environ)
     assert settings == CelerySettings(
@@ -413,7 +414,7 @@ def test_the_settings_of_a_pod_can_be_read(name: str) -> None:
     (config_map,) = [each["data"] for each in OBJECTS if each["kind"] == "ConfigMap"]
     environ = dict(config_map)
     for each in containers(WORKLOADS[name])[0]["env"]:
-        environ[each["name"]] = each.get("value", "secret").replace("$(REDIS_PASSWORD)", "p4ss")
+        environ[each["name"]] = each.get("value", "a-secret-that-is-long").replace("$(REDIS_PASSWORD)", "p4ss")
     config = load_config(environ=environ).config
     settings = celery_settings(environ)
     assert settings.broker_url == ("redis://:p4ss@redis:6379/0" if name in CELERY else CelerySettings().broker_url)

@@ -18,6 +18,9 @@ FRONTIER_KINDS = {
     **dict.fromkeys(("rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
 }
 
+MIN_TOKEN = 16
+"""Characters of a token of the API."""
+
 
 def mask(url: str) -> str:
     """Replace the password of a URL by ``***``. A password may contain any character, so this may hide too much."""
@@ -115,6 +118,18 @@ def check_networks(networks: tuple[str, ...]) -> str | None:
 
 def check_tokens(tokens: dict[str, str]) -> str | None:
     return "must have a token for each name" if not all(tokens.values()) else None
+
+
+def find_short_tokens(token: str | None, tokens: dict[str, str]) -> str | None:
+    """What is wrong with the tokens of the API, or None. One that can be guessed protects nothing."""
+    every = {"serve.token": token or None, **{f"serve.tokens.{name}": value for name, value in tokens.items()}}
+    short = [key for key, value in every.items() if value is not None and len(value) < MIN_TOKEN]
+    if not short:
+        return None
+    return (
+        f"{', '.join(short)}: shorter than {MIN_TOKEN} characters, so that it could be guessed. Make a new one with "
+        "`openssl rand -hex 32`"
+    )
 
 
 def check_shared_outputs(outputs: tuple[str, ...]) -> str | None:

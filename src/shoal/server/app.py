@@ -34,6 +34,7 @@ from shoal.server.routes import (
     workers,
 )
 from shoal.server.state import Server, schedules_of_file
+from shoal.server.tokens import CallerTokens
 
 _DESCRIPTION = """Crawl URLs and get their content, in this server or on Celery workers.
 
@@ -78,7 +79,8 @@ def create_app(config: Config, *, ui_only: bool = False) -> FastAPI:
     app.include_router(metrics.router, dependencies=[Depends(check_role)])
     add_dashboard(app)
     _serve_docs(app)
-    app.add_middleware(AuthMiddleware, config=config.serve)
+    app.state.callers = CallerTokens(config.serve)
+    app.add_middleware(AuthMiddleware, config=config.serve, callers=app.state.callers)
     return app
 
 

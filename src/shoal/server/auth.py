@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import quote
 
@@ -14,10 +13,11 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.config import ServerSettings
+from shoal.config import ServerSettings, find_short_tokens
 from shoal.errors import ConfigError
 from shoal.server.errors import ProblemError, problem
 from shoal.server.sessions import COOKIE, LIFETIME, DashboardSession, SessionCookies
+from shoal.server.tokens import CallerTokens
 
 ROLES = ("batch", "viewer", "operator", "admin")
 """What a caller may do. Each role includes those before it. ``batch``: use batches. ``viewer``: see runs, hosts and
@@ -32,11 +32,14 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_binding(config: ServerSettings) -> None:
-    """ConfigError if the server would accept anyone on the network."""
+    """ConfigError if the server would accept anyone on the network, or a token that is easy to guess."""
+    if problem_of_tokens := find_short_tokens(config.token, config.tokens):
+        raise ConfigError(problem_of_tokens)
     if config.host not in _LOOPBACK and not (config.token or config.tokens):
         raise ConfigError(
             f"other machines can reach {config.host}, so the server needs a token: set SHOAL_SERVE__TOKEN, or "
-            "serve.token in shoal.toml. Clients send it as `Authorization: Bearer TOKEN`"
+            "serve.token in shoal.toml; `openssl rand -hex 32` makes one. Clients send it as "
+            "`Authorization: Bearer TOKEN`"
         )
 
 
@@ -79,9 +82,10 @@ class AuthMiddleware:
     ``address``, and ``csrf``, the CSRF token of a session (empty without one).
     """
 
-    def __init__(self, app: ASGIApp, config: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, config: ServerSettings, callers: CallerTokens) -> None:
         self._app = app
-        self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
+        self._callers = callers
+        self._tokens = callers.by_name
         self._roles = config.roles
         self._cookies = SessionCookies(self._tokens)
         self._hosts = {*_LOOPBACK, config.host}
@@ -100,7 +104,11 @@ class AuthMiddleware:
             await problem(403, "forbidden", refusal)(scope, receive, send)
             return
         session = self._find_session(headers)
-        caller = self._find_caller(scope, headers) if session is None else session.name
+        try:
+            caller = self._find_caller(scope, headers) if session is None else session.name
+        except ProblemError as exc:
+            await problem(exc.status, exc.kind, str(exc), headers={"Retry-After": "1"})(scope, receive, send)
+            return
         if caller is None:
             await _ask_for_token(scope, headers)(scope, receive, send)
             return
@@ -119,7 +127,7 @@ class AuthMiddleware:
         await self._call_with_limit(scope, receive, send)
 
     def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
-        address = scope["client"][0] if scope.get("client") else ""
+        address = client_address(scope)
         role = self._roles.get(caller, "batch") if caller else "admin"
         csrf = "" if session is None else session.csrf
         scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf)
@@ -151,17 +159,13 @@ class AuthMiddleware:
 
     def _find_caller(self, scope: Scope, headers: Headers) -> str | None:
         """The name of the caller's token, or None if the token is missing or unknown."""
-        if not self._tokens:
+        if not self._tokens or scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES):
             return ""
         scheme, _, sent = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             sent = headers.get("x-api-key", "")
-        found = None
-        for name, token in self._tokens.items():  # compare with all, so that the time reveals nothing
-            if hmac.compare_digest(sent.strip().encode("latin-1"), token.encode()):
-                found = name
-        is_public = scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
-        return "" if found is None and is_public else found
+        sent = sent.strip()
+        return self._callers.find(sent.encode("latin-1"), client_address(scope)) if sent else None
 
     async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the bytes of the body as they arrive: a chunked body declares no length."""
@@ -177,6 +181,11 @@ class AuthMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+def client_address(scope: Scope) -> str:
+    """The address of the client, or an empty string if it has none."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def _repeats_csrf(headers: Headers, session: DashboardSession) -> bool:
