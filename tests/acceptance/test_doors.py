@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -16,7 +17,7 @@ import pytest
 from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.serving import PATIENCE, Api, serving, until
-from tests.databases import free_port
+from tests.databases import RedisServer, free_port
 
 ADMIN, ANN, BOB = "the-token-of-the-admin", "the-token-of-ann", "the-token-of-bob"
 TOKENS = {
@@ -114,3 +115,95 @@ def test_guesses_are_slowed(guarded: Api, login: bool, address: str) -> None:
     until(lambda: ask(guarded, "GET", "/api/runs", address=address, X_API_Key=ADMIN).status == 200, what="let in")
     assert f"{address} tries many wrong tokens" in guarded.process.said()
     assert "guess-0" not in guarded.process.said()
+
+
+# -- sessions of the dashboard
+
+
+def log_in(api: Api, token: str = ANN, **headers: str) -> tuple[str, str]:
+    """The cookie of a new session, and the header that set it."""
+    answer = ask(api, "POST", "/ui/login", form={"token": token}, **headers)
+    assert answer.status == 303, answer.body
+    header = answer.headers["Set-Cookie"]
+    return header.partition(";")[0], header
+
+
+def csrf_of(api: Api, cookie: str) -> str:
+    body = ask(api, "GET", "/ui/runs", Cookie=cookie).body.decode()
+    return body.partition('"X-CSRF-Token": "')[2].partition('"')[0]
+
+
+def log_out(api: Api, cookie: str) -> None:
+    assert ask(api, "POST", "/ui/logout", Cookie=cookie, X_CSRF_Token=csrf_of(api, cookie)).status == 204
+
+
+def test_a_logout_ends_the_session_in_the_server(guarded: Api) -> None:
+    """Whoever copied the cookie has nothing. Other sessions of the same token go on."""
+    (cookie, _), (other, _) = log_in(guarded), log_in(guarded)
+    assert ask(guarded, "GET", "/api/runs", Cookie=cookie).status == 200
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=PATIENCE)
+    connection.request("GET", "/ui/runs", headers={"Cookie": cookie, "Accept": "text/event-stream"})
+    stream = connection.getresponse()
+    assert stream.status == 200
+    log_out(guarded, cookie)
+    assert ask(guarded, "GET", "/api/runs", Cookie=cookie).status == 401
+    answer = ask(guarded, "GET", "/ui/runs", Cookie=cookie, Accept="text/html")
+    assert (answer.status, answer.headers["Set-Cookie"]) == (303, None)
+    stream.read()  # open pages end too
+    connection.close()
+    assert ask(guarded, "GET", "/api/runs", Cookie=other).status == 200
+
+
+def test_an_admin_ends_the_sessions_of_others(guarded: Api) -> None:
+    ann, admin = log_in(guarded)[0], log_in(guarded, ADMIN)[0]
+    for token, path, status in (
+        (ANN, "/api/logins", 403), (BOB, "/api/logins", 403), (ADMIN, "/api/logins?name=eve", 404),
+        (ADMIN, "/api/logins?name=ann", 200),
+    ):  # fmt: skip
+        assert ask(guarded, "DELETE", path, X_API_Key=token).status == status
+    assert [ask(guarded, "GET", "/api/runs", Cookie=each).status for each in (ann, admin)] == [401, 200]
+    assert ask(guarded, "GET", "/api/runs", Cookie=log_in(guarded)[0]).status == 200
+    assert ask(guarded, "GET", "/api/runs", X_API_Key=ANN).status == 200
+    assert json.loads(ask(guarded, "DELETE", "/api/logins", X_API_Key=ADMIN).body) == {"ended": ["ann", "bob", ""]}
+    assert ask(guarded, "GET", "/api/runs", Cookie=admin).status == 401
+    assert b"end logins" in ask(guarded, "GET", "/api/actions", X_API_Key=ADMIN).body
+
+
+def test_a_logout_counts_in_all_servers_of_a_store(tmp_path: Path) -> None:
+    """Also after a restart, and not only for the server that was asked."""
+    with closing(RedisServer()) as redis, ExitStack() as stack:
+        first, second = (
+            stack.enter_context(serving(tmp_path, {**TOKENS, "SHOAL_FRONTIER": redis.url})) for _ in range(2)
+        )
+        cookie, kept = log_in(first)[0], log_in(second)[0]
+        assert [ask(each, "GET", "/api/runs", Cookie=cookie).status for each in (first, second)] == [200, 200]
+        log_out(first, cookie)
+        until(lambda: ask(second, "GET", "/api/runs", Cookie=cookie).status == 401, what="logged out in the second")
+        second.process.kill()
+        second.start()
+        assert [ask(second, "GET", "/api/runs", Cookie=each).status for each in (cookie, kept)] == [401, 200]
+
+
+def test_a_new_memory_knows_no_old_session(tmp_path: Path) -> None:
+    """Which sessions ended was in the memory of the server that stopped."""
+    with serving(tmp_path, TOKENS) as api:
+        cookie = log_in(api)[0]
+        log_out(api, cookie)
+        api.process.kill()
+        api.start()
+        assert ask(api, "GET", "/api/runs", Cookie=cookie).status == 401
+        assert ask(api, "GET", "/api/runs", Cookie=log_in(api)[0]).status == 200
+
+
+def test_a_cookie_is_secure_behind_a_trusted_proxy(tmp_path: Path, guarded: Api) -> None:
+    with serving(tmp_path, {**TOKENS, "SHOAL_SERVE__TRUSTED_PROXIES": "127.0.0.21,127.0.0.22"}) as api:
+        https = {"X_Forwarded_Proto": "https"}
+        assert "; Secure" in log_in(api, address="127.0.0.21", **https)[1]
+        assert "; Secure" not in log_in(api, address="127.0.0.21")[1]
+        assert "; Secure" not in log_in(api, address="127.0.0.23", **https)[1]
+        for number in range(30):  # guesses count for the proxy's client
+            ask(api, "GET", "/api/runs", address="127.0.0.21", X_API_Key=f"guess-{number}", X_Forwarded_For="192.0.2.1")
+        for client, status in (("192.0.2.1", 429), ("6.6.6.6, 192.0.2.1, 127.0.0.22", 429), ("192.0.2.2", 401)):
+            guess = ask(api, "GET", "/api/runs", address="127.0.0.21", X_API_Key=client, X_Forwarded_For=client)
+            assert guess.status == status, client
+    assert "; Secure" not in log_in(guarded, **https)[1]

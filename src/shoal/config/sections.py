@@ -284,7 +284,7 @@ class TorSettings(Section, frozen=True, kw_only=True):
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
-    checks = {"allow": check_networks, "tokens": check_tokens}
+    checks = {"allow": check_networks, "tokens": check_tokens, "trusted_proxies": check_networks}
     masks = {
         "token": mask_secret,
         "tokens": lambda tokens: dict.fromkeys(tokens, "***"),
@@ -296,6 +296,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     token: str | None = None  # that every request must send
     tokens: dict[str, str] = {}  # one for each caller, by name; each caller of batches gets a fair share
     roles: dict[str, Literal["batch", "viewer", "operator", "admin"]] = {}  # of named tokens; others are for batches
+    trusted_proxies: tuple[str, ...] = ()  # networks whose X-Forwarded-For and X-Forwarded-Proto are believed
     allow: tuple[str, ...] = ()  # private networks that may be crawled, such as 10.0.0.0/8
     render: bool = True  # callers may have pages rendered, if Chromium is installed
     max_in_flight: Count = 64  # pages being fetched, over all sessions

@@ -25,6 +25,7 @@ from shoal.server.routes import (
     crawl,
     health,
     hosts,
+    logins,
     metrics,
     notifications,
     run_reports,
@@ -74,7 +75,8 @@ def create_app(config: Config, *, ui_only: bool = False) -> FastAPI:
     # run_reports comes before runs, or else /api/runs/compare would match /api/runs/{run_id}.
     for each in (run_reports, runs, charts, hosts, workers, clusters, schedules, notifications, actions):
         app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
-    app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
+    for each in (settings, logins):
+        app.include_router(each.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=[Depends(check_role)])
     add_dashboard(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from contextlib import suppress
+from typing import cast
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,8 +15,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import ServerSettings, find_short_tokens
-from shoal.errors import ConfigError
-from shoal.server.errors import ProblemError, problem
+from shoal.errors import ConfigError, StoreAwayError
+from shoal.server.errors import ProblemError, problem, public_message
+from shoal.server.logins import Logins
+from shoal.server.proxies import TrustedProxies, client_address
 from shoal.server.sessions import COOKIE, LIFETIME, DashboardSession, SessionCookies
 from shoal.server.tokens import CallerTokens
 
@@ -79,7 +82,7 @@ class AuthMiddleware:
     header ``X-CSRF-Token`` of each request that may change something.
 
     It sets these values in the scope's state: ``caller``, the name of the token (empty for the main token), ``role``,
-    ``address``, and ``csrf``, the CSRF token of a session (empty without one).
+    ``address``, ``session`` (None without one) and ``csrf``, its CSRF token (empty without one).
     """
 
     def __init__(self, app: ASGIApp, config: ServerSettings, callers: CallerTokens) -> None:
@@ -87,6 +90,7 @@ class AuthMiddleware:
         self._callers = callers
         self._tokens = callers.by_name
         self._roles = config.roles
+        self._proxies = TrustedProxies(config.trusted_proxies)
         self._cookies = SessionCookies(self._tokens)
         self._hosts = {*_LOOPBACK, config.host}
         self._max_bytes = config.max_request_bytes
@@ -97,6 +101,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        self._proxies.apply(scope, headers)
         refusal = "" if scope["method"] in _SAFE_METHODS else _cross_origin_refusal(headers)
         if not refusal and not self._tokens:
             refusal = self._untrusted_refusal(headers)
@@ -105,7 +110,12 @@ class AuthMiddleware:
             return
         session = self._find_session(headers)
         try:
+            if session is not None and (await _logins(scope).ended()).has(session):
+                session = None
             caller = self._find_caller(scope, headers) if session is None else session.name
+        except StoreAwayError as exc:
+            await problem(503, "store away", public_message(exc))(scope, receive, send)
+            return
         except ProblemError as exc:
             await problem(exc.status, exc.kind, str(exc), headers={"Retry-After": "1"})(scope, receive, send)
             return
@@ -117,8 +127,10 @@ class AuthMiddleware:
             await problem(403, "forbidden", message)(scope, receive, send)
             return
         self._describe_caller(scope, caller, session)
-        if session is not None and session.is_due:
-            send = _renewed(send, self._cookies.make(session.name, session.session_id), scope)
+        if session is not None:
+            send = _until_logout(send, session, _logins(scope))
+            if session.is_due and _logins(scope).is_current:
+                send = _renewed(send, self._cookies.renew(session), scope)
         if _content_length(headers) > self._max_bytes:
             await _drain(receive)
             response = problem(413, "too large", self._too_large, headers={"Connection": "close"})
@@ -130,7 +142,7 @@ class AuthMiddleware:
         address = client_address(scope)
         role = self._roles.get(caller, "batch") if caller else "admin"
         csrf = "" if session is None else session.csrf
-        scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf)
+        scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf, session=session)
 
     def _find_session(self, headers: Headers) -> DashboardSession | None:
         """The session of the request's cookie, if it has no token."""
@@ -183,11 +195,6 @@ class AuthMiddleware:
         await self._app(scope, counted, send)
 
 
-def client_address(scope: Scope) -> str:
-    """The address of the client, or an empty string if it has none."""
-    return scope["client"][0] if scope.get("client") else ""
-
-
 def _repeats_csrf(headers: Headers, session: DashboardSession) -> bool:
     return hmac.compare_digest(headers.get("x-csrf-token", "").encode("latin-1"), session.csrf.encode())
 
@@ -222,6 +229,28 @@ def _renewed(send: Send, value: str, scope: Scope) -> Send:
         await send(message)
 
     return send_renewed
+
+
+def _logins(scope: Scope) -> Logins:
+    return cast(Logins, scope["app"].state.server.logins)
+
+
+def _until_logout(send: Send, session: DashboardSession, logins: Logins) -> Send:
+    """``send`` that ends an event stream when its session has ended."""
+    is_stream = is_over = False
+
+    async def send_until_logout(message: Message) -> None:
+        nonlocal is_stream, is_over
+        if message["type"] == "http.response.start":
+            is_stream = MutableHeaders(scope=message).get("content-type", "").startswith("text/event-stream")
+        elif is_stream and not is_over and (await logins.ended()).has(session):
+            is_over = True
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        elif is_over:
+            return  # the stream is cancelled soon: for it, the client has disconnected
+        await send(message)
+
+    return send_until_logout
 
 
 def _cross_origin_refusal(headers: Headers) -> str:

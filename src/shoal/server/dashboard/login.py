@@ -8,10 +8,12 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from shoal.server.auth import LOGIN, ROLES, client_address, session_cookie
+from shoal.errors import StoreAwayError
+from shoal.server.auth import LOGIN, ROLES, session_cookie
 from shoal.server.bodies import BoundedRoute
 from shoal.server.dashboard.pages import page
 from shoal.server.errors import ProblemError
+from shoal.server.proxies import client_address
 from shoal.server.sessions import SessionCookies
 from shoal.server.state import server_of
 from shoal.server.tokens import CallerTokens
@@ -47,6 +49,11 @@ async def log_in(request: Request) -> Response:
     if found and ROLES.index(roles.get(found, "batch")) < ROLES.index("viewer"):
         text = f"The token {found!r} is for batches only. Ask for the role viewer (serve.roles)."
         return page(request, "login.html", {"next": wanted, "problem": text}, 403)
+    try:
+        await server_of(request).logins.ended()  # a session must not begin before the store knows any
+    except StoreAwayError:
+        text = "The store does not answer. Try again in a moment."
+        return page(request, "login.html", {"next": wanted, "problem": text}, 503)
     response = RedirectResponse(wanted, 303)
     response.headers["set-cookie"] = session_cookie(SessionCookies(callers.by_name).make(found), request.scope)
     return response
@@ -54,7 +61,9 @@ async def log_in(request: Request) -> Response:
 
 @router.post("/ui/logout")
 async def log_out(request: Request) -> Response:
-    """End the session in this browser."""
+    """End the session, also for copies of its cookie. `StoreAwayError` leaves it as it is."""
+    if request.state.session is not None:
+        await server_of(request).logins.end(request.state.session)
     response = Response(status_code=204, headers={"HX-Redirect": LOGIN})
     response.headers["set-cookie"] = session_cookie("", request.scope)
     return response
