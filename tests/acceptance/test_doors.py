@@ -207,3 +207,38 @@ def test_a_cookie_is_secure_behind_a_trusted_proxy(tmp_path: Path, guarded: Api)
             guess = ask(api, "GET", "/api/runs", address="127.0.0.21", X_API_Key=client, X_Forwarded_For=client)
             assert guess.status == status, client
     assert "; Secure" not in log_in(guarded, **https)[1]
+
+
+# -- headers of answers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "token", "status"),
+    [
+        ("GET", "/health", "", 200), ("GET", "/ready", "", 200), ("GET", "/api/runs", "", 401),
+        ("GET", "/api/runs", ADMIN, 200), ("GET", "/api/runs", BOB, 403), ("GET", "/api/nothing", ADMIN, 404),
+        ("PUT", "/api/runs", ADMIN, 405), ("POST", "/api/crawl/batch", ADMIN, 422), ("GET", "/metrics", ADMIN, 200),
+        ("GET", "/openapi.json", ADMIN, 200), ("GET", "/docs", ADMIN, 200), ("GET", "/docs/assets/nothing", ADMIN, 404),
+        ("GET", "/docs/assets/swagger-ui.css", ADMIN, 200), ("GET", "/ui/login", "", 200), ("GET", "/", ADMIN, 200),
+        ("GET", "/ui/nothing", ADMIN, 404), ("GET", "/ui/static/icon.svg", "", 200), ("HEAD", "/ui/static/x", "", 404),
+    ],
+)  # fmt: skip
+def test_every_answer_says_what_a_browser_may_do_with_it(
+    guarded: Api, method: str, path: str, token: str, status: int
+) -> None:
+    answer = ask(guarded, method, path, **({"X_API_Key": token} if token else {}))
+    assert answer.status == status
+    (policy,) = answer.headers.get_all("Content-Security-Policy") or ("",)
+    assert "default-src 'none';" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers.get_all("X-Content-Type-Options") == ["nosniff"]
+    is_page = path in ("/", "/docs", "/ui/login", "/ui/nothing")
+    assert ("script-src 'self'" in policy) is is_page
+
+
+def test_a_redirect_and_a_refused_page_too(guarded: Api) -> None:
+    for headers, status in (({"Accept": "text/html"}, 303), ({"Sec_Fetch_Site": "cross-site"}, 403)):
+        answer = ask(guarded, "GET" if status == 303 else "POST", "/ui/runs", **headers)
+        assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
