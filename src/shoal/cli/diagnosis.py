@@ -90,6 +90,9 @@ def _check_limits() -> Iterator[CheckResult]:
 def check_configuration(resolved: Resolved) -> Iterator[CheckResult]:
     files = {source for source in resolved.sources.values() if source.endswith(".toml")}
     yield CheckResult(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
+    hint = 'not set; give site owners a way to reach you: contact = "https://..." in shoal.toml'
+    shown = f"user agent {resolved.config.sent_user_agent}" if resolved.config.contact else "contact in the user agent"
+    yield CheckResult(True if resolved.config.contact else None, shown, hint)
     folder = os.path.abspath(".")
     yield CheckResult(os.access(folder, os.W_OK), f"write access to {folder}", "denied; outputs go there by default")
 

@@ -59,6 +59,12 @@ def check_one_line(text: str) -> str | None:
     return "must be one line" if "\r" in text or "\n" in text else None
 
 
+def check_contact(contact: str | None) -> str | None:
+    if not contact or re.fullmatch(r"(https?://|mailto:)[^\s()<>\x00-\x20\x7f-\U0010ffff]{3,200}", contact):
+        return None
+    return f"must be a URL such as https://example.com/bot or mailto:bot@example.com, not {contact!r:.100}"
+
+
 def check_headers(headers: dict[str, str]) -> str | None:
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~\w-]+", name, re.ASCII):
