@@ -126,6 +126,11 @@ def check_tokens(tokens: dict[str, str]) -> str | None:
     return "must have a token for each name" if not all(tokens.values()) else None
 
 
+def check_token(token: str | None) -> str | None:
+    short = f"must have at least {MIN_TOKEN} characters; make one with `openssl rand -hex 32`"
+    return short if token and len(token) < MIN_TOKEN else None
+
+
 def find_short_tokens(token: str | None, tokens: dict[str, str]) -> str | None:
     """What is wrong with the tokens of the API, or None. One that can be guessed protects nothing."""
     every = {"serve.token": token or None, **{f"serve.tokens.{name}": value for name, value in tokens.items()}}

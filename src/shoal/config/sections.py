@@ -20,6 +20,7 @@ from shoal.config.checks import (
     check_regexes,
     check_shared_outputs,
     check_sizes,
+    check_token,
     check_tokens,
     check_tor,
     mask,
@@ -219,12 +220,14 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
-    checks = {"proxies": check_proxies, "outputs": check_shared_outputs}
+    checks = {"proxies": check_proxies, "outputs": check_shared_outputs, "metrics_token": check_token}
     masks = {
+        "metrics_token": mask_secret,
         "proxies": lambda proxies: tuple(map(mask, proxies)),
         "outputs": lambda outputs: tuple(map(mask, outputs)),
     }
 
+    metrics_token: str | None = None  # that /metrics of --metrics-port needs; /health needs none
     session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
     # Databases and object storage that a run may write to: postgresql://host/db, s3://bucket/path. Empty: any database.
