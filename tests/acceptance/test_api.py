@@ -34,7 +34,7 @@ SHOP = """<html><head><title> The shop </title><style>p {color: red}</style></he
 <h1>Two books</h1><p class="price">10 €</p><p class="price">12 €</p>
 <a href="/one" title="One">first</a> <a href="/two?x=1#top">second</a> <a href="mailto:a@b.c">mail</a>
 <script>var hidden = 1;</script></body></html>"""
-ANN, BOB, OPERATOR = "ann-s-own-token", "bob-s-own-token", "the-servers-own-token"
+ANN, BOB, OPERATOR = "the-token-of-ann", "the-token-of-bob", "the-servers-own-token"
 
 
 class Shop(StreamServer):
@@ -362,6 +362,20 @@ def test_charsets(api: Api, odd: MisbehavingServer, name: str) -> None:
         ({"headers": {"Host": "x"}}, "cannot be set"),
         ({"headers": {"content-LENGTH": "1"}}, "cannot be set"),
         ({"headers": {"Transfer-Encoding": "chunked"}}, "cannot be set"),
+        ({"headers": {"Transfer_Encoding": "chunked"}}, "cannot be set"),
+        ({"headers": {"Connection": "X-Mine, close"}}, "cannot be set"),
+        ({"headers": {"Proxy-Connection": "keep-alive"}}, "cannot be set"),
+        ({"headers": {"Keep-Alive": "timeout=5"}}, "cannot be set"),
+        ({"headers": {"Upgrade": "h2c"}}, "cannot be set"),
+        ({"headers": {"HTTP2-Settings": "x"}}, "cannot be set"),
+        ({"headers": {"TE": "trailers"}}, "cannot be set"),
+        ({"headers": {"Trailer": "X-Mine"}}, "cannot be set"),
+        ({"headers": {"Expect": "100-continue"}}, "cannot be set"),
+        ({"headers": {"Proxy-Authorization": "Basic eA=="}}, "cannot be set"),
+        ({"headers": {"Transfer-Encoding ": "chunked"}}, "invalid name"),
+        ({"headers": {"Transfer-Encoding\t": "chunked"}}, "invalid name"),
+        ({"headers": {"X: y\r\nTransfer-Encoding": "chunked"}}, "invalid name"),
+        ({"headers": {"X-Mine": "y\r\n\r\nGET / HTTP/1.1"}}, "invalid name or value"),
         ({"headers": {"X": "secret\r\nHost: x"}}, "invalid name or value"),
         ({"headers": {"X: a": "secret"}}, "invalid name or value"),
         ({"cookies": {"a": "secret; b=1"}}, "invalid name or value"),

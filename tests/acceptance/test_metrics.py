@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,6 +230,46 @@ def test_a_crawl_of_its_own_has_metrics_too(site: Target, tmp_path: Path) -> Non
         (url,) = addresses(log)
         shown = scrape_until(url, lambda shown: shown.all("shoal_requests", state="in_flight") == [1])
         assert shown("shoal_pages_in_flight", spider="pages") == 1
+        site.open_gate()
+        assert crawl.wait(10) == 0
+    finally:
+        crawl.send_signal(signal.SIGKILL)
+        crawl.wait()
+
+
+def test_metrics_with_a_token(site: Target, tmp_path: Path) -> None:
+    """The health of the process needs none."""
+    (tmp_path / "spider.py").write_text(
+        SPIDER.replace("settings =", f"start_urls = ['{site.url}/?gate=1']\n    settings =")
+    )
+    token, log = "the-token-of-a-scrape", tmp_path / "run.log"
+    command = [*SHOAL, "run", "spider.py", "--metrics-port", "0"]
+    short = forking.run(
+        command, cwd=tmp_path, env={**os.environ, "SHOAL_WORKER__METRICS_TOKEN": "abc"}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert short.returncode == 2
+    assert "worker.metrics_token" in short.stderr
+    assert "openssl rand -hex 32" in short.stderr
+    with log.open("w") as out:
+        environ = {**os.environ, "SHOAL_WORKER__METRICS_TOKEN": token}
+        crawl = forking.Popen(command, cwd=tmp_path, stdout=out, stderr=out, env=environ)
+    try:
+        (url,) = addresses(log)
+        for sent, status in (
+            ("", 401), ("Bearer wrong", 401), (token, 401), (f"Basic {token}", 401), ("Bearer \xe9", 401),
+            (f"Bearer {token}", 200), (f"bearer  {token}", 200),
+        ):  # fmt: skip
+            request = urllib.request.Request(f"{url}/metrics", headers={"Authorization": sent} if sent else {})
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    found, text = answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    found, text = error.code, error.read()
+            assert (found, b"shoal_" in text) == (status, status == 200), sent
+        assert get(f"{url}/health")[0] == 200
+        assert token not in log.read_text()
         site.open_gate()
         assert crawl.wait(10) == 0
     finally:

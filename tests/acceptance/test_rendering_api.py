@@ -27,7 +27,7 @@ from tests.servers import StreamServer, answer, read_head
 FORBIDDEN = "127.0.0.2"
 """An address of this machine that is not listed as allowed."""
 RENDERING = {"SHOAL_BROWSER__SANDBOX": "false"}
-ANN, BOB = "ann-s-own-token", "bob-s-own-token"
+ANN, BOB = "the-token-of-ann", "the-token-of-bob"
 
 VISITS = """<title>Visits</title><p id=seen></p><script>
 const seen = Number(localStorage.visits || 0), cookies = document.cookie;

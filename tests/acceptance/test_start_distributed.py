@@ -188,7 +188,12 @@ def test_from_the_start_to_the_end(start: Callable[..., Distributed]) -> None:
 
 def test_pages_in_work_are_finished_and_a_redis_that_answers_is_used(start: Callable[..., Distributed]) -> None:
     with closing(RedisServer()) as redis, target() as site:
-        fleet = start("1", CELERY_BROKER_URL=redis.url, SHOAL_SERVE__TOKEN="secret", SHOAL_FLOWER_PASSWORD="my-own")
+        fleet = start(
+            "1",
+            CELERY_BROKER_URL=redis.url,
+            SHOAL_SERVE__TOKEN="the-token-of-this-test",
+            SHOAL_FLOWER_PASSWORD="my-own",
+        )
         fleet.wait_for('-H "Authorization: Bearer $SHOAL_SERVE__TOKEN"')
         fleet.wait_for("Press Ctrl-C to stop everything.")
         assert f"redis: using the server at {redis.url}" in fleet.said
@@ -202,7 +207,7 @@ def test_pages_in_work_are_finished_and_a_redis_that_answers_is_used(start: Call
         request = urllib.request.Request(
             f"http://127.0.0.1:{fleet.ports['api']}/api/crawl/batch",
             json.dumps({"urls": [f"{site.url}/slow?wait=3"], "distributed": True, "wait": False}).encode(),
-            {"Content-Type": "application/json", "Authorization": "Bearer secret"},
+            {"Content-Type": "application/json", "Authorization": "Bearer the-token-of-this-test"},
         )
         with urllib.request.urlopen(request) as answer:
             assert answer.status == 202

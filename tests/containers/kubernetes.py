@@ -40,6 +40,7 @@ class Cluster:
         objects = [each for each in yaml.safe_load_all(FILE.read_text()) if each["kind"] not in UNKNOWN_TO_PODMAN]
         secret = {
             "token": self.token,
+            "metrics-token": secrets.token_hex(16),
             "redis-password": self._redis_password,
             "flower-auth": f"admin:{self.flower_password}",
         }

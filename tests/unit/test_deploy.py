@@ -142,7 +142,9 @@ def test_the_image_is_made_of_what_is_sent_and_runs_as_nobody_special() -> None:
     assert copied == sent
     assert all((ROOT / name).exists() for name in sent)
     assert not any(fnmatch(name, "*env*") for name in sent)
-    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["python:3.11-slim"] * 2
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
+    assert "\nARG PYTHON_IMAGE=python:3.11-slim\n" in DOCKERFILE
+    assert interpolated(SERVICES["api"]["build"]["args"]["PYTHON_IMAGE"]) == "python:3.11-slim"
     user = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)[-1]
     assert user == ("10001", "10001")
     assert "HEALTHCHECK" in DOCKERFILE
@@ -175,7 +177,7 @@ def test_the_compose_file_with_a_browser_changes_the_processes_that_fetch() -> N
 
 
 def test_one_image_of_this_version_and_no_moving_tags() -> None:
-    images = [service["image"] for service in SERVICES.values()]
+    images = [interpolated(service["image"]) for service in SERVICES.values()]
     images += [container["image"] for workload in WORKLOADS.values() for container in containers(workload)]
     assert {image for image in images if image.startswith("shoal")} == {IMAGE}
     assert all(re.search(r":\d", image) for image in images)
@@ -199,8 +201,9 @@ def interpolated(value: Any, **environment: str) -> str:
     return re.sub(r"\$\{(\w+)(:[-?])([^}]*)\}", replace, str(value))
 
 
+TOKEN = "the-token-of-compose"
 NEEDED = {
-    "SHOAL_SERVE__TOKEN": "t", "REDIS_PASSWORD": "p4ss", "SHOAL_FRONTIER": "redis://:p4ss@redis:6379/2",
+    "SHOAL_SERVE__TOKEN": TOKEN, "REDIS_PASSWORD": "p4ss", "SHOAL_FRONTIER": "redis://:p4ss@redis:6379/2",
     "SHOAL_FLOWER_PASSWORD": "fl0wer",
 }  # fmt: skip
 """What Compose does not start without, as the document writes it to `.env`."""
@@ -214,7 +217,7 @@ def service_environment(name: str, **environment: str) -> dict[str, str]:
 def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> None:
     environ = service_environment("api", **NEEDED)
     config = load_config(environ=environ).config
-    changed = {"frontier": "redis://:p4ss@redis:6379/2", "serve.host": "0.0.0.0", "serve.token": "t"}
+    changed = {"frontier": "redis://:p4ss@redis:6379/2", "serve.host": "0.0.0.0", "serve.token": TOKEN}
     assert config == Config().with_settings(changed)
     settings = celery_settings(environ)
     assert settings == CelerySettings(
@@ -323,16 +326,42 @@ def test_workers_of_a_fleet_start_on_request_and_know_their_run() -> None:
     assert service["working_dir"] == "/spiders"
     assert [interpolated(volume) for volume in service["volumes"]] == ["./spiders:/spiders:ro"]
     config = load_config(environ=service_environment("worker", **NEEDED)).config
-    assert config == Config().with_settings({"frontier": "redis://:p4ss@redis:6379/2"})
+    assert config == Config().with_settings({"frontier": "redis://:p4ss@redis:6379/2", "worker.metrics_token": ""})
 
     (container,) = containers(WORKLOADS["shoal-worker"])
     assert container["workingDir"] == "/spiders"
-    named = {each["name"]: each["valueFrom"]["configMapKeyRef"]["key"] for each in container["env"][2:]}
+    named = {each["name"]: each["valueFrom"]["configMapKeyRef"]["key"] for each in container["env"][2:-1]}
     assert named == {"WORKER_SPIDER": "spider", "WORKER_RUN_ID": "run-id"}
     assert container["args"][:4] == ["worker", "$(WORKER_SPIDER)", "--run-id", "$(WORKER_RUN_ID)"]
     assert "--keep-alive" in container["args"]  # else Kubernetes restarts it again and again
     wanted = set(re.findall(r"(?:configMapKeyRef|configMap): \{name: ([\w-]+)", KUBERNETES_FILE.read_text()))
     assert wanted == set(re.findall(r"create configmap ([\w-]+)", DOCUMENT)) == {"shoal-run", "shoal-spiders"}
+
+
+def test_metrics_of_workers_need_a_token_or_are_not_reachable() -> None:
+    """In Compose only the health check inside the container reaches them. Kubelets come from outside."""
+    words = [interpolated(word) for word in SERVICES["worker"]["command"]]
+    assert words[words.index("--metrics-port") + 1] == "127.0.0.1:9100"
+    token = {"SHOAL_WORKER__METRICS_TOKEN": "the-token-of-a-scrape"}
+    config = load_config(environ=service_environment("worker", **NEEDED, **token)).config
+    assert config.worker.metrics_token == "the-token-of-a-scrape"
+    (container,) = containers(WORKLOADS["shoal-worker"])
+    (variable,) = [each for each in container["env"] if each["name"] in token]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "shoal", "key": "metrics-token"}}
+    assert container["readinessProbe"]["httpGet"]["path"] == container["livenessProbe"]["httpGet"]["path"] == "/health"
+    listening = [words for words in shoal_commands() if "--metrics-port" in words]
+    assert len(listening) == 2
+
+
+def test_images_can_be_pinned_by_digest() -> None:
+    """The document names every image that is not ours, and how to replace it."""
+    pinned = {name: f"{name.lower()}@sha256:{'0' * 64}" for name in ("REDIS_IMAGE", "POSTGRES_IMAGE", "PYTHON_IMAGE")}
+    values = [service["image"] for service in SERVICES.values()]
+    values += [service["build"]["args"]["PYTHON_IMAGE"] for service in SERVICES.values() if "build" in service]
+    assert {interpolated(value, **pinned) for value in values} == {IMAGE, *pinned.values()}
+    (looked_up,) = re.findall(r"^for image in (.*); do$", DOCUMENT, re.MULTILINE)
+    assert set(looked_up.split()) == {interpolated(value) for value in values} - {IMAGE}
+    assert all(name in DOCUMENT for name in pinned)
 
 
 def test_the_document_names_files_and_services_that_there_are() -> None:
@@ -413,7 +442,7 @@ def test_the_settings_of_a_pod_can_be_read(name: str) -> None:
     (config_map,) = [each["data"] for each in OBJECTS if each["kind"] == "ConfigMap"]
     environ = dict(config_map)
     for each in containers(WORKLOADS[name])[0]["env"]:
-        environ[each["name"]] = each.get("value", "secret").replace("$(REDIS_PASSWORD)", "p4ss")
+        environ[each["name"]] = each.get("value", "a-secret-that-is-long").replace("$(REDIS_PASSWORD)", "p4ss")
     config = load_config(environ=environ).config
     settings = celery_settings(environ)
     assert settings.broker_url == ("redis://:p4ss@redis:6379/0" if name in CELERY else CelerySettings().broker_url)

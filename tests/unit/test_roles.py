@@ -71,6 +71,31 @@ async def ask(app: FastAPI, method: str, path: str, *headers: tuple[str, str]) -
     return statuses[0]
 
 
+async def test_an_error_of_the_server_has_the_headers_of_every_answer() -> None:
+    made, started = create_app(Config()), []
+
+    @made.get("/broken")
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        started.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/broken", "query_string": b"", "headers": [(b"host", b"localhost")],
+        "scheme": "http", "root_path": "",
+    }  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        await made(scope, receive, send)
+    headers = dict(started[0]["headers"])
+    assert started[0]["status"] == 500
+    assert headers[b"x-content-type-options"] == b"nosniff"
+    assert b"default-src 'none'" in headers[b"content-security-policy"]
+
+
 async def test_the_routes_are_found() -> None:
     assert len(UNSAFE) >= 20
     assert ("POST", "/api/schedules/{name}/run") in UNSAFE

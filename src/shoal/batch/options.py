@@ -16,7 +16,13 @@ from shoal.selector import Selector
 AlsoFormat: TypeAlias = Literal["html", "text", "markdown", "links"]
 Format: TypeAlias = AlsoFormat | Literal["fields"]
 
-_RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
+_RESERVED_HEADERS = frozenset(
+    {
+        "host", "content-length", "transfer-encoding", "connection", "proxy-connection", "keep-alive", "upgrade", "te",
+        "trailer", "trailers", "expect", "http2-settings", "proxy-authorization", "proxy-authenticate",
+    }
+)  # fmt: skip
+"""Headers of a connection. A caller could end a request early, or smuggle one to whom the connection serves next."""
 _MAX_NAME_LENGTH = 100
 _MAX_HEAD_BYTES = 16 * 1024  # headers and cookies together: they are stored with each URL
 
@@ -102,8 +108,8 @@ class BatchOptions(StrictModel):
         if sum(len(text.encode(errors="replace")) for pair in head for text in pair) > _MAX_HEAD_BYTES:
             raise ValueError(f"headers and cookies together must not exceed {_MAX_HEAD_BYTES} bytes")
         for name, value in self.headers.items():
-            if name.lower() in _RESERVED_HEADERS:
-                raise ValueError(f"the header {name} cannot be set: Shoal sets it")
+            if name.lower().replace("_", "-") in _RESERVED_HEADERS:  # many servers read both as the same
+                raise ValueError(f"the header {name} cannot be set: it belongs to the connection, which Shoal manages")
             if not _is_valid(headers={name: value}):
                 raise ValueError(f"header {name!r:.80}: invalid name or value")
         for name, value in self.cookies.items():

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from shoal.config import Resolved, mask
+from shoal.config import Resolved, find_short_tokens, mask
 from shoal.errors import ConfigError, ShoalError
 
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
@@ -90,8 +90,19 @@ def _check_limits() -> Iterator[CheckResult]:
 def check_configuration(resolved: Resolved) -> Iterator[CheckResult]:
     files = {source for source in resolved.sources.values() if source.endswith(".toml")}
     yield CheckResult(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
+    hint = 'not set; give site owners a way to reach you: contact = "https://..." in shoal.toml'
+    shown = f"user agent {resolved.config.sent_user_agent}" if resolved.config.contact else "contact in the user agent"
+    yield CheckResult(True if resolved.config.contact else None, shown, hint)
     folder = os.path.abspath(".")
     yield CheckResult(os.access(folder, os.W_OK), f"write access to {folder}", "denied; outputs go there by default")
+
+
+def check_tokens(resolved: Resolved) -> Iterator[CheckResult]:
+    """Whether the tokens of the API are hard to guess."""
+    serve = resolved.config.serve
+    if serve.token or serve.tokens:
+        problem = find_short_tokens(serve.token, serve.tokens)
+        yield CheckResult(problem is None, "tokens of the API", problem or "")
 
 
 # -- servers
@@ -245,4 +256,6 @@ def check_plugins(resolved: Resolved) -> Iterator[CheckResult]:
                 yield CheckResult(False, what, str(error))
 
 
-CHECKS: tuple[Check, ...] = (check_configuration, check_servers, check_browser, check_tor, check_plugins)
+CHECKS: tuple[Check, ...] = (
+    check_configuration, check_tokens, check_servers, check_browser, check_tor, check_plugins,
+)  # fmt: skip

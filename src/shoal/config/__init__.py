@@ -9,6 +9,7 @@ names its key. Durations are in seconds. Passwords never appear in a ``repr`` or
 from __future__ import annotations
 
 from shoal.config.checks import check_proxy as check_proxy
+from shoal.config.checks import find_short_tokens as find_short_tokens
 from shoal.config.checks import mask as mask
 from shoal.config.layers import check_trust as check_trust
 from shoal.config.layers import flatten as flatten

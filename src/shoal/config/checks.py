@@ -18,6 +18,9 @@ FRONTIER_KINDS = {
     **dict.fromkeys(("rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
 }
 
+MIN_TOKEN = 16
+"""Characters of a token of the API."""
+
 
 def mask(url: str) -> str:
     """Replace the password of a URL by ``***``. A password may contain any character, so this may hide too much."""
@@ -45,6 +48,12 @@ def check_domains(domains: tuple[str, ...]) -> str | None:
 
 def check_one_line(text: str) -> str | None:
     return "must be one line" if "\r" in text or "\n" in text else None
+
+
+def check_contact(contact: str | None) -> str | None:
+    if not contact or re.fullmatch(r"(https?://|mailto:)[^\s()<>\x00-\x20\x7f-\U0010ffff]{3,200}", contact):
+        return None
+    return f"must be a URL such as https://example.com/bot or mailto:bot@example.com, not {contact!r:.100}"
 
 
 def check_headers(headers: dict[str, str]) -> str | None:
@@ -106,6 +115,23 @@ def check_networks(networks: tuple[str, ...]) -> str | None:
 
 def check_tokens(tokens: dict[str, str]) -> str | None:
     return "must have a token for each name" if not all(tokens.values()) else None
+
+
+def check_token(token: str | None) -> str | None:
+    short = f"must have at least {MIN_TOKEN} characters; make one with `openssl rand -hex 32`"
+    return short if token and len(token) < MIN_TOKEN else None
+
+
+def find_short_tokens(token: str | None, tokens: dict[str, str]) -> str | None:
+    """What is wrong with the tokens of the API, or None. One that can be guessed protects nothing."""
+    every = {"serve.token": token or None, **{f"serve.tokens.{name}": value for name, value in tokens.items()}}
+    short = [key for key, value in every.items() if value is not None and len(value) < MIN_TOKEN]
+    if not short:
+        return None
+    return (
+        f"{', '.join(short)}: shorter than {MIN_TOKEN} characters, so that it could be guessed. Make a new one with "
+        "`openssl rand -hex 32`"
+    )
 
 
 def check_shared_outputs(outputs: tuple[str, ...]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from shoal.config.checks import check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
+from shoal.config.checks import check_contact, check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
 from shoal.config.layers import Section, build, flatten, read_settings
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
@@ -43,7 +43,9 @@ NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 class Config(Section, frozen=True, kw_only=True):
     """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``."""
 
-    checks = {"frontier": check_frontier, "user_agent": check_one_line, "proxies": check_proxy_list}
+    checks = {
+        "frontier": check_frontier, "user_agent": check_one_line, "contact": check_contact, "proxies": check_proxy_list,
+    }  # fmt: skip
     masks = {"frontier": mask, "proxies": lambda proxies: tuple(map(mask, proxies))}
     aliases = {  # the names in Scrapy and in other crawlers
         "autothrottle_enabled": "throttle.enabled",
@@ -115,6 +117,7 @@ class Config(Section, frozen=True, kw_only=True):
     download_delay: Seconds = 0.5
     weight: Weight = 1.0  # share of the turns at a host that other runs on the same frontier want too
     user_agent: Text = USER_AGENT  # robots.txt rules for this name apply
+    contact: str | None = None  # a URL that the user agent shows to the owners of sites
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"  # the lowest level that is logged
     cookies: bool = True  # store cookies and send them back
     shutdown_grace: Seconds = 10.0  # for requests in flight to finish at shutdown
@@ -161,6 +164,11 @@ class Config(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 f'"{key}" and "tor.enabled" contradict each other: pages go through one of them. Remove one'
             )
+
+    @property
+    def sent_user_agent(self) -> str:
+        """The header that sites see. Tor is for those who do not want to be known."""
+        return f"{self.user_agent} (+{self.contact})" if self.contact and not self.tor.enabled else self.user_agent
 
     @classmethod
     def standalone(

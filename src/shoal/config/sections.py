@@ -19,6 +19,7 @@ from shoal.config.checks import (
     check_proxy,
     check_shared_outputs,
     check_sizes,
+    check_token,
     check_tokens,
     check_tor,
     mask,
@@ -220,12 +221,14 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
-    checks = {"proxies": check_proxies, "outputs": check_shared_outputs}
+    checks = {"proxies": check_proxies, "outputs": check_shared_outputs, "metrics_token": check_token}
     masks = {
+        "metrics_token": mask_secret,
         "proxies": lambda proxies: tuple(map(mask, proxies)),
         "outputs": lambda outputs: tuple(map(mask, outputs)),
     }
 
+    metrics_token: str | None = None  # that /metrics of --metrics-port needs; /health needs none
     session: Timeout = 15.0  # a worker without a heartbeat for this long is dead, and its pages go to others
     proxies: tuple[str, ...] = ()  # that requests of a run may use, in addition to http.proxy
     # Databases and object storage that a run may write to: postgresql://host/db, s3://bucket/path. Empty: any database.
@@ -285,7 +288,7 @@ class TorSettings(Section, frozen=True, kw_only=True):
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
-    checks = {"allow": check_networks, "tokens": check_tokens}
+    checks = {"allow": check_networks, "tokens": check_tokens, "trusted_proxies": check_networks}
     masks = {
         "token": mask_secret,
         "tokens": lambda tokens: dict.fromkeys(tokens, "***"),
@@ -297,6 +300,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     token: str | None = None  # that every request must send
     tokens: dict[str, str] = {}  # one for each caller, by name; each caller of batches gets a fair share
     roles: dict[str, Literal["batch", "viewer", "operator", "admin"]] = {}  # of named tokens; others are for batches
+    trusted_proxies: tuple[str, ...] = ()  # networks whose X-Forwarded-For and X-Forwarded-Proto are believed
     allow: tuple[str, ...] = ()  # private networks that may be crawled, such as 10.0.0.0/8
     render: bool = True  # callers may have pages rendered, if Chromium is installed
     max_in_flight: Count = 64  # pages being fetched, over all sessions

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import logging
 import re
 import socket
 import time
 from collections.abc import Coroutine
+from ipaddress import ip_address
 from typing import NamedTuple, Protocol, TypeVar
 
 from aiohttp import web
@@ -98,12 +100,17 @@ class FrontierState(NamedTuple):
 class Exporter:
     """Answers requests for one process. ``metrics`` and ``health`` run on another event loop than the crawl."""
 
-    def __init__(self, observed: Observed, crawl_loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, observed: Observed, crawl_loop: asyncio.AbstractEventLoop, token: str | None = None) -> None:
+        """``token``: what a scrape must send; None or empty: nothing."""
+        self._token = token
         self._observed = observed
         self._crawl_loop = crawl_loop
         self._query: asyncio.Task[FrontierState | None] | None = None
 
     async def metrics(self, request: web.Request) -> web.Response:
+        if self._token and not _has_token(request, self._token):
+            text = "missing or wrong token: send worker.metrics_token as `Authorization: Bearer TOKEN`\n"
+            return web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
         families = await self._ask(self.families())
         page = render(of_vitals(self._observed.vitals()) if families is None else families)
         return web.Response(body=page.encode("utf-8", "replace"), headers={"Content-Type": CONTENT_TYPE})
@@ -158,6 +165,12 @@ class Exporter:
             self._query.cancel()
 
 
+def _has_token(request: web.Request, token: str) -> bool:
+    scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+    matches = hmac.compare_digest(sent.strip().encode("utf-8", "surrogateescape"), token.encode())
+    return scheme.lower() == "bearer" and matches
+
+
 async def _query(frontier: RunView) -> FrontierState | None:
     try:
         return FrontierState(await frontier.stats(), await frontier.host_states(_MAX_HOSTS))
@@ -181,9 +194,11 @@ def health_problem(vitals: Vitals, *, up: bool, now: float) -> str | None:
     return None
 
 
-async def serve(observed: Observed, listener: socket.socket) -> None:
-    """Answer requests until cancelled. A thread does so."""
-    exporter = Exporter(observed, asyncio.get_running_loop())
+async def serve(observed: Observed, listener: socket.socket, token: str | None = None) -> None:
+    """Answer requests until cancelled. A thread does so. ``token``: what a scrape must send."""
+    if not token and not ip_address(listener.getsockname()[0]).is_loopback:
+        log.warning("other machines can read the metrics without a token; set worker.metrics_token")
+    exporter = Exporter(observed, asyncio.get_running_loop(), token)
     thread = LoopThread("metrics")
     try:
         await thread.call(_serve(exporter, listener))

@@ -261,7 +261,11 @@ class RunLifecycle:
         from shoal.warc.archive import open_archive
 
         archive = await open_archive(
-            config.warc, self._run, frontier, durable=not self._plan.is_private, user_agent=config.user_agent
+            config.warc,
+            self._run,
+            frontier,
+            durable=not self._plan.is_private,
+            user_agent=config.sent_user_agent,
         )
         stack.push_async_callback(archive.close)
         return archive

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
 from contextlib import suppress
+from typing import cast
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,10 +14,13 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.config import ServerSettings
-from shoal.errors import ConfigError
-from shoal.server.errors import ProblemError, problem
+from shoal.config import ServerSettings, find_short_tokens
+from shoal.errors import ConfigError, StoreAwayError
+from shoal.server.errors import ProblemError, problem, public_message
+from shoal.server.logins import Logins
+from shoal.server.proxies import TrustedProxies, client_address
 from shoal.server.sessions import COOKIE, LIFETIME, DashboardSession, SessionCookies
+from shoal.server.tokens import CallerTokens
 
 ROLES = ("batch", "viewer", "operator", "admin")
 """What a caller may do. Each role includes those before it. ``batch``: use batches. ``viewer``: see runs, hosts and
@@ -32,11 +35,14 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_binding(config: ServerSettings) -> None:
-    """ConfigError if the server would accept anyone on the network."""
+    """ConfigError if the server would accept anyone on the network, or a token that is easy to guess."""
+    if problem_of_tokens := find_short_tokens(config.token, config.tokens):
+        raise ConfigError(problem_of_tokens)
     if config.host not in _LOOPBACK and not (config.token or config.tokens):
         raise ConfigError(
             f"other machines can reach {config.host}, so the server needs a token: set SHOAL_SERVE__TOKEN, or "
-            "serve.token in shoal.toml. Clients send it as `Authorization: Bearer TOKEN`"
+            "serve.token in shoal.toml; `openssl rand -hex 32` makes one. Clients send it as "
+            "`Authorization: Bearer TOKEN`"
         )
 
 
@@ -76,13 +82,15 @@ class AuthMiddleware:
     header ``X-CSRF-Token`` of each request that may change something.
 
     It sets these values in the scope's state: ``caller``, the name of the token (empty for the main token), ``role``,
-    ``address``, and ``csrf``, the CSRF token of a session (empty without one).
+    ``address``, ``session`` (None without one) and ``csrf``, its CSRF token (empty without one).
     """
 
-    def __init__(self, app: ASGIApp, config: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, config: ServerSettings, callers: CallerTokens) -> None:
         self._app = app
-        self._tokens: Mapping[str, str] = {**config.tokens, **({"": config.token} if config.token else {})}
+        self._callers = callers
+        self._tokens = callers.by_name
         self._roles = config.roles
+        self._proxies = TrustedProxies(config.trusted_proxies)
         self._cookies = SessionCookies(self._tokens)
         self._hosts = {*_LOOPBACK, config.host}
         self._max_bytes = config.max_request_bytes
@@ -93,6 +101,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        self._proxies.apply(scope, headers)
         refusal = "" if scope["method"] in _SAFE_METHODS else _cross_origin_refusal(headers)
         if not refusal and not self._tokens:
             refusal = self._untrusted_refusal(headers)
@@ -100,7 +109,16 @@ class AuthMiddleware:
             await problem(403, "forbidden", refusal)(scope, receive, send)
             return
         session = self._find_session(headers)
-        caller = self._find_caller(scope, headers) if session is None else session.name
+        try:
+            if session is not None and (await _logins(scope).ended()).has(session):
+                session = None
+            caller = self._find_caller(scope, headers) if session is None else session.name
+        except StoreAwayError as exc:
+            await problem(503, "store away", public_message(exc))(scope, receive, send)
+            return
+        except ProblemError as exc:
+            await problem(exc.status, exc.kind, str(exc), headers={"Retry-After": "1"})(scope, receive, send)
+            return
         if caller is None:
             await _ask_for_token(scope, headers)(scope, receive, send)
             return
@@ -109,8 +127,10 @@ class AuthMiddleware:
             await problem(403, "forbidden", message)(scope, receive, send)
             return
         self._describe_caller(scope, caller, session)
-        if session is not None and session.is_due:
-            send = _renewed(send, self._cookies.make(session.name, session.session_id), scope)
+        if session is not None:
+            send = _until_logout(send, session, _logins(scope))
+            if session.is_due and _logins(scope).is_current:
+                send = _renewed(send, self._cookies.renew(session), scope)
         if _content_length(headers) > self._max_bytes:
             await _drain(receive)
             response = problem(413, "too large", self._too_large, headers={"Connection": "close"})
@@ -119,10 +139,10 @@ class AuthMiddleware:
         await self._call_with_limit(scope, receive, send)
 
     def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
-        address = scope["client"][0] if scope.get("client") else ""
+        address = client_address(scope)
         role = self._roles.get(caller, "batch") if caller else "admin"
         csrf = "" if session is None else session.csrf
-        scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf)
+        scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf, session=session)
 
     def _find_session(self, headers: Headers) -> DashboardSession | None:
         """The session of the request's cookie, if it has no token."""
@@ -151,17 +171,13 @@ class AuthMiddleware:
 
     def _find_caller(self, scope: Scope, headers: Headers) -> str | None:
         """The name of the caller's token, or None if the token is missing or unknown."""
-        if not self._tokens:
+        if not self._tokens or scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES):
             return ""
         scheme, _, sent = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             sent = headers.get("x-api-key", "")
-        found = None
-        for name, token in self._tokens.items():  # compare with all, so that the time reveals nothing
-            if hmac.compare_digest(sent.strip().encode("latin-1"), token.encode()):
-                found = name
-        is_public = scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
-        return "" if found is None and is_public else found
+        sent = sent.strip()
+        return self._callers.find(sent.encode("latin-1"), client_address(scope)) if sent else None
 
     async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the bytes of the body as they arrive: a chunked body declares no length."""
@@ -213,6 +229,28 @@ def _renewed(send: Send, value: str, scope: Scope) -> Send:
         await send(message)
 
     return send_renewed
+
+
+def _logins(scope: Scope) -> Logins:
+    return cast(Logins, scope["app"].state.server.logins)
+
+
+def _until_logout(send: Send, session: DashboardSession, logins: Logins) -> Send:
+    """``send`` that ends an event stream when its session has ended."""
+    is_stream = is_over = False
+
+    async def send_until_logout(message: Message) -> None:
+        nonlocal is_stream, is_over
+        if message["type"] == "http.response.start":
+            is_stream = MutableHeaders(scope=message).get("content-type", "").startswith("text/event-stream")
+        elif is_stream and not is_over and (await logins.ended()).has(session):
+            is_over = True
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        elif is_over:
+            return  # the stream is cancelled soon: for it, the client has disconnected
+        await send(message)
+
+    return send_until_logout
 
 
 def _cross_origin_refusal(headers: Headers) -> str:

@@ -1,7 +1,7 @@
 """Sessions of the dashboard: a signed cookie for people who logged in with a token.
 
 The cookie names the token and when it expires. All servers with the same tokens accept it. It ends when a token is
-changed.
+changed, and when its session ends (`shoal.server.logins`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class DashboardSession(Struct, frozen=True):
     """The name of the token; empty for the main one."""
     expires_at: float
     session_id: str
+    began_at: float
     csrf: str
     """What a request that changes something must repeat in its header ``X-CSRF-Token``."""
 
@@ -43,12 +44,18 @@ class SessionCookies:
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         secret = json.dumps(sorted(tokens.items())).encode()
-        self._key = hashlib.blake2b(secret, key=b"shoal dashboard session", digest_size=32).digest()
+        self._key = hashlib.blake2b(secret, key=b"shoal dashboard session 2", digest_size=32).digest()
 
-    def make(self, name: str, session_id: str = "") -> str:
-        """The value of the cookie for a token. ``session_id``: of the session that it renews."""
-        session_id = session_id or secrets.token_urlsafe(16)
-        content = json.dumps([name, round(time.time() + LIFETIME), session_id]).encode()
+    def make(self, name: str) -> str:
+        """The value of the cookie of a new session."""
+        return self._make(name, secrets.token_urlsafe(16), time.time())
+
+    def renew(self, session: DashboardSession) -> str:
+        """The value of a cookie that expires later."""
+        return self._make(session.name, session.session_id, session.began_at)
+
+    def _make(self, name: str, session_id: str, began_at: float) -> str:
+        content = json.dumps([name, round(time.time() + LIFETIME), session_id, began_at]).encode()
         return f"{_encoded(content)}.{_encoded(self._sign(content))}"
 
     def read(self, value: str) -> DashboardSession | None:
@@ -62,10 +69,11 @@ class SessionCookies:
             return None
         if not hmac.compare_digest(self._sign(decoded), signed):
             return None
-        name, expires_at, session_id = json.loads(decoded)
+        name, expires_at, session_id, began_at = json.loads(decoded)
         if time.time() >= expires_at:
             return None
-        return DashboardSession(name, expires_at, session_id, _encoded(self._sign(b"csrf " + session_id.encode())[:16]))
+        csrf = _encoded(self._sign(b"csrf " + session_id.encode())[:16])
+        return DashboardSession(name, expires_at, session_id, began_at, csrf)
 
     def _sign(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, "sha256")

@@ -43,6 +43,7 @@ from shoal.server.dashboard.live import LiveViews
 from shoal.server.dashboard.navigation import ADMIN_ONLY, NAVIGATION, SERVED_ONLY
 from shoal.server.dashboard.shared_snapshot import SharedSnapshot
 from shoal.server.jobs import Jobs
+from shoal.server.logins import Logins
 from shoal.server.scheduled_runs import ScheduledRuns
 from shoal.tasks.remote import RemoteBatches
 
@@ -84,6 +85,7 @@ class Server:
         self.store: Store
         self._opened = AsyncExitStack()
         self.jobs: Jobs
+        self.logins: Logins
         self.schedules: Schedules
         self.scheduled_runs: ScheduledRuns
         self.schedule_runner: ScheduleRunner
@@ -95,6 +97,7 @@ class Server:
     async def open(self) -> None:
         config = self.config
         self.store = await self._open_store()
+        self.logins = Logins(self.store)
         self.snapshots = SharedSnapshot(SnapshotTaker(self.store, config, without=[BatchSpider.name]))
         self.speed_history = SpeedHistory(self.store, config.project_name, without=[BatchSpider.name])
         self.jobs = Jobs(self.store, config.serve.allow, config.serve.max_sessions)

@@ -293,21 +293,22 @@ def show_and_exit(
     progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
     for notice in notices:
         console.print(notice, style="yellow", soft_wrap=True)
-    run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port, ui=ui))
+    metrics_token = resolved.config.worker.metrics_token
+    run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port, metrics_token, ui=ui))
     if made.summary is None:  # a worker that had no run
         sys.exit(0)
     summary.show(console, made.summary, resolved.config, command)
     sys.exit(1 if made.summary.state == "failed" else EXIT_FAILED if command and made.summary.has_failed else 0)
 
 
-def _beside(show: During | None, metrics_port: str | None, *, ui: bool) -> During | None:
+def _beside(show: During | None, metrics_port: str | None, metrics_token: str | None, *, ui: bool) -> During | None:
     """Tasks that run during a crawl: its progress, the server of its metrics, and its dashboard."""
     during = [] if show is None else [show]
     if metrics_port is not None:
         from shoal.metrics.serving import listen, parse_address, serve
 
         listener = listen(parse_address(metrics_port))
-        during.append(lambda made: serve(made, listener))
+        during.append(lambda made: serve(made, listener, metrics_token))
     if ui:
         from shoal.cli.dashboard import check_installed, show_dashboard
 

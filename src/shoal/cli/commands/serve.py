@@ -19,7 +19,7 @@ app = Commands()
     examples="""
     shoal serve
     shoal serve --port 9000 --frontier redis://host
-    SHOAL_SERVE__TOKEN=secret shoal serve --host 0.0.0.0
+    SHOAL_SERVE__TOKEN="$TOKEN" shoal serve --host 0.0.0.0
     """
 )
 def serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.help import Commands
+from shoal.cli.options import resolve
 from shoal.errors import SpiderError
 
 _TEMPLATE = """\
@@ -20,7 +22,7 @@ class {class_name}(Spider):
     name = "{name}"
     start_urls = ["{url}"]
     allowed_domains = ["{host}"]
-    settings = {{"download_delay": 0.5, "scope": {{"max_depth": 5}}}}
+    settings = {{{contact}"download_delay": 0.5, "scope": {{"max_depth": 5}}}}
 
     def parse(self, response: Response):
         yield {{"url": response.url, "title": response.css("title::text").get()}}
@@ -34,6 +36,7 @@ app = Commands()
     examples="""
     shoal new books
     shoal new books https://example.com/
+    shoal new books https://example.com/ --contact https://my.example/bot
     """
 )
 def new(
@@ -41,8 +44,18 @@ def new(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="The page to start from (default http://127.0.0.1:8000/).")
     ] = "http://127.0.0.1:8000/",
+    contact: Annotated[
+        str | None,
+        typer.Option(
+            "--contact", metavar="URL", help="Your page or mailto: address for site owners, in the user agent."
+        ),
+    ] = None,
 ) -> None:
-    """Create a spider from a template."""
+    """Create a spider from a template.
+
+    On a terminal it asks for a contact, unless --contact or a setting names one. Press Enter for none.
+    """
+    from shoal.config.checks import check_contact
     from shoal.urls.normalize import host_of, normalize_url
 
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
@@ -52,9 +65,25 @@ def new(
         raise SpiderError(f"{path} already exists: choose another name, or delete the file")
     start = normalize_url(url)
     host = host_of(start).removeprefix("www.")
+    if contact is None:
+        contact = _ask_for_contact()
+    if problem := check_contact(contact):
+        raise SpiderError(f"--contact {problem}")
     class_name = "".join(part.capitalize() for part in re.split("[-_]", name))
-    path.write_text(_TEMPLATE.format(class_name=class_name, name=name, url=start, host=host))
+    setting = f"{json.dumps('contact')}: {json.dumps(contact)}, " if contact else ""
+    path.write_text(_TEMPLATE.format(class_name=class_name, name=name, url=start, host=host, contact=setting))
     print(f"wrote {path}\nrun it: shoal run {path} -o {name}.jsonl")
+
+
+def _ask_for_contact() -> str:
+    """A contact of the user's choice; empty: none, or there is one in the settings."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or resolve(None, {}, []).config.contact:
+        return ""
+    print("How can the owners of sites reach you? A URL or mailto: address for the user agent (Enter: none)")
+    try:
+        return input("contact: ").strip()
+    except EOFError:  # Ctrl-D
+        return ""
 
 
 @app.add(

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-from typing import Annotated
+from typing import Annotated, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from shoal.errors import StoreAwayError
 from shoal.server.auth import LOGIN, ROLES, session_cookie
 from shoal.server.bodies import BoundedRoute
 from shoal.server.dashboard.pages import page
+from shoal.server.errors import ProblemError
+from shoal.server.proxies import client_address
 from shoal.server.sessions import SessionCookies
 from shoal.server.state import server_of
+from shoal.server.tokens import CallerTokens
 
 router = APIRouter(include_in_schema=False, route_class=BoundedRoute)
 
 _MAX_FORM = 20_000  # bytes
-_PENALTY = 1.0  # seconds before a wrong token is refused: guessing takes long
 
 
 @router.get(LOGIN)
 async def show_login(request: Request, next: Annotated[str, Query(max_length=8192)] = "/") -> Response:
     """The login page. Without tokens there is nothing to log in to."""
-    if not _tokens(request):
+    if not _callers(request).by_name:
         return RedirectResponse("/", 303)
     return page(request, "login.html", {"next": _own_path(next), "problem": ""})
 
@@ -35,38 +36,41 @@ async def log_in(request: Request) -> Response:
     """Check a token, and set the session cookie."""
     form = dict(parse_qsl((await request.body())[:_MAX_FORM].decode("latin-1"), max_num_fields=5))
     wanted = _own_path(form.get("next", "/"))
-    found = _find_name(_tokens(request), form.get("token", "").strip())
+    callers = _callers(request)
+    try:
+        found = callers.find(form.get("token", "").strip().encode(), client_address(request.scope))
+    except ProblemError as exc:
+        answer = page(request, "login.html", {"next": wanted, "problem": f"{exc}.".capitalize()}, exc.status)
+        answer.headers["Retry-After"] = "1"
+        return answer
     if found is None:
-        await asyncio.sleep(_PENALTY)
         return page(request, "login.html", {"next": wanted, "problem": "This token is not known."}, 401)
     roles = server_of(request).config.serve.roles
     if found and ROLES.index(roles.get(found, "batch")) < ROLES.index("viewer"):
         text = f"The token {found!r} is for batches only. Ask for the role viewer (serve.roles)."
         return page(request, "login.html", {"next": wanted, "problem": text}, 403)
+    try:
+        await server_of(request).logins.ended()  # a session must not begin before the store knows any
+    except StoreAwayError:
+        text = "The store does not answer. Try again in a moment."
+        return page(request, "login.html", {"next": wanted, "problem": text}, 503)
     response = RedirectResponse(wanted, 303)
-    response.headers["set-cookie"] = session_cookie(SessionCookies(_tokens(request)).make(found), request.scope)
+    response.headers["set-cookie"] = session_cookie(SessionCookies(callers.by_name).make(found), request.scope)
     return response
 
 
 @router.post("/ui/logout")
 async def log_out(request: Request) -> Response:
-    """End the session in this browser."""
+    """End the session, also for copies of its cookie. `StoreAwayError` leaves it as it is."""
+    if request.state.session is not None:
+        await server_of(request).logins.end(request.state.session)
     response = Response(status_code=204, headers={"HX-Redirect": LOGIN})
     response.headers["set-cookie"] = session_cookie("", request.scope)
     return response
 
 
-def _tokens(request: Request) -> dict[str, str]:
-    serve = server_of(request).config.serve
-    return {**serve.tokens, **({"": serve.token} if serve.token else {})}
-
-
-def _find_name(tokens: dict[str, str], sent: str) -> str | None:
-    found = None
-    for name, token in tokens.items():  # compare with all, so that the time reveals nothing
-        if hmac.compare_digest(sent.encode(), token.encode()):
-            found = name
-    return found
+def _callers(request: Request) -> CallerTokens:
+    return cast(CallerTokens, request.app.state.callers)
 
 
 def _own_path(text: str) -> str:

@@ -30,3 +30,9 @@ class SettingList(BaseModel):
     )
 
     settings: list[SettingEntry]
+
+
+class EndedLogins(BaseModel):
+    """Whose sessions of the dashboard were ended."""
+
+    ended: list[str]
