@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -196,15 +196,19 @@ class SessionResults:
         }
 
     def _in_order(self, by_position: Mapping[int, Result], status: str) -> list[Result]:
-        """A result for each URL, in order. ``status``: that of URLs without a result."""
+        """A result for each URL, in order. ``status``: that of URLs without a result. A URL that was sent more than
+        once has one result; the others only refer to it."""
         missing = {**_UNFETCHED, **failed_result("", ""), "status": status, "error": None}
-        results = []
+        results: list[Result] = []
         for position, url in enumerate(self._urls.urls):
             if position in self._invalid:
                 results.append(self._invalid[position])
-            else:
-                first = self._urls.positions[self._urls.normalized[position]]
+                continue
+            first = self._urls.positions[self._urls.normalized[position]]
+            if first == position:
                 results.append({**by_position.get(first, missing), "url": url})
+            else:
+                results.append(_duplicate(url, results[first], first))
         return results
 
     async def _find_lost(self) -> dict[int, Result]:
@@ -247,6 +251,15 @@ def _identity(number: int, entry: LoggedItem | Result) -> object:
 
 
 _UNFETCHED = {"final_url": None, "depth": 0, "worker_id": None, "fetched_at": None}
+
+
+def _duplicate(url: str, result: Result, position: int) -> Result:
+    """The result of a URL that was sent before, at ``position``. Nothing in it is as long as a page may make it."""
+    kept = {name: result[name] for name in ("status", "http_status", "depth", "worker_id", "fetched_at")}
+    error = cast(dict[str, str] | None, result["error"])
+    if error is not None:
+        error = {**error, "message": f"see results[{position}]"}
+    return {"url": url, **_UNFETCHED, **failed_result("", ""), **kept, "error": error, "same_as": position}
 
 
 def _decode_item(item: LoggedItem, *, whole: bool) -> Result:
