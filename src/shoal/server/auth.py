@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Mapping
-from contextlib import suppress
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import ServerSettings
 from shoal.errors import ConfigError
+from shoal.server.bodies import MAX_PUBLIC_BYTES, content_length, drain, too_large
 from shoal.server.errors import ProblemError, problem
 from shoal.server.sessions import COOKIE, LIFETIME, DashboardSession, SessionCookies
 
@@ -26,7 +25,6 @@ _PUBLIC_PATHS = ("/health", "/ready", "/ui/login")
 """Paths that need no token."""
 _PUBLIC_FILES = "/ui/static/"
 LOGIN = "/ui/login"
-_DRAIN_TIMEOUT = 2.0  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -86,7 +84,6 @@ class AuthMiddleware:
         self._cookies = SessionCookies(self._tokens)
         self._hosts = {*_LOOPBACK, config.host}
         self._max_bytes = config.max_request_bytes
-        self._too_large = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,12 +108,14 @@ class AuthMiddleware:
         self._describe_caller(scope, caller, session)
         if session is not None and session.is_due:
             send = _renewed(send, self._cookies.make(session.name, session.session_id), scope)
-        if _content_length(headers) > self._max_bytes:
-            await _drain(receive)
-            response = problem(413, "too large", self._too_large, headers={"Connection": "close"})
-            await response(scope, receive, send)
+        refused, max_bytes = too_large(self._max_bytes, " (serve.max_request_bytes)"), self._max_bytes
+        if _is_public(scope):
+            refused, max_bytes = too_large(MAX_PUBLIC_BYTES), MAX_PUBLIC_BYTES
+        if content_length(headers) > max_bytes:
+            await drain(receive)
+            await problem(413, "too large", refused.detail, headers=refused.headers)(scope, receive, send)
             return
-        await self._call_with_limit(scope, receive, send)
+        await self._call_with_limit(scope, receive, send, max_bytes, refused)
 
     def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
         address = scope["client"][0] if scope.get("client") else ""
@@ -160,10 +159,11 @@ class AuthMiddleware:
         for name, token in self._tokens.items():  # compare with all, so that the time reveals nothing
             if hmac.compare_digest(sent.strip().encode("latin-1"), token.encode()):
                 found = name
-        is_public = scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
-        return "" if found is None and is_public else found
+        return "" if found is None and _is_public(scope) else found
 
-    async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call_with_limit(
+        self, scope: Scope, receive: Receive, send: Send, max_bytes: int, refused: HTTPException
+    ) -> None:
         """Count the bytes of the body as they arrive: a chunked body declares no length."""
         size = 0
 
@@ -171,12 +171,16 @@ class AuthMiddleware:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._max_bytes:
-                await _drain(receive)
-                raise HTTPException(413, self._too_large, {"Connection": "close"})  # raised where the body is read
+            if size > max_bytes:
+                await drain(receive)
+                raise refused  # where the body is read
             return message
 
         await self._app(scope, counted, send)
+
+
+def _is_public(scope: Scope) -> bool:
+    return scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
 
 
 def _repeats_csrf(headers: Headers, session: DashboardSession) -> bool:
@@ -233,16 +237,3 @@ def _authority(origin: str) -> str | None:
     """``host:port`` of an origin. The scheme is ignored: a proxy may terminate TLS."""
     scheme, mark, authority = origin.lower().partition("://")
     return authority if mark and scheme in ("http", "https") else None
-
-
-async def _drain(receive: Receive) -> None:
-    """Read the rest of the body for a moment: a client whose connection is closed while it sends sees no response."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_TIMEOUT):
-            while (await receive()).get("more_body"):
-                pass
-
-
-def _content_length(headers: Headers) -> int:
-    text = headers.get("content-length", "")
-    return int(text) if text.isdecimal() else 0

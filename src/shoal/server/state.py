@@ -37,6 +37,7 @@ from shoal.schedules.definitions import read_file
 from shoal.schedules.runner import ScheduleRunner
 from shoal.schedules.schedule import Definition
 from shoal.schedules.service import Schedules
+from shoal.server.budgets import Budget
 from shoal.server.cache import TimedCache
 from shoal.server.dashboard.attention import Attention
 from shoal.server.dashboard.live import LiveViews
@@ -49,6 +50,7 @@ from shoal.tasks.remote import RemoteBatches
 log = logging.getLogger("shoal.server")
 
 _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
+_BODY_BYTES = 64 << 20  # of all bodies that are being read
 _PROBLEMS_FRESH = 5.0  # seconds
 
 
@@ -74,6 +76,8 @@ class Server:
         self.notifications = notifications
         self.ui_only = ui_only
         self.views = LiveViews()
+        largest = config.serve.max_request_bytes
+        self.bodies = Budget("bytes of large bodies", max(_BODY_BYTES // 2, largest), max(_BODY_BYTES, 2 * largest))
         self.cache = TimedCache()
         self.snapshots: SharedSnapshot
         self.speed_history: SpeedHistory
