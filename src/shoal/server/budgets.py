@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 RETRY_AFTER = 5  # seconds
+_PATIENCE = 30.0  # seconds that an open answer waits for others to be read
+_POLL_EVERY = 0.05  # seconds
 
 
 class BusyError(HTTPException):
@@ -49,9 +52,20 @@ class Budget:
         if not self._held[caller]:
             del self._held[caller]
 
-    @contextmanager
-    def holding(self, caller: str, amount: int = 1) -> Iterator[None]:
-        self.take(caller, amount)
+    @asynccontextmanager
+    async def holding(self, caller: str, amount: int) -> AsyncIterator[None]:
+        """Hold an amount, at most a caller's share. Wait for it a while; then BusyError."""
+        amount = min(amount, self._each)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _PATIENCE
+        while True:
+            try:
+                self.take(caller, amount)
+                break
+            except BusyError:
+                if loop.time() > end:
+                    raise
+                await asyncio.sleep(_POLL_EVERY)
         try:
             yield
         finally:
