@@ -443,7 +443,8 @@ async def work(session: Session, count: int, size: int = 10) -> None:
 
 
 async def read_all(session: Session) -> list[dict[str, Any]]:
-    return [entry.decode(True) async for entry in (await SessionResults(session).read_all()).entries]
+    portions = (await SessionResults(session).read_all()).portions
+    return [entry.decode(True) async for portion in portions for entry in portion]
 
 
 async def test_results_are_read_in_pages_with_what_is_no_url() -> None:

@@ -14,7 +14,7 @@ from shoal.ports import Frontier, LoggedItem
 from shoal.server import responses
 from shoal.server.budgets import Budget, BusyError
 from shoal.server.responses import EntryEncoder, json_pieces
-from shoal.server.routes.runs import _item_entries
+from shoal.server.routes.runs import _item_portions
 from tests.unit.test_batch import session_of, work
 
 TEXT = st.text(max_size=40)
@@ -77,10 +77,10 @@ async def test_a_page_of_items_reads_what_it_returns() -> None:
         await work(session, 1, 1_000_000 if number % 7 == 3 else 100)
     log = CountedLog(session.frontier)
     encoder = EntryEncoder(Budget("bytes", 1 << 30, 1 << 30), "me", max_bytes=2_500_000)
-    pieces = [piece async for piece in encoder.page({"run_id": "x"}, "items", _item_entries(log, 0, 1000), 1000, 0)]
+    pieces = [piece async for piece in encoder.page({"run_id": "x"}, "items", _item_portions(log, 0, 1000), 1000, 0)]
     page = msgspec.json.decode(b"".join(pieces))
     assert [item["seq"] for item in page["items"]] == list(range(1, 18))
     assert (page["run_id"], page["next"]) == ("x", 17)
     assert log.bytes_read < 8_000_000
-    everything = [entry.number async for entry in _item_entries(log, 5, 40)]
+    everything = [entry.number async for portion in _item_portions(log, 5, 40) for entry in portion]
     assert everything == list(range(6, 46))

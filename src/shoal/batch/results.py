@@ -58,7 +58,7 @@ class BatchResults(NamedTuple):
     """The results so far: first those of the batch's URLs in their order, then those of followed links."""
 
     stats: dict[str, int]
-    entries: AsyncGenerator[Entry]
+    portions: AsyncGenerator[list[Entry]]
 
 
 class SessionResults:
@@ -81,31 +81,32 @@ class SessionResults:
         A single result that does not fit is returned without its content."""
         page: list[tuple[int, Result]] = []
         bytes_left = max_bytes
-        async for entry in self.entries(after):
-            if page and entry.size > bytes_left:
-                break
-            page.append((entry.number, entry.decode(entry.size <= bytes_left)))
-            bytes_left -= entry.size
-            if len(page) == limit:
-                break
+        async for portion in self.portions(after):
+            for entry in portion:
+                if page and entry.size > bytes_left:
+                    return page
+                page.append((entry.number, entry.decode(entry.size <= bytes_left)))
+                bytes_left -= entry.size
+                if len(page) == limit:
+                    return page
         return page
 
-    async def entries(self, after: int = 0) -> AsyncGenerator[Entry]:
-        """The results so far after number ``after``."""
+    async def portions(self, after: int = 0) -> AsyncGenerator[list[Entry]]:
+        """The results so far after number ``after``, a few at a time."""
         async for portion in self._portions(after):
-            for number, stored in portion:
-                yield self._entry(number, stored)
+            yield [self._entry(number, stored) for number, stored in portion]
 
     async def read_outlines(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
         """One page of numbered results after number ``after``, without their contents: up to ``limit``, and fewer if
         more than ``max_bytes`` had to be read for them."""
         page: list[tuple[int, Result]] = []
         size = 0
-        async for entry in self.entries(after):
-            page.append((entry.number, entry.decode(False)))
-            size += entry.size
-            if len(page) == limit or size > max_bytes:
-                break
+        async for portion in self.portions(after):
+            for entry in portion:
+                page.append((entry.number, entry.decode(False)))
+                size += entry.size
+                if len(page) == limit or size > max_bytes:
+                    return page
         return page
 
     async def follow(self, after: int = 0) -> AsyncIterator[list[Entry]]:
@@ -159,7 +160,7 @@ class SessionResults:
         results = self._in_order(by_position, "cancelled" if state == "cancelled" else "pending") + found
         return BatchResults(count_statuses(results), self._with_contents(results))
 
-    async def _with_contents(self, results: list[Result]) -> AsyncGenerator[Entry]:
+    async def _with_contents(self, results: list[Result]) -> AsyncGenerator[list[Entry]]:
         """The results of outlines, in order."""
         for numbered in _windows(results):
             stored = {number: cast(_Stored, result.pop(_STORED, _NOT_STORED)) for number, result in numbered}
@@ -167,9 +168,10 @@ class SessionResults:
             reads = {number: self._read_stored(each) for number, each in stored.items() if each.size and not each.item}
             if reads:
                 items.update(zip(reads, await asyncio.gather(*reads.values()), strict=True))
-            for number, result in numbered:
-                item = items[number]
-                yield Entry(number, stored[number].size if item else 0, partial(_merge, result, item))
+            yield [
+                Entry(number, stored[number].size if items[number] else 0, partial(_merge, result, items[number]))
+                for number, result in numbered
+            ]
 
     async def _read_stored(self, stored: _Stored) -> LoggedItem | None:
         """The item of an outline. None if it is gone: the session expired meanwhile, or the store went back."""

@@ -39,5 +39,5 @@ async def try_url(service: BatchService, url: str, options: BatchOptions, second
     await session.wait(seconds)
     if not await session.is_over():
         await service.cancel(session)
-    entry = await anext((await SessionResults(session).read_all()).entries)
-    return entry.decode(True)
+    entries = await anext((await SessionResults(session).read_all()).portions)
+    return entries[0].decode(True)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +22,7 @@ ROLES = ("batch", "viewer", "operator", "admin")
 clusters. ``operator``: also steer them. ``admin``: also delete runs and see settings."""
 _PUBLIC_PATHS = ("/health", "/ready", "/ui/login")
 """Paths that need no token."""
+_SETTING = " (serve.max_request_bytes)"
 _PUBLIC_FILES = "/ui/static/"
 LOGIN = "/ui/login"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -108,14 +108,13 @@ class AuthMiddleware:
         self._describe_caller(scope, caller, session)
         if session is not None and session.is_due:
             send = _renewed(send, self._cookies.make(session.name, session.session_id), scope)
-        refused, max_bytes = too_large(self._max_bytes, " (serve.max_request_bytes)"), self._max_bytes
-        if _is_public(scope):
-            refused, max_bytes = too_large(MAX_PUBLIC_BYTES), MAX_PUBLIC_BYTES
+        max_bytes, name = (MAX_PUBLIC_BYTES, "") if _is_public(scope) else (self._max_bytes, _SETTING)
         if content_length(headers) > max_bytes:
             await drain(receive)
+            refused = too_large(max_bytes, name)
             await problem(413, "too large", refused.detail, headers=refused.headers)(scope, receive, send)
             return
-        await self._call_with_limit(scope, receive, send, max_bytes, refused)
+        await self._call_with_limit(scope, receive, send, max_bytes, name)
 
     def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
         address = scope["client"][0] if scope.get("client") else ""
@@ -161,9 +160,7 @@ class AuthMiddleware:
                 found = name
         return "" if found is None and _is_public(scope) else found
 
-    async def _call_with_limit(
-        self, scope: Scope, receive: Receive, send: Send, max_bytes: int, refused: HTTPException
-    ) -> None:
+    async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send, max_bytes: int, name: str) -> None:
         """Count the bytes of the body as they arrive: a chunked body declares no length."""
         size = 0
 
@@ -173,7 +170,7 @@ class AuthMiddleware:
             size += len(message.get("body", b""))
             if size > max_bytes:
                 await drain(receive)
-                raise refused  # where the body is read
+                raise too_large(max_bytes, name)  # where the body is read
             return message
 
         await self._app(scope, counted, send)

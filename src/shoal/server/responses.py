@@ -14,12 +14,14 @@ from shoal.batch.results import Entry
 from shoal.server.budgets import Budget
 
 PIECE = 64 * 1024
-"""Bytes that are sent at once, about. A smaller answer is sent whole, with its length."""
+"""Stored bytes of a result above which it is encoded in pieces."""
+_SENT = 256 * 1024  # bytes that are sent at once, about; a smaller answer is sent whole, with its length
 _SLICE = 30_000  # characters of a text that are encoded at once; divisible by 3, as Base64 pads
 _GROWTH = 6  # JSON has up to six bytes for a byte that is stored
 _HELD = 5  # times the stored size: memory of a decoded result; one wide letter makes a text four times as large
 
 _encode = msgspec.json.encode
+_encode_into = msgspec.json.Encoder().encode_into
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -78,38 +80,54 @@ class EntryEncoder:
         """``budget``: for the memory of large results, from decoding them until they are sent."""
         self._budget, self._caller = budget, caller
         self._bytes_left = max_bytes
+        self._last = 0
 
     async def page(
-        self, begin: Mapping[str, object], name: str, entries: AsyncGenerator[Entry], limit: int, after: int
+        self, begin: Mapping[str, object], name: str, portions: AsyncGenerator[list[Entry]], limit: int, after: int
     ) -> AsyncGenerator[bytes]:
         """An object with these values, a list of up to ``limit`` results, as many as fit but at least one, and
         ``next``: the number of the last one."""
+        self._last = after
         yield begin_object(begin) + b'"%b":[' % name.encode()
+        async for piece in self.elements(portions, limit):
+            yield piece
+        yield b'],"next":%d}' % self._last
+
+    async def elements(self, portions: AsyncGenerator[list[Entry]], limit: int | None = None) -> AsyncGenerator[bytes]:
+        """The elements of a list. Without a limit, those that do not fit lose their content; with one, the list ends
+        there."""
         count = 0
-        async with aclosing(entries):
-            async for entry in entries:
-                fits = False
-                async for piece in self.pieces(entry, b"," if count else b"", optional=count > 0):
-                    fits = True
-                    yield piece
-                if not fits:
-                    break
-                count, after = count + 1, entry.number
-                if count == limit:
-                    break
-        yield b'],"next":%d}' % after
+        small = bytearray()
+        async with aclosing(portions):
+            async for portion in portions:
+                for entry in portion:
+                    optional = limit is not None and count > 0
+                    if entry.size <= PIECE:  # without a generator for each: pages often have hundreds of them
+                        fits = self._append(small, b"," if count else b"", entry, optional)
+                    else:
+                        yield bytes(small)
+                        small.clear()
+                        fits = False
+                        async for piece in self.pieces(entry, b"," if count else b"", optional=optional):
+                            fits = True
+                            yield piece
+                    if fits:
+                        count, self._last = count + 1, entry.number
+                    if not fits or count == limit:
+                        yield bytes(small)
+                        return
+                    if len(small) > PIECE:
+                        yield bytes(small)
+                        small.clear()
+        yield bytes(small)
 
     async def pieces(self, entry: Entry, begin: bytes = b"", *, optional: bool = False) -> AsyncGenerator[bytes]:
         """A result in JSON after ``begin``. If it is too large for the answer: without its content, or nothing at all
         if it is ``optional``."""
         if entry.size <= PIECE:
-            encoded = _encode(entry.decode(True))
-            if len(encoded) > self._bytes_left:
-                if optional:
-                    return
-                encoded = _encode(entry.decode(False))
-            self._bytes_left -= len(encoded)
-            yield begin + encoded
+            small = bytearray()
+            if self._append(small, begin, entry, optional):
+                yield bytes(small)
             return
         async with self._budget.holding(self._caller, _HELD * entry.size):
             result = entry.decode(True)
@@ -121,6 +139,20 @@ class EntryEncoder:
                 self._bytes_left -= len(piece)
                 yield begin + piece
                 begin = b""
+
+    def _append(self, buffer: bytearray, begin: bytes, entry: Entry, optional: bool) -> bool:
+        """Append a small result to the buffer. False if there is no room for it."""
+        buffer += begin
+        start = len(buffer)
+        _encode_into(entry.decode(True), buffer, -1)
+        if len(buffer) - start > self._bytes_left:
+            del buffer[start:]
+            if optional:
+                del buffer[start - len(begin) :]
+                return False
+            _encode_into(entry.decode(False), buffer, -1)
+        self._bytes_left -= len(buffer) - start
+        return True
 
 
 def begin_object(values: Mapping[str, object]) -> bytes:
@@ -136,7 +168,7 @@ async def stream_json(pieces: AsyncGenerator[bytes], budget: Budget, caller: str
         async for piece in pieces:
             begin.append(piece)
             size += len(piece)
-            if size > PIECE:
+            if size > _SENT:
                 return LimitedStream(_joined(begin, pieces), budget, caller, media_type="application/json")
     except BaseException:
         await pieces.aclose()
@@ -149,7 +181,7 @@ async def _joined(begin: list[bytes], pieces: AsyncGenerator[bytes]) -> AsyncGen
     held, size = begin, sum(map(len, begin))
     async with aclosing(pieces):
         async for piece in pieces:
-            if size > PIECE:
+            if size > _SENT:
                 yield b"".join(held)
                 held, size = [], 0
             held.append(piece)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
@@ -91,10 +90,8 @@ async def _encode_batch(server: Server, session: Session, caller: str) -> AsyncG
     encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
     found = await SessionResults(session).read_all()
     yield begin_object({"session_id": session.id, "state": await session.state()}) + b'"results":['
-    async with aclosing(found.entries):
-        async for entry in found.entries:
-            async for piece in encoder.pieces(entry, b"," if entry.number else b""):
-                yield piece
+    async for piece in encoder.elements(found.portions):
+        yield piece
     yield b"]," + msgspec.json.encode({"stats": found.stats, "distributed": session.settings.distributed})[1:]
 
 
@@ -129,7 +126,7 @@ async def read_session(
         "progress": await session.progress(),
     }  # fmt: skip
     encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
-    page = encoder.page(begin, "results", SessionResults(session).entries(after), limit, after)
+    page = encoder.page(begin, "results", SessionResults(session).portions(after), limit, after)
     return await stream_json(page, server.answers, caller)
 
 

@@ -265,17 +265,16 @@ async def read_items(
     server = server_of(request)
     frontier = await open_frontier(server, run_id)
     encoder = EntryEncoder(server.answer_bytes, caller_of(request), server.config.serve.max_answer_bytes)
-    page = encoder.page({"run_id": run_id}, "items", _item_entries(frontier, after, limit), limit, after)
+    page = encoder.page({"run_id": run_id}, "items", _item_portions(frontier, after, limit), limit, after)
     return await stream_json(page, server.answers, caller_of(request))
 
 
-async def _item_entries(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[Entry]:
+async def _item_portions(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[list[Entry]]:
     """The items after number ``after``, read a few at a time: one may have many megabytes."""
     count = 4
     while items := await frontier.read_items(after, min(count, limit)):
         items, count = portion_of(items, count, *_ITEMS_READ)
-        for item in items:
-            yield Entry(item.seq, len(item.payload), partial(_show_item, item))
+        yield [Entry(item.seq, len(item.payload), partial(_show_item, item)) for item in items]
         after, limit = items[-1].seq, limit - len(items)
         if not limit:
             return
