@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
@@ -326,14 +327,11 @@ def _windows(results: Sequence[Result]) -> Iterator[list[tuple[int, Result]]]:
 
 def portion_of(items: list[LoggedItem], count: int, max_count: int, max_bytes: int) -> tuple[list[LoggedItem], int]:
     """Those of ``items`` that may be held at the same time, at least one, and how many to read next."""
-    size, held = 0, 0
-    for item in items:
-        size += len(item.payload)
-        if held and size > max_bytes:
-            break
-        held += 1
-    largest = max(len(item.payload) for item in items)
-    return items[:held], max(1, min(max_count, 4 * count, max_bytes // max(1, largest)))
+    sizes = [len(item.payload) for item in items]
+    next_count = max(1, min(max_count, 4 * count, max_bytes // max(1, *sizes)))
+    if sum(sizes) > max_bytes:
+        items = items[: max(1, sum(size <= max_bytes for size in accumulate(sizes)))]
+    return items, next_count
 
 
 def _outline(item: LoggedItem) -> Result:

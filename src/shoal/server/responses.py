@@ -116,7 +116,7 @@ class EntryEncoder:
                     if not fits or count == limit:
                         yield bytes(small)
                         return
-                    if len(small) > PIECE:
+                    if len(small) > _SENT:
                         yield bytes(small)
                         small.clear()
         yield bytes(small)
