@@ -325,8 +325,9 @@ def test_redirects_and_other_spellings(api: Api, odd: MisbehavingServer) -> None
     assert [result["url"] for result in answer["results"]] == urls
     arrived, alike = f"{odd.url}/redirect/0", f"{odd.url}/leaf/71"
     assert [result["final_url"] for result in answer["results"]] == [
-        arrived, arrived, alike, alike, alike, None, None, f"{odd.url}/leaf/2",
+        arrived, arrived, alike, None, None, None, None, f"{odd.url}/leaf/2",
     ]  # fmt: skip
+    assert [result.get("same_as") for result in answer["results"]] == [None, None, None, 2, 2, None, None, None]
     assert [kind(result) for result in answer["results"][5:7]] == ["url", "url"]
     assert answer["stats"] == {
         "total": 8, "success": 6, "failed": 2, "pending": 0, "cancelled": 0, "workers_used": 1,

@@ -443,6 +443,11 @@ async def work(session: Session, count: int, size: int = 10) -> None:
         await session.frontier.complete([Completion(lease=lease, items=items)])
 
 
+async def read_all(session: Session) -> list[dict[str, Any]]:
+    portions = (await SessionResults(session).read_all()).portions
+    return [entry.decode(True) async for portion in portions for entry in portion]
+
+
 async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
     session = await session_of(MemoryStore(), "bad 1", f"{URL}1", f"{URL}2", "bad 2", f"{URL}3")
     assert [result["url"] for _, result in await SessionResults(session).read(0, 10, LARGE)] == ["bad 1", "bad 2"]
@@ -457,8 +462,13 @@ async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
     assert await session.progress() == {
         "total": 5, "ready": 1, "waiting": 0, "in_flight": 0, "done": 2, "failed": 2, "results": 4,
     }  # fmt: skip
-    found = await SessionResults(session).read_all(LARGE)
-    assert [result["status"] for result in found.results] == ["failed", "success", "success", "failed", "pending"]
+    assert [result["status"] for result in await read_all(session)] == [
+        "failed",
+        "success",
+        "success",
+        "failed",
+        "pending",
+    ]
 
 
 class RewoundLog:
@@ -482,7 +492,7 @@ async def test_a_stream_of_results_has_each_once_when_the_store_goes_back() -> N
     results._frontier = log  # type: ignore[assignment]
     read: list[tuple[int, str]] = []
     async for portion in results.follow():
-        read += [(number, str(result["url"])) for number, result in portion]
+        read += [(entry.number, str(entry.decode(True)["url"])) for entry in portion]
         if len(read) == 4 and not portion:  # it lost two pages, which are done in another order
             log.items = [first, structs.replace(fourth, seq=2), structs.replace(third, seq=3, token=7)]
             log.items.append(structs.replace(second, seq=4, token=8))
@@ -515,7 +525,7 @@ async def test_a_finished_session_says_why_a_url_has_no_result() -> None:
     session = await session_of(MemoryStore(), f"{URL}1", f"{URL}2", depth=1, max_pages=1)
     await work(session, 1)
     await session.finish()
-    _, second = (await SessionResults(session).read_all(LARGE)).results
+    _, second = await read_all(session)
     assert second["error"] == {"kind": "limit", "message": "the batch reached its limit of 1 pages (max_pages)"}
 
 
@@ -523,7 +533,7 @@ async def test_limit_is_said_only_where_it_was_reached() -> None:
     session = await session_of(MemoryStore(), f"{URL}1", f"{URL}2", depth=1, max_pages=2)
     await work(session, 1)
     await session.finish()
-    _, second = (await SessionResults(session).read_all(LARGE)).results
+    _, second = await read_all(session)
     assert second["error"]["kind"] == "worker lost"
 
 
@@ -540,7 +550,8 @@ async def test_what_never_came_to_a_result_is_read_at_the_end() -> None:
     assert third[0] > second[0]
     assert await SessionResults(session).read(second[0], 9, LARGE) == [third]
     assert await SessionResults(session).read(third[0], 9, LARGE) == []
-    assert [entry async for portion in SessionResults(session).follow(second[0]) for entry in portion] == [third]
+    rest = [entry async for portion in SessionResults(session).follow(second[0]) for entry in portion]
+    assert [(entry.number, entry.decode(True)) for entry in rest] == [third]
     assert [entry async for portion in SessionResults(session).follow(third[0]) for entry in portion] == []
 
 

@@ -35,7 +35,6 @@ async def test_a_view_that_is_final_is_rendered_once() -> None:
     views, content = LiveViews(interval=0.001), Content(last=1)
     assert [message async for message in views.stream("key", content.render)] == [message_of("<p>1</p>"), END]
     assert content.renderings == 1
-    assert not views.is_full
 
 
 async def test_a_view_that_cannot_be_refreshed_says_how_old_it_is() -> None:

@@ -57,6 +57,7 @@ CONTROL_FLOW = {
     "shoal.sinks.tablesink._TableChangedError",
     "shoal.sinks.tablesink._TableGoneError",
     "shoal.server.bodies.BodyError",
+    "shoal.server.budgets.BusyError",
     "shoal.server.errors.ProblemError",
     "shoal.tor.control.ControlError",
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from functools import cached_property
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +21,7 @@ from shoal.ports import LoggedItem
 Result: TypeAlias = dict[str, object]
 
 _READ_BATCH = (16, 1 << 20)  # results, and expected bytes: one result may have many megabytes
+_MAX_TITLE = 1000  # characters, in results without their content
 _FIRST_LOST = 10**12
 """The numbers of results that are not in the item log start after this one, in the order of their URLs."""
 
@@ -43,11 +45,21 @@ class _Outline(Struct):
 _decode_outline = msgspec.msgpack.Decoder(tuple[str, _Outline]).decode
 
 
-class BatchResults(Struct, frozen=True, kw_only=True):
+class Entry(NamedTuple):
+    """A result that is decoded when it is needed: its content may have many megabytes."""
+
+    number: int
+    size: int
+    """Of its stored form, in bytes. 0: it has no content."""
+    decode: Callable[[bool], Result]
+    """Returns the result. False: without its content."""
+
+
+class BatchResults(NamedTuple):
     """The results so far: first those of the batch's URLs in their order, then those of followed links."""
 
-    results: list[Result]
     stats: dict[str, int]
+    portions: AsyncGenerator[list[Entry]]
 
 
 class SessionResults:
@@ -70,32 +82,36 @@ class SessionResults:
         A single result that does not fit is returned without its content."""
         page: list[tuple[int, Result]] = []
         bytes_left = max_bytes
-        async for portion in self._portions(after):
-            for number, entry in portion:
-                size = len(entry.payload) if isinstance(entry, LoggedItem) else 0
-                if page and size > bytes_left:
+        async for portion in self.portions(after):
+            for entry in portion:
+                if page and entry.size > bytes_left:
                     return page
-                page.append((number, self._decode(entry, whole=size <= bytes_left)))
-                bytes_left -= size
+                page.append((entry.number, entry.decode(entry.size <= bytes_left)))
+                bytes_left -= entry.size
                 if len(page) == limit:
                     return page
         return page
+
+    async def portions(self, after: int = 0) -> AsyncGenerator[list[Entry]]:
+        """The results so far after number ``after``, a few at a time."""
+        async for portion in self._portions(after):
+            yield [self._entry(number, stored) for number, stored in portion]
 
     async def read_outlines(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
         """One page of numbered results after number ``after``, without their contents: up to ``limit``, and fewer if
         more than ``max_bytes`` had to be read for them."""
         page: list[tuple[int, Result]] = []
         size = 0
-        async for portion in self._portions(after):
-            for number, entry in portion:
-                page.append((number, self._decode(entry, whole=False)))
-                size += len(entry.payload) if isinstance(entry, LoggedItem) else 0
+        async for portion in self.portions(after):
+            for entry in portion:
+                page.append((entry.number, entry.decode(False)))
+                size += entry.size
                 if len(page) == limit or size > max_bytes:
                     return page
         return page
 
-    async def follow(self, after: int = 0) -> AsyncIterator[list[tuple[int, Result]]]:
-        """Numbered results after number ``after`` as they are fetched, until the session is over or the server shuts
+    async def follow(self, after: int = 0) -> AsyncIterator[list[Entry]]:
+        """Results after number ``after`` as they are fetched, until the session is over or the server shuts
         down. In small portions, as the reader may be slow. Portions are empty while there is nothing new.
 
         If the store goes back in time, the results that this call did not return yet follow under their new numbers.
@@ -109,7 +125,7 @@ class SessionResults:
                     after = portion[-1][0]
                     new = [(number, entry) for number, entry in portion if _identity(number, entry) not in returned]
                     returned.update(_identity(number, entry) for number, entry in new)
-                    yield [(number, self._decode(entry)) for number, entry in new]
+                    yield [self._entry(number, entry) for number, entry in new]
             except StoreRewoundError:
                 if start:
                     raise
@@ -124,25 +140,44 @@ class SessionResults:
             await self._session.wait_for_change(pause)
             pause = min(POLL_EVERY[1], 1.5 * pause)
 
-    async def read_all(self, max_bytes: int) -> BatchResults:
-        """All results. Contents beyond ``max_bytes`` are left out; ``truncated`` marks these results."""
+    async def read_all(self) -> BatchResults:
+        """All results. Their contents are read again, a few at a time, unless they are small."""
         state = await self._session.state()
         by_position: dict[int, Result] = {}
         found: list[Result] = []
         size = 0
         async for items in self._read_log(0):
             for item in items:
+                outline = _outline(item)
                 size += len(item.payload)
-                result = _decode_item(item, whole=size <= max_bytes)
-                position = result.pop("place", None)
+                outline[_STORED] = _Stored(item.seq, len(item.payload), item if size <= _READ_BATCH[1] else None)
+                position = outline.pop("place")
                 if isinstance(position, int):
-                    by_position[position] = result
+                    by_position[position] = outline
                 else:
-                    found.append(result)
+                    found.append(outline)
         if state == "finished":
             by_position |= await self._explain_missing(by_position)
         results = self._in_order(by_position, "cancelled" if state == "cancelled" else "pending") + found
-        return BatchResults(results=results, stats=count_statuses(results))
+        return BatchResults(count_statuses(results), self._with_contents(results))
+
+    async def _with_contents(self, results: list[Result]) -> AsyncGenerator[list[Entry]]:
+        """The results of outlines, in order."""
+        for numbered in _windows(results):
+            stored = {number: cast(_Stored, result.pop(_STORED, _NOT_STORED)) for number, result in numbered}
+            items = {number: each.item for number, each in stored.items()}
+            reads = {number: self._read_stored(each) for number, each in stored.items() if each.size and not each.item}
+            if reads:
+                items.update(zip(reads, await asyncio.gather(*reads.values()), strict=True))
+            yield [
+                Entry(number, stored[number].size if items[number] else 0, partial(_merge, result, items[number]))
+                for number, result in numbered
+            ]
+
+    async def _read_stored(self, stored: _Stored) -> LoggedItem | None:
+        """The item of an outline. None if it is gone: the session expired meanwhile, or the store went back."""
+        items = await self._frontier.read_items(stored.seq - 1, 1)
+        return items[0] if items and (items[0].seq, len(items[0].payload)) == stored[:2] else None
 
     # -- reading
 
@@ -165,23 +200,24 @@ class SessionResults:
 
     async def _read_log(self, after: int) -> AsyncIterator[list[LoggedItem]]:
         """The item log after number ``after``. The size of the last items decides how many are read next."""
-        max_count, max_bytes = _READ_BATCH
         count = 1
         if self._last is not None and self._last.seq != after:
             self._last = None
         while items := await self._frontier.read_items(after, count, last=self._last):
+            items, count = portion_of(items, count, *_READ_BATCH)
             yield items
             await asyncio.sleep(0)  # a memory store never suspends: let other tasks run
             after = items[-1].seq
             self._last = items[-1] if self._follows else None
-            largest = max(len(item.payload) for item in items)
-            count = max(1, min(max_count, 4 * count, max_bytes // max(1, largest)))
 
-    def _decode(self, entry: LoggedItem | Result, *, whole: bool = True) -> Result:
+    def _entry(self, number: int, stored: LoggedItem | Result) -> Entry:
+        if isinstance(stored, dict):
+            return Entry(number, 0, lambda whole: stored)
+        return Entry(number, len(stored.payload), partial(self._decode, stored))
+
+    def _decode(self, item: LoggedItem, whole: bool) -> Result:
         """A result under the URL that the caller sent."""
-        if isinstance(entry, dict):
-            return entry
-        result = _decode_item(entry, whole=whole)
+        result = decode_item(item.payload)[1] if whole else _outline(item)
         position = result.pop("place", None)
         return {**result, "url": self._urls.urls[position]} if isinstance(position, int) else result
 
@@ -196,15 +232,19 @@ class SessionResults:
         }
 
     def _in_order(self, by_position: Mapping[int, Result], status: str) -> list[Result]:
-        """A result for each URL, in order. ``status``: that of URLs without a result."""
+        """A result for each URL, in order. ``status``: that of URLs without a result. A URL that was sent more than
+        once has one result; the others only refer to it."""
         missing = {**_UNFETCHED, **failed_result("", ""), "status": status, "error": None}
-        results = []
+        results: list[Result] = []
         for position, url in enumerate(self._urls.urls):
             if position in self._invalid:
                 results.append(self._invalid[position])
-            else:
-                first = self._urls.positions[self._urls.normalized[position]]
+                continue
+            first = self._urls.positions[self._urls.normalized[position]]
+            if first == position:
                 results.append({**by_position.get(first, missing), "url": url})
+            else:
+                results.append(_duplicate(url, results[first], first))
         return results
 
     async def _find_lost(self) -> dict[int, Result]:
@@ -249,11 +289,65 @@ def _identity(number: int, entry: LoggedItem | Result) -> object:
 _UNFETCHED = {"final_url": None, "depth": 0, "worker_id": None, "fetched_at": None}
 
 
-def _decode_item(item: LoggedItem, *, whole: bool) -> Result:
-    """A result as it is stored, with or without its content."""
-    if whole:
-        return decode_item(item.payload)[1]
-    return {**msgspec.structs.asdict(_decode_outline(item.payload)[1]), "content": None, "truncated": True}
+def _duplicate(url: str, result: Result, position: int) -> Result:
+    """The result of a URL that was sent before, at ``position``. Nothing in it is as long as a page may make it."""
+    kept = {name: result[name] for name in ("status", "http_status", "depth", "worker_id", "fetched_at")}
+    error = cast(dict[str, str] | None, result["error"])
+    if error is not None:
+        error = {**error, "message": f"see results[{position}]"}
+    return {"url": url, **_UNFETCHED, **failed_result("", ""), **kept, "error": error, "same_as": position}
+
+
+class _Stored(NamedTuple):
+    """Where the content of a result is in the item log."""
+
+    seq: int
+    size: int
+    item: LoggedItem | None
+
+
+_STORED = "(stored)"  # key of an outline, until it is sent
+_NOT_STORED = _Stored(0, 0, None)
+
+
+def _windows(results: Sequence[Result]) -> Iterator[list[tuple[int, Result]]]:
+    """The results with their indexes, a few at a time: as many as may be held."""
+    window: list[tuple[int, Result]] = []
+    size = 0
+    for number, result in enumerate(results):
+        own = cast(_Stored, result.get(_STORED, _NOT_STORED)).size
+        if window and (len(window) == _READ_BATCH[0] or size + own > _READ_BATCH[1]):
+            yield window
+            window, size = [], 0
+        window.append((number, result))
+        size += own
+    if window:
+        yield window
+
+
+def portion_of(items: list[LoggedItem], count: int, max_count: int, max_bytes: int) -> tuple[list[LoggedItem], int]:
+    """Those of ``items`` that may be held at the same time, at least one, and how many to read next."""
+    sizes = [len(item.payload) for item in items]
+    next_count = max(1, min(max_count, 4 * count, max_bytes // max(1, *sizes)))
+    if sum(sizes) > max_bytes:
+        items = items[: max(1, sum(size <= max_bytes for size in accumulate(sizes)))]
+    return items, next_count
+
+
+def _outline(item: LoggedItem) -> Result:
+    """A result as it is stored, without its content. Its title is shortened: a page may have one of megabytes."""
+    outline = _decode_outline(item.payload)[1]
+    title = None if outline.title is None else outline.title[:_MAX_TITLE]
+    return {**msgspec.structs.asdict(outline), "title": title, "content": None, "truncated": True}
+
+
+def _merge(outline: Result, item: LoggedItem | None, whole: bool) -> Result:
+    """The result of an outline, with or without its content."""
+    if item is None or not whole:
+        return outline
+    result = decode_item(item.payload)[1]
+    result.pop("place", None)
+    return {**result, "url": outline["url"]}
 
 
 def count_statuses(results: Sequence[Mapping[str, object]]) -> dict[str, int]:

@@ -16,7 +16,6 @@ from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.frontier.memory import MemoryStore
 from shoal.runs.worker_session import new_worker_id
 
-_MAX_RESULT = 64 << 20
 _EVERYWHERE = ("0.0.0.0/0", "::/0")
 
 
@@ -40,4 +39,5 @@ async def try_url(service: BatchService, url: str, options: BatchOptions, second
     await session.wait(seconds)
     if not await session.is_over():
         await service.cancel(session)
-    return (await SessionResults(session).read_all(_MAX_RESULT)).results[0]
+    entries = await anext((await SessionResults(session).read_all()).portions)
+    return entries[0].decode(True)

@@ -306,8 +306,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_in_flight: Count = 64  # pages being fetched, over all sessions
     max_urls: Count = 10_000  # in one batch
     max_request_bytes: Count = 8 * 1024 * 1024  # in the body of one request
-    request_timeout: Timeout = 30.0  # for a request to arrive completely
-    max_answer_bytes: Count = 64 * 1024 * 1024  # of content in one answer
+    request_timeout: Timeout = 30.0  # for a request to arrive completely; and how long a client may stop reading
+    max_connections: Count = 1000  # open at the same time; half of them from one address
+    max_answer_bytes: Count = 64 * 1024 * 1024  # of results in one answer
     max_session_bytes: Count = 1024**3  # of results in one session; beyond it, its other pages fail
     max_kept_bytes: Count = 4 * 1024**3  # of results that a server keeps in memory; beyond it, it refuses batches
     max_sessions: Count = 200  # running at the same time

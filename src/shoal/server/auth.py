@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-from contextlib import suppress
 from typing import cast
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config import ServerSettings, find_short_tokens
 from shoal.errors import ConfigError, StoreAwayError
+from shoal.server.bodies import MAX_PUBLIC_BYTES, content_length, drain, too_large
 from shoal.server.errors import ProblemError, problem, public_message
 from shoal.server.logins import Logins
 from shoal.server.proxies import TrustedProxies, client_address
@@ -27,9 +25,9 @@ ROLES = ("batch", "viewer", "operator", "admin")
 clusters. ``operator``: also steer them. ``admin``: also delete runs and see settings."""
 _PUBLIC_PATHS = ("/health", "/ready", "/ui/login")
 """Paths that need no token."""
+_SETTING = " (serve.max_request_bytes)"
 _PUBLIC_FILES = "/ui/static/"
 LOGIN = "/ui/login"
-_DRAIN_TIMEOUT = 2.0  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -94,7 +92,6 @@ class AuthMiddleware:
         self._cookies = SessionCookies(self._tokens)
         self._hosts = {*_LOOPBACK, config.host}
         self._max_bytes = config.max_request_bytes
-        self._too_large = f"the body is larger than {self._max_bytes} bytes (serve.max_request_bytes)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -131,12 +128,13 @@ class AuthMiddleware:
             send = _until_logout(send, session, _logins(scope))
             if session.is_due and _logins(scope).is_current:
                 send = _renewed(send, self._cookies.renew(session), scope)
-        if _content_length(headers) > self._max_bytes:
-            await _drain(receive)
-            response = problem(413, "too large", self._too_large, headers={"Connection": "close"})
-            await response(scope, receive, send)
+        max_bytes, name = (MAX_PUBLIC_BYTES, "") if _is_public(scope) else (self._max_bytes, _SETTING)
+        if content_length(headers) > max_bytes:
+            await drain(receive)
+            refused = too_large(max_bytes, name)
+            await problem(413, "too large", refused.detail, headers=refused.headers)(scope, receive, send)
             return
-        await self._call_with_limit(scope, receive, send)
+        await self._call_with_limit(scope, receive, send, max_bytes, name)
 
     def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
         address = client_address(scope)
@@ -171,7 +169,7 @@ class AuthMiddleware:
 
     def _find_caller(self, scope: Scope, headers: Headers) -> str | None:
         """The name of the caller's token, or None if the token is missing or unknown."""
-        if not self._tokens or scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES):
+        if not self._tokens or _is_public(scope):
             return ""
         scheme, _, sent = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -179,7 +177,7 @@ class AuthMiddleware:
         sent = sent.strip()
         return self._callers.find(sent.encode("latin-1"), client_address(scope)) if sent else None
 
-    async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send, max_bytes: int, name: str) -> None:
         """Count the bytes of the body as they arrive: a chunked body declares no length."""
         size = 0
 
@@ -187,12 +185,16 @@ class AuthMiddleware:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._max_bytes:
-                await _drain(receive)
-                raise HTTPException(413, self._too_large, {"Connection": "close"})  # raised where the body is read
+            if size > max_bytes:
+                await drain(receive)
+                raise too_large(max_bytes, name)  # where the body is read
             return message
 
         await self._app(scope, counted, send)
+
+
+def _is_public(scope: Scope) -> bool:
+    return scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
 
 
 def _repeats_csrf(headers: Headers, session: DashboardSession) -> bool:
@@ -271,16 +273,3 @@ def _authority(origin: str) -> str | None:
     """``host:port`` of an origin. The scheme is ignored: a proxy may terminate TLS."""
     scheme, mark, authority = origin.lower().partition("://")
     return authority if mark and scheme in ("http", "https") else None
-
-
-async def _drain(receive: Receive) -> None:
-    """Read the rest of the body for a moment: a client whose connection is closed while it sends sees no response."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_TIMEOUT):
-            while (await receive()).get("more_body"):
-                pass
-
-
-def _content_length(headers: Headers) -> int:
-    text = headers.get("content-length", "")
-    return int(text) if text.isdecimal() else 0

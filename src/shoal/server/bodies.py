@@ -1,5 +1,8 @@
 """Reads request bodies in bounded time and memory.
 
+The limit of a body is that of its route, and is checked before and while it arrives. All bodies that are being read
+together have a limit too (`Server.bodies`).
+
 Decoding JSON into Python objects multiplies its size: 8 MB of ``[],[],...`` become 300 MB and block the event loop for
 seconds. So a body is first split into its top-level values without decoding them. Only ``urls`` may be large. It is
 decoded as a list of strings, which stops at the first element of another type. All other values are small.
@@ -7,7 +10,9 @@ decoded as a list of strings, which stops at the first element of another type. 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import cache
 from typing import get_args
 
@@ -15,13 +20,20 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
+from shoal.server.budgets import caller_of
 from shoal.server.state import server_of
 
 MAX_SMALL_BYTES = 128 * 1024
 """Limit of all values of a body together, except ``urls``."""
+MAX_PUBLIC_BYTES = 20_000
+"""Limit of a body on a route that needs no token."""
 _LARGE = "urls"
+_UNCOUNTED_BYTES = 64 * 1024  # what uvicorn reads of a body before anybody asks for it
+_DRAIN_TIMEOUT = 2.0  # seconds
 
 _decode_urls = msgspec.json.Decoder(list[str]).decode
 _decode = msgspec.json.Decoder().decode
@@ -45,18 +57,81 @@ class BoundedRoute(APIRoute):
             return handle
 
         async def bounded(request: Request) -> Response:
-            return await handle(_BoundedRequest(request, model))
+            bounded_request = _BoundedRequest(request, model)
+            try:
+                return await handle(bounded_request)
+            finally:
+                bounded_request.drop_body()
 
         return bounded
 
 
 class _BoundedRequest(Request):
+    """Keeps its body only until it is decoded: an answer may take an hour."""
+
     def __init__(self, request: Request, model: type[BaseModel]) -> None:
         super().__init__(request.scope, request.receive)
         self._model = model
+        self._serve = server_of(request).config.serve
+        self._budget = server_of(request).bodies
+        self._caller = caller_of(request)
+        self._raw = b""
+        self._counted = 0
+
+    async def body(self) -> bytes:
+        """Read the body. What this returns is only as empty as the body is; `json` decodes it."""
+        max_bytes, name = MAX_SMALL_BYTES, ""
+        if _LARGE in self._model.model_fields:
+            max_bytes, name = self._serve.max_request_bytes, " (serve.max_request_bytes)"
+        raw = bytearray()
+        try:
+            self._count(content_length(self.headers), max_bytes, name)
+            async for chunk in self.stream():
+                self._count(len(raw) + len(chunk), max_bytes, name)
+                raw += chunk
+        except HTTPException:
+            raw.clear()
+            await drain(self.receive)
+            raise
+        self._raw = bytes(raw)
+        return self._raw[:1]
+
+    def _count(self, size: int, max_bytes: int, name: str) -> None:
+        if size > max_bytes:
+            raise too_large(max_bytes, name)
+        if size > max(self._counted, _UNCOUNTED_BYTES):
+            self._budget.take(self._caller, size - self._counted)
+            self._counted = size
 
     async def json(self) -> object:
-        return read_body(await self.body(), self._model, server_of(self).config.serve.max_urls)
+        try:
+            return read_body(self._raw, self._model, self._serve.max_urls)
+        finally:
+            self.drop_body()
+
+    def drop_body(self) -> None:
+        self._raw = b""
+        self._budget.give_back(self._caller, self._counted)
+        self._counted = 0
+
+
+def too_large(max_bytes: int, name: str = "") -> HTTPException:
+    """The refusal of a body. ``name``: of its limit's setting."""
+    return HTTPException(413, f"the body is larger than {max_bytes} bytes{name}", {"Connection": "close"})
+
+
+def content_length(headers: Headers) -> int:
+    """The length that a request declares, or 0."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isdecimal() else 0
+
+
+async def drain(receive: Receive) -> None:
+    """Read the rest of the body for a moment: a client whose connection is closed while it sends sees no response."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_TIMEOUT):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _find_model(annotation: object) -> type[BaseModel] | None:

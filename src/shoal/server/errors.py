@@ -49,7 +49,14 @@ MAX_DETAILS = 20
 _MAX_DETAIL_CHARACTERS = 300
 _MAX_MESSAGE_CHARACTERS = 1000
 
-_KINDS = {404: "not found", 405: "method not allowed", 413: "too large", 422: "bad request"}
+_KINDS = {
+    404: "not found",
+    405: "method not allowed",
+    413: "too large",
+    422: "bad request",
+    429: "too many requests",
+    503: "busy",
+}
 
 
 class ProblemDetail(BaseModel):

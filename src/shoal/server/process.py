@@ -14,6 +14,7 @@ from shoal.crawling.garbage import collect_rarely
 from shoal.errors import ConfigError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.server.app import create_app
+from shoal.server.budgets import Budget
 from shoal.server.slow_requests import protocol_with_timeout
 from shoal.server.state import Server
 
@@ -31,7 +32,7 @@ def serve(config: Config, *, ui_only: bool = False) -> None:
         uvicorn.Config(
             app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
             server_header=False, proxy_headers=False, timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
-            http=protocol_with_timeout(config.serve.request_timeout),
+            http=protocol_with_timeout(config.serve.request_timeout, _connections(config.serve.max_connections)),
         ),
         app,
     )  # fmt: skip
@@ -40,6 +41,11 @@ def serve(config: Config, *, ui_only: bool = False) -> None:
     process.run()
     if not process.started:
         sys.exit(1)
+
+
+def _connections(total: int) -> Budget:
+    """Connections that may be open. One address may have half of them."""
+    return Budget("connections", max(1, total // 2), total)
 
 
 def _check_address(host: str, port: int) -> None:

@@ -1,25 +1,49 @@
-"""Closes connections whose request takes too long to arrive: a client could keep many open with half a request each."""
+"""Closes connections of clients that hold them without use, and limits how many there are.
+
+A client could keep many connections open with half a request each, or with an answer that it does not read."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import socket
+import struct
+import termios
 from typing import cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shoal.server.budgets import Budget, BusyError
+from shoal.server.errors import problem
 
-def protocol_with_timeout(seconds: float) -> type[H11Protocol]:
-    """An HTTP protocol for uvicorn. It closes a connection if a request does not arrive completely in ``seconds``."""
+
+def protocol_with_timeout(seconds: float, connections: Budget) -> type[H11Protocol]:
+    """An HTTP protocol for uvicorn. It closes a connection if a request does not arrive completely in ``seconds``, or
+    if its client reads nothing for ``seconds`` while there is more to send. ``connections``: how many may be open, by
+    address."""
 
     class TimeoutProtocol(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _write_deadline: asyncio.TimerHandle | None = None
+        _address: str | None = None
+        """Whose budget the connection uses."""
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(cast(asyncio.Transport, transport))
+            address = self.client[0] if self.client else ""
+            try:
+                connections.take(address)
+            except BusyError as exc:
+                self.transport.write(_refusal(exc))
+                self.transport.close()
+                return
+            self._address = address
             self._start_timer()
 
         def data_received(self, data: bytes) -> None:
+            if self._address is None:  # refused
+                return
             if not self._is_incomplete():
                 self._start_timer()
             super().data_received(data)
@@ -34,6 +58,10 @@ def protocol_with_timeout(seconds: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            self._stop_write_timer()
+            if self._address is not None:
+                connections.give_back(self._address)
+                self._address = None
             super().connection_lost(exc)
 
         def _is_incomplete(self) -> bool:
@@ -50,4 +78,63 @@ def protocol_with_timeout(seconds: float) -> type[H11Protocol]:
                 self._deadline.cancel()
                 self._deadline = None
 
+        # -- an answer that is not read
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._start_write_timer()
+
+        def resume_writing(self) -> None:
+            self._stop_write_timer()
+            super().resume_writing()
+
+        def on_response_complete(self) -> None:
+            """Without this, a connection would stay open as long as the end of its answer is not read."""
+            super().on_response_complete()
+            if self._write_deadline is None and self.transport.get_write_buffer_size():
+                self._start_write_timer()
+
+        def _start_write_timer(self) -> None:
+            self._stop_write_timer()
+            self._write_deadline = self.loop.call_later(seconds, self._check_reader, self._count_unread())
+
+        def _check_reader(self, before: int) -> None:
+            self._write_deadline = None
+            if not self.transport.get_write_buffer_size():
+                return
+            if self._count_unread() < before:  # slow, but it reads
+                self._start_write_timer()
+            else:
+                self.transport.abort()
+
+        def _count_unread(self) -> int:
+            """Bytes that the client has not received, here and in the system."""
+            return self.transport.get_write_buffer_size() + _queued_by_system(self.transport)
+
+        def _stop_write_timer(self) -> None:
+            if self._write_deadline is not None:
+                self._write_deadline.cancel()
+                self._write_deadline = None
+
     return TimeoutProtocol
+
+
+def _queued_by_system(transport: asyncio.Transport) -> int:
+    """Bytes of a connection that its other side has not confirmed. 0 where the system does not tell."""
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None:
+        return 0
+    try:
+        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    except (OSError, ValueError):
+        return 0
+    return int(struct.unpack("i", answer)[0])
+
+
+def _refusal(exc: BusyError) -> bytes:
+    """The answer on a connection that is one too many, whatever it wants to ask."""
+    body = problem(exc.status_code, "too many connections", exc.detail).body
+    reason = {429: b"Too Many Requests", 503: b"Service Unavailable"}[exc.status_code]
+    head = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    tail = b"Retry-After: %b\r\nConnection: close\r\n\r\n" % (exc.headers or {})["Retry-After"].encode()
+    return head % (exc.status_code, reason, len(body)) + tail + bytes(body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from html import escape
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from shoal.server.dashboard.formats import duration
 
 log = logging.getLogger("shoal.server")
 
-MAX_STREAMS = 500
 _INTERVAL = 2.0  # seconds between two renderings
 _KEEP_ALIVE = 15.0  # seconds: proxies close silent connections
 _SLOW = 5.0  # seconds after which a page that cannot be rendered says how old it is
@@ -79,26 +78,17 @@ class LiveViews:
     def __init__(self, interval: float = _INTERVAL) -> None:
         self._interval = interval
         self._views: dict[object, _View] = {}
-        self._streams = 0
         self._stopped = False
 
-    @property
-    def is_full(self) -> bool:
-        return self._streams >= MAX_STREAMS
-
-    async def stream(self, key: object, render: Render, *, expected: Errors = STORE_AWAY) -> AsyncIterator[str]:
+    async def stream(self, key: object, render: Render, *, expected: Errors = STORE_AWAY) -> AsyncGenerator[str]:
         """Yield the messages of an event stream: the view now, and after each change. ``expected``: errors of an update
         that are logged without a traceback."""
-        self._streams += 1
+        view = await self._join(key, render, expected)
         try:
-            view = await self._join(key, render, expected)
-            try:
-                async for message in self._follow(view):
-                    yield message
-            finally:
-                self._leave(key, view)
+            async for message in self._follow(view):
+                yield message
         finally:
-            self._streams -= 1
+            self._leave(key, view)
 
     async def _join(self, key: object, render: Render, expected: Errors) -> _View:
         view = self._views.get(key)

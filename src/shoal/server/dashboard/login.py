@@ -20,8 +20,6 @@ from shoal.server.tokens import CallerTokens
 
 router = APIRouter(include_in_schema=False, route_class=BoundedRoute)
 
-_MAX_FORM = 20_000  # bytes
-
 
 @router.get(LOGIN)
 async def show_login(request: Request, next: Annotated[str, Query(max_length=8192)] = "/") -> Response:
@@ -34,7 +32,7 @@ async def show_login(request: Request, next: Annotated[str, Query(max_length=819
 @router.post(LOGIN)
 async def log_in(request: Request) -> Response:
     """Check a token, and set the session cookie."""
-    form = dict(parse_qsl((await request.body())[:_MAX_FORM].decode("latin-1"), max_num_fields=5))
+    form = dict(parse_qsl((await request.body()).decode("latin-1"), max_num_fields=5))
     wanted = _own_path(form.get("next", "/"))
     callers = _callers(request)
     try:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TypeAlias
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
@@ -20,9 +20,11 @@ from markupsafe import Markup
 from shoal import __version__
 from shoal.errors import ShoalError, StoreAwayError
 from shoal.server.auth import ROLES, allows
+from shoal.server.budgets import caller_of
 from shoal.server.dashboard import formats
 from shoal.server.dashboard.live import STORE_AWAY, Rendered
 from shoal.server.errors import ProblemError, public_message
+from shoal.server.responses import LimitedStream
 from shoal.server.state import Server, server_of
 
 Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, object]]]
@@ -135,10 +137,9 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
 
         if "text/event-stream" in request.headers.get("accept", ""):
             key = (path, str(request.url), request.state.role, request.state.caller)
-            return StreamingResponse(
-                server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError)),
-                media_type="text/event-stream",
-                headers=HEADERS,
+            view = server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError))
+            return LimitedStream(
+                view, server.streams, caller_of(request), media_type="text/event-stream", headers=HEADERS
             )
         if request.headers.get("x-part") == "live":
             return HTMLResponse((await live()).html, headers=HEADERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 import msgspec
@@ -16,8 +16,9 @@ from shoal.batch.settings import Webhook
 from shoal.http import Request as Page
 from shoal.server.auth import allows
 from shoal.server.bodies import BoundedRoute
+from shoal.server.budgets import caller_of
 from shoal.server.errors import ProblemError, problems
-from shoal.server.responses import json_response
+from shoal.server.responses import EntryEncoder, LimitedStream, begin_object, json_response, stream_json
 from shoal.server.schemas.batches import (
     BatchAnswer,
     BatchRequest,
@@ -81,16 +82,17 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
         }
         return json_response(started, 202, {"Location": f"/api/crawl/{session.id}"})
     await session.wait(batch.timeout)
-    found = await SessionResults(session).read_all(server.config.serve.max_answer_bytes)
-    return json_response(
-        {
-            "session_id": session.id,
-            "state": await session.state(),
-            "results": found.results,
-            "stats": found.stats,
-            "distributed": batch.distributed,
-        }
-    )
+    return await stream_json(_encode_batch(server, session, caller_of(request)), server.answers, caller_of(request))
+
+
+async def _encode_batch(server: Server, session: Session, caller: str) -> AsyncGenerator[bytes]:
+    """A batch with all its results, piece by piece."""
+    encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
+    found = await SessionResults(session).read_all()
+    yield begin_object({"session_id": session.id, "state": await session.state()}) + b'"results":['
+    async for piece in encoder.elements(found.portions):
+        yield piece
+    yield b"]," + msgspec.json.encode({"stats": found.stats, "distributed": session.settings.distributed})[1:]
 
 
 @router.get("", response_model=SessionList, responses=problems(401, 422, 503))
@@ -108,7 +110,7 @@ async def distributed_status(request: Request) -> Response:
     return json_response(await server_of(request).remote.status())
 
 
-@router.get("/{session_id}", response_model=SessionPage, responses=problems(401, 404, 422, 503))
+@router.get("/{session_id}", response_model=SessionPage, responses=problems(401, 404, 422, 429, 503))
 async def read_session(
     session_id: SessionId,
     request: Request,
@@ -118,19 +120,14 @@ async def read_session(
     """The progress of a batch and one page of its results, in the order in which they were fetched. A page may have
     fewer than `limit` results, to bound its size."""
     session = await find_session(request, session_id)
-    state = await session.state()
-    results = SessionResults(session)
-    page = await results.read(after, limit, server_of(request).config.serve.max_answer_bytes)
-    return json_response(
-        {
-            "session_id": session.id,
-            "state": state,
-            "distributed": session.settings.distributed,
-            "progress": await session.progress(),
-            "results": [result for _, result in page],
-            "next": page[-1][0] if page else after,
-        }
-    )
+    server, caller = server_of(request), caller_of(request)
+    begin = {
+        "session_id": session.id, "state": await session.state(), "distributed": session.settings.distributed,
+        "progress": await session.progress(),
+    }  # fmt: skip
+    encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
+    page = encoder.page(begin, "results", SessionResults(session).portions(after), limit, after)
+    return await stream_json(page, server.answers, caller)
 
 
 @router.delete("/{session_id}", response_model=SessionState, responses=problems(401, 404, 422, 503))
@@ -149,7 +146,7 @@ async def cancel_session(session_id: SessionId, request: Request) -> Response:
     responses={
         200: {"content": {"text/event-stream": _EVENTS}},
         204: {"description": "The batch has ended and there are no results after Last-Event-ID."},
-        **problems(401, 404, 422, 503),
+        **problems(401, 404, 422, 429, 503),
     },
 )
 async def stream_session(
@@ -165,17 +162,20 @@ async def stream_session(
         after = int(last_event_id)
         if await session.state() in OVER and not await SessionResults(session).read(after, 1, 0):
             return Response(status_code=204)
-    events = _stream_events(session, after)
-    return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
+    server, caller = server_of(request), caller_of(request)
+    events = _stream_events(session, after, EntryEncoder(server.answer_bytes, caller))
+    return LimitedStream(events, server.streams, caller, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
-async def _stream_events(session: Session, after: int) -> AsyncIterator[bytes]:
+async def _stream_events(session: Session, after: int, encoder: EntryEncoder) -> AsyncGenerator[bytes]:
     loop = asyncio.get_running_loop()
     quiet_since = loop.time()
     async for portion in SessionResults(session).follow(after):
-        for number, result in portion:
-            after = number
-            yield b"id: %d\nevent: result\ndata: %b\n\n" % (number, msgspec.json.encode(result))
+        for entry in portion:
+            after = entry.number
+            async for piece in encoder.pieces(entry, b"id: %d\nevent: result\ndata: " % after):
+                yield piece
+            yield b"\n\n"
         if portion:
             quiet_since = loop.time()
         elif loop.time() - quiet_since > _KEEP_ALIVE_EVERY:

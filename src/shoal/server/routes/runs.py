@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
+from shoal.batch.results import Entry, portion_of
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.batch.urls import UrlList
@@ -31,8 +33,9 @@ from shoal.runs.queries import closing, matching_runs
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
+from shoal.server.budgets import caller_of
 from shoal.server.errors import ProblemError, problems, public_message
-from shoal.server.responses import json_response
+from shoal.server.responses import EntryEncoder, json_response, stream_json
 from shoal.server.run_lookup import RunId, find_run, open_frontier
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.schemas.runs import (
@@ -55,6 +58,7 @@ from shoal.urls.normalize import normalize_url
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
 _SEED_TIMEOUT = 60.0  # seconds
+_ITEMS_READ = (32, 1 << 20)  # items, and expected bytes, that are read at once
 _MAX_ITEM_NUMBER = 10**13  # larger than any log, small enough for every store
 
 
@@ -260,25 +264,26 @@ async def read_items(
     """One page of a run's items, in log order. It may have fewer than `limit` items, to bound its size."""
     server = server_of(request)
     frontier = await open_frontier(server, run_id)
-    items = _limit_bytes(await frontier.read_items(after, limit), server.config.serve.max_answer_bytes)
-    shown = [dict(zip(("type", "item"), decode_item(item.payload), strict=True)) for item in items]
-    return json_response(
-        {
-            "run_id": run_id,
-            "items": [{"seq": item.seq, "key": item.key, **each} for item, each in zip(items, shown, strict=True)],
-            "next": items[-1].seq if items else after,
-        }
-    )
+    encoder = EntryEncoder(server.answer_bytes, caller_of(request), server.config.serve.max_answer_bytes)
+    page = encoder.page({"run_id": run_id}, "items", _item_portions(frontier, after, limit), limit, after)
+    return await stream_json(page, server.answers, caller_of(request))
 
 
-def _limit_bytes(items: list[LoggedItem], max_bytes: int) -> list[LoggedItem]:
-    """As many items as fit into ``max_bytes``, and at least one."""
-    size = 0
-    for count, item in enumerate(items):
-        size += len(item.payload)
-        if size > max_bytes and count:
-            return items[:count]
-    return items
+async def _item_portions(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[list[Entry]]:
+    """The items after number ``after``, read a few at a time: one may have many megabytes."""
+    count = 4
+    while items := await frontier.read_items(after, min(count, limit)):
+        items, count = portion_of(items, count, *_ITEMS_READ)
+        yield [Entry(item.seq, len(item.payload), partial(_show_item, item)) for item in items]
+        after, limit = items[-1].seq, limit - len(items)
+        if not limit:
+            return
+
+
+def _show_item(item: LoggedItem, whole: bool) -> dict[str, object]:
+    """An item has no form without its content."""
+    name, content = decode_item(item.payload)
+    return {"seq": item.seq, "key": item.key, "type": name, "item": content}
 
 
 @router.get("/{run_id}/ledger", response_model=Ledger, responses=problems(401, 404, 422, 503))

@@ -121,6 +121,13 @@ class Result(BaseModel):
             "would be too large."
         ),
     ] = False
+    same_as: Annotated[
+        int | None,
+        Field(
+            description="Index in `results` of the same URL, which you sent more than once. That result has the "
+            "content, the title, the type, the final URL and the error's message; here they are left out."
+        ),
+    ] = None
 
 
 class BatchStats(BaseModel):

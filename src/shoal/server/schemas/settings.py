@@ -35,4 +35,6 @@ class SettingList(BaseModel):
 class EndedLogins(BaseModel):
     """Whose sessions of the dashboard were ended."""
 
-    ended: list[str]
+    model_config = with_examples({"ended": ["", "otto"]})
+
+    ended: Annotated[list[str], Field(description="Names of tokens; empty: the main token.")]

@@ -1,0 +1,77 @@
+"""What callers may hold of the server at the same time: bytes of bodies, open answers, streams, connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+RETRY_AFTER = 5  # seconds
+_PATIENCE = 30.0  # seconds that an open answer waits for others to be read
+_POLL_EVERY = 0.05  # seconds
+
+
+class BusyError(HTTPException):
+    """A budget is used up: 429 if the caller holds its share, 503 if all callers together hold everything. An
+    HTTPException because FastAPI passes no others through while it reads a body."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message, {"Retry-After": str(RETRY_AFTER)})
+
+
+class Budget:
+    """An amount that callers share. Each part of the server takes from it first, and gives back when it is done."""
+
+    def __init__(self, what: str, each: int, total: int) -> None:
+        """``each``: what one caller may hold; ``total``: what all may hold together."""
+        self._what = what
+        self._each, self._total = each, total
+        self._held: Counter[str] = Counter()
+        self._sum = 0
+
+    def take(self, caller: str, amount: int = 1) -> None:
+        """BusyError if the caller, or all callers together, would hold too much."""
+        if self._held[caller] + amount > self._each:
+            raise BusyError(
+                429, f"your requests hold too many {self._what} (the limit is {self._each}); try again later"
+            )
+        if self._sum + amount > self._total:
+            raise BusyError(
+                503, f"all requests hold too many {self._what} (the limit is {self._total}); try again later"
+            )
+        self._held[caller] += amount
+        self._sum += amount
+
+    def give_back(self, caller: str, amount: int = 1) -> None:
+        self._sum -= amount
+        self._held[caller] -= amount
+        if not self._held[caller]:
+            del self._held[caller]
+
+    @asynccontextmanager
+    async def holding(self, caller: str, amount: int) -> AsyncIterator[None]:
+        """Hold an amount, at most a caller's share. Wait for it a while; then BusyError."""
+        amount = min(amount, self._each)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _PATIENCE
+        while True:
+            try:
+                self.take(caller, amount)
+                break
+            except BusyError:
+                if loop.time() > end:
+                    raise
+                await asyncio.sleep(_POLL_EVERY)
+        try:
+            yield
+        finally:
+            self.give_back(caller, amount)
+
+
+def caller_of(request: Request) -> str:
+    """Whose budget a request uses: that of its token's name, or of its address if it has none."""
+    return str(request.state.caller or request.state.address)

@@ -1,0 +1,86 @@
+"""Large answers are encoded piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.frontier.memory.store import MemoryStore
+from shoal.ports import Frontier, LoggedItem
+from shoal.server import responses
+from shoal.server.budgets import Budget, BusyError
+from shoal.server.responses import EntryEncoder, json_pieces
+from shoal.server.routes.runs import _item_portions
+from tests.unit.test_batch import session_of, work
+
+TEXT = st.text(max_size=40)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False)
+    | TEXT
+    | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(TEXT, inner, max_size=8),
+    max_leaves=30,
+)
+
+
+@given(VALUES)
+def test_the_pieces_of_a_value_are_its_json(value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(responses, "_SLICE", 6)
+        pieces = list(json_pieces(value))
+    assert b"".join(pieces) == msgspec.json.encode(value)
+
+
+def test_pieces_are_small() -> None:
+    value = {"text": "\x01" * 500_000, "links": ["http://ex.com/"] * 50_000, "png": b"x" * 500_000}
+    assert max(map(len, json_pieces(value))) <= 6 * 30_000
+
+
+def test_a_budget_has_a_share_for_each_caller_and_an_end() -> None:
+    budget = Budget("things", 2, 3)
+    budget.take("ann", 2)
+    with pytest.raises(BusyError, match="your requests hold too many things") as refused:
+        budget.take("ann")
+    assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "5"})
+    budget.take("bob")
+    with pytest.raises(BusyError, match="all requests hold too many things") as refused:
+        budget.take("bob")
+    assert refused.value.status_code == 503
+    budget.give_back("ann", 2)
+    budget.take("bob")
+
+
+class CountedLog:
+    """The item log of a frontier, which counts what is read from it."""
+
+    def __init__(self, frontier: Frontier) -> None:
+        self._frontier = frontier
+        self.bytes_read = 0
+
+    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+        items = await self._frontier.read_items(after, limit, last=last)
+        self.bytes_read += sum(len(item.payload) for item in items)
+        return items
+
+
+async def test_a_page_of_items_reads_what_it_returns() -> None:
+    """The sizes of items differ: the log is read a few at a time."""
+    session = await session_of(MemoryStore(), *(f"http://ex.com/{number}" for number in range(60)))
+    for number in range(60):
+        await work(session, 1, 1_000_000 if number % 7 == 3 else 100)
+    log = CountedLog(session.frontier)
+    encoder = EntryEncoder(Budget("bytes", 1 << 30, 1 << 30), "me", max_bytes=2_500_000)
+    pieces = [piece async for piece in encoder.page({"run_id": "x"}, "items", _item_portions(log, 0, 1000), 1000, 0)]
+    page = msgspec.json.decode(b"".join(pieces))
+    assert [item["seq"] for item in page["items"]] == list(range(1, 18))
+    assert (page["run_id"], page["next"]) == ("x", 17)
+    assert log.bytes_read < 8_000_000
+    everything = [entry.number async for portion in _item_portions(log, 5, 40) for entry in portion]
+    assert everything == list(range(6, 46))
