@@ -67,10 +67,6 @@ class Session:
         """Whether a page may be cached: not if it is logged out."""
         return self.login is None or not self.login.is_out(response)
 
-    async def flush(self) -> None:
-        """Store the cookies that pages have set since the last call."""
-        await self.jars.flush()
-
     def forget(self) -> None:
         """Drop what was read from the store, which went back in time."""
         self.jars.forget()
@@ -186,4 +182,6 @@ def own_cookies(request: Request) -> dict[str, str]:
 
 
 def _cookie_header(request: Request) -> str | None:
+    if not request.headers:
+        return None
     return next((value for name, value in request.headers.items() if name.lower() == "cookie"), None)
