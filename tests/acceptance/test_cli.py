@@ -174,6 +174,22 @@ def test_a_table_that_lacks_what_the_log_lacks(shoal, shop: str, tmp_path: Path,
     assert ("shoal export" in said) == advised
 
 
+@pytest.mark.parametrize(("key", "other"), [("", "&key=url"), ("&key=url", ""), ("&key=url", "&key=title")])
+@pytest.mark.parametrize("how", [[], ["--missing"]])
+def test_an_export_with_another_key_than_that_of_the_run(
+    shoal, shop: str, tmp_path: Path, key: str, other: str, how: list[str]
+) -> None:
+    """Each item would have two rows, or the rows of the run would be replaced."""
+    at = ["--frontier", "sqlite:///r.db"]
+    shoal("crawl", shop, "--max-pages", "4", "--delay", "0", "-o", f"x.db?table=t{key}", *at)
+    said = shoal("export", *how, "-o", f"x.db?table=t{other}", *at, code=2).stderr
+    assert "Use the same key as before, or another table" in said
+    with closing(sqlite3.connect(tmp_path / "x.db")) as db:
+        assert db.execute("SELECT count(*) FROM t").fetchone() == (4,)
+    shoal("export", *how, "-o", f"x.db?table=t{key}", *at)
+    shoal("export", *how, "-o", f"x.db?table=u{other}", *at)
+
+
 def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:
     assert "wrote my_shop.py" in shoal("new", "my-shop", shop).stdout
     assert "my-shop" in shoal("list").stdout

@@ -262,8 +262,8 @@ class Drainer:
 
     def _other_store(self) -> SinkError:
         return SinkError(
-            f"another store has a run of the same name, which also writes to {self._name}. Stop one of them, and give "
-            "its run another name or another output"
+            f"another store has a run of the same name, which also writes to {self._name}, or two outputs of this run "
+            "are the same one. Stop one of them, and give its run another name or another output"
         )
 
     async def _go_back(self, last: int) -> None:
