@@ -128,6 +128,23 @@ def test_a_file_that_is_gone_with_its_identity(shoal: Shoal, tmp_path: Path, nam
     assert f"{name}: {ITEMS} of {ITEMS} items" in shoal("audit").stdout
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.parquet"])
+def test_a_file_that_a_later_run_replaced(shoal: Shoal, tmp_path: Path, name: str) -> None:
+    """The advised command leaves the output of the later run as it is."""
+    crawl(shoal, name)
+    first = shoal("audit").stdout.split()[1]
+    shoal("run", "numbers.py", "--delay", "0", "--quiet", "--new-run", "-O", name)
+    whole = (tmp_path / name).read_bytes()
+    said = shoal("outputs", first, code=1).stdout
+    assert f"{name}: 0 of {ITEMS} items: {ITEMS} MISSING" in said
+    assert "has replaced the file, so write the items to another one" in said
+    words = shlex.split(next(line for line in said.splitlines() if "shoal export" in line))
+    assert words[3] == "-o"
+    shoal(*words[1 : words.index("--frontier")])
+    assert (tmp_path / name).read_bytes() == whole
+    assert (tmp_path / words[4]).exists()
+
+
 def test_items_that_the_log_no_longer_has(shoal: Shoal, tmp_path: Path) -> None:
     """Nothing that would lose the rest of them is done or advised."""
     crawl(shoal, "x.jsonl")

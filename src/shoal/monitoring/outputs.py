@@ -25,6 +25,7 @@ from shoal.sinks.drainer import (
     split_role,
 )
 from shoal.sinks.identity import identity_of, this_host
+from shoal.sinks.storage import owner_of
 
 _BATCH = 1000
 _PASS_IT = "pass its URL with -o to count it"
@@ -56,6 +57,8 @@ class OutputReport(Struct, frozen=True, kw_only=True):
     count: OutputCount | None = None
     unknown: str = ""
     """Why it could not be counted."""
+    replaced_by: str = ""
+    """The run whose output the file has now. Empty: this one, or it is not known."""
     machine: str = ""
     """The other machine whose file it is. Empty: this one, or a server."""
 
@@ -171,6 +174,7 @@ async def _report(
             count = await open_sink(spec, run_id=run.run_id).count(cursor.state)
         except ShoalError as exc:
             unknown = str(exc)
+    owner = owner_of(path) if spec and (path := file_of(spec)) else None
     return OutputReport(
         name=output_name(role.role),
         role=role.role.removeprefix(PREFIX),
@@ -182,5 +186,6 @@ async def _report(
         spec=spec,
         count=count,
         unknown=unknown,
+        replaced_by=owner if owner and owner != run.run_id else "",
         machine=machine,
     )

@@ -157,7 +157,12 @@ def _repair(run_id: str, report: OutputReport) -> Iterator[str]:
     trimmed = f"items 1 to {report.first_logged - 1} are no longer in the log (items.keep is false)"
     lost = f"the log of this run does not have {name_items(report.lost)}" if report.lost else ""
     if is_replaceable(report.spec):
-        if report.first_logged > 1:
+        if report.replaced_by:
+            name, ending = os.path.splitext(split_role(report.role)[0])
+            other = shlex.quote(os.path.relpath(f"{name}-{run_id}{ending}"))
+            yield f"run {report.replaced_by} has replaced the file, so write the items to another one:"
+            yield f"shoal export {run_id} -o {other}"
+        elif report.first_logged > 1:
             yield f"{trimmed}: restore the file"
         elif lost:  # perhaps the file has them
             yield f"{lost}: keep the file, and export what the log has to another one"
