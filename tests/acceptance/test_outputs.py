@@ -128,6 +128,26 @@ def test_a_file_that_is_gone_with_its_identity(shoal: Shoal, tmp_path: Path, nam
     assert f"{name}: {ITEMS} of {ITEMS} items" in shoal("audit").stdout
 
 
+@pytest.mark.parametrize("name", ["y.jsonl", "y.csv", "y.parquet"])
+def test_a_file_that_was_refused_is_no_output_of_the_run(shoal: Shoal, tmp_path: Path, name: str) -> None:
+    """Its items are not missed, and the log is not kept for it."""
+    crawl(shoal, "x.jsonl")
+    (tmp_path / name).write_text("the file of somebody\n")
+    refused = shoal("run", "numbers.py", "--delay", "0", "--quiet", "-o", name, code=2)
+    assert f"{name} exists and is not empty. Use -O {name}" in refused.stderr
+    assert name not in shoal("outputs").stdout
+    assert "balanced: nothing lost" in shoal("audit").stdout
+
+
+def test_a_file_that_was_moved_with_its_identity(shoal: Shoal, tmp_path: Path) -> None:
+    crawl(shoal, "x.jsonl")
+    (tmp_path / "new").mkdir()
+    for name in ("x.jsonl", "x.jsonl.shoal"):
+        (tmp_path / name).rename(tmp_path / "new" / name)
+    assert "If you moved it together with its .shoal file, pass its name with -o" in shoal("audit", code=1).stdout
+    assert f"{ITEMS} of {ITEMS} items\n" in shoal("audit", "-o", "new/x.jsonl").stdout
+
+
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.parquet"])
 def test_a_file_that_a_later_run_replaced(shoal: Shoal, tmp_path: Path, name: str) -> None:
     """The advised command leaves the output of the later run as it is."""

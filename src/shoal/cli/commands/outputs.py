@@ -167,6 +167,8 @@ def _repair(run_id: str, report: OutputReport) -> Iterator[str]:
         elif lost:  # perhaps the file has them
             yield f"{lost}: keep the file, and export what the log has to another one"
         else:
+            if not os.path.exists(report.spec.partition("?")[0]):
+                yield "there is no such file. If you moved it together with its .shoal file, pass its name with -o. Or:"
             yield f"shoal export {run_id} -O {shlex.quote(report.spec if '?' in report.spec else _shown(report))}"
         return
     if report.missing > sum(last - first + 1 for first, last in report.lost):
