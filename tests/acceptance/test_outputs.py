@@ -184,6 +184,21 @@ def test_items_that_the_log_no_longer_has(shoal: Shoal, tmp_path: Path) -> None:
     assert "begins with item 11" in shoal("outputs", audit.split()[1], "forget", "x.jsonl").stdout
 
 
+@pytest.mark.parametrize(("deleted", "advised"), [(10, True), (ITEMS, False)])
+def test_rows_whose_items_the_log_no_longer_has(shoal: Shoal, tmp_path: Path, deleted: int, advised: bool) -> None:
+    """An export is advised only if the log has something to write."""
+    crawl(shoal, "x.db")
+    for file, count in (("store.db", deleted), ("x.db", 15)):
+        column = "id" if file == "store.db" else "_seq"
+        with closing(sqlite3.connect(tmp_path / file)) as database:
+            database.execute(f"DELETE FROM item WHERE {column} IN (SELECT {column} FROM item ORDER BY 1 LIMIT {count})")
+            database.commit()
+    said = shoal("outputs", code=1).stdout
+    assert f"25 of {ITEMS} items: 15 MISSING" in said
+    assert f"items 1 to {deleted} are no longer in the log" in said
+    assert ("shoal export" in said) == advised
+
+
 @pytest.mark.parametrize("kind", [Postgres, MySQL])
 def test_databases_on_servers_need_their_url(shoal: Shoal, tmp_path: Path, kind: type[Postgres | MySQL]) -> None:
     destination = kind(tmp_path)

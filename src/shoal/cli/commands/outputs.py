@@ -171,7 +171,8 @@ def _repair(run_id: str, report: OutputReport) -> Iterator[str]:
                 yield "there is no such file. If you moved it together with its .shoal file, pass its name with -o. Or:"
             yield f"shoal export {run_id} -O {shlex.quote(report.spec if '?' in report.spec else _shown(report))}"
         return
-    if report.missing > sum(last - first + 1 for first, last in report.lost):
+    gone = sum(last - first + 1 for first, last in report.lost)
+    if report.missing > gone and report.expected - gone >= report.first_logged:
         if is_of_plugin(report.spec):
             yield "repeat the command of the run: it writes them again"
         else:
