@@ -1,4 +1,4 @@
-"""Decides which addresses may be contacted for callers of the API. It does no I/O."""
+"""Decides which addresses may be contacted: for callers of the API, and by pages in the browser. It does no I/O."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
 
 from shoal.errors import ConfigError
 
@@ -29,6 +30,7 @@ _LOCAL_ENDINGS = frozenset(
     ("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "localhost", "private")
 )
 _NAT64 = IPv6Network("64:ff9b::/96")
+_MAX_HOSTS = 4096  # whose kind is remembered for one browser context
 
 
 class AddressGuard:
@@ -53,6 +55,11 @@ class AddressGuard:
         if any(found in network or target in network for network in self._allowed):
             return None
         return _reason(target)
+
+    def select(self, addresses: Sequence[str]) -> list[str]:
+        """The addresses of a name that may be contacted. If one of them is public, only public ones."""
+        allowed = [each for each in addresses if self.refuses(each) is None]
+        return [each for each in allowed if _PUBLIC.refuses(each) is None] or allowed
 
     def refuses_host(self, host: str) -> str | None:
         """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may.
@@ -114,3 +121,85 @@ def _reason(address: IPv4Address | IPv6Address) -> str | None:
     if not address.is_global:
         return "a private address"
     return None
+
+
+_PUBLIC = AddressGuard(())
+_REFUSED = "may not be contacted (serve.allow)"
+_NOT_FROM_PUBLIC = "pages from public addresses may not contact (browser.public_networks)"
+_NOT_INSTEAD_OF_PUBLIC = "may not replace a public one (browser.public_networks)"
+_NOT_INSTEAD_OF_PRIVATE = "may not replace a private one (browser.public_networks)"
+
+
+class ReachableAddresses(NamedTuple):
+    """What a page may contact of a host."""
+
+    addresses: list[str]
+    refusal: str
+    """If there is no address: why not, as the end of a sentence that begins with the host."""
+
+
+class PageReach:
+    """Decides which addresses the pages of one browser context may contact. All of them have the same host.
+
+    The first host that is asked for is the one of the pages: without a page, nothing else is. If it has a public
+    address, everything in the context reaches public addresses only, so that a page of a stranger can't use services of
+    this network. Pages from a private address reach both kinds. A host keeps its kind, public or private, as long as
+    the context exists; its address may change. Of a name with addresses of both kinds, the public ones are used.
+
+    So a name that leads elsewhere later (DNS rebinding) gives a page nothing that it could not reach before. What
+    ``guard`` refuses is refused in any case. What ``public`` does not refuse is public.
+    """
+
+    def __init__(self, guard: AddressGuard | None, public: AddressGuard = _PUBLIC) -> None:
+        self._guard = guard
+        self._public = public
+        self._page: str | None = None
+        self._kinds: dict[str, bool] = {}
+        """Whether hosts are public. All others have to be, if the page is public or there are too many of them."""
+
+    def select(self, host: str, addresses: Sequence[str]) -> ReachableAddresses:
+        """Choose among the addresses that a name has now, at least one. An address in a URL has itself."""
+        allowed = [each for each in addresses if self._guard is None or self._guard.refuses(each) is None]
+        if self._guard is not None and not allowed:
+            return ReachableAddresses([], _refusal(self._guard.refuses(addresses[0]), _REFUSED))
+        public = [each for each in allowed if self._public.refuses(each) is None]
+        if self._is_public(host, now=bool(public)):
+            why = _NOT_INSTEAD_OF_PUBLIC if _name(host) in self._kinds else _NOT_FROM_PUBLIC
+            return ReachableAddresses(public, _refusal(self._public.refuses(allowed[0]), why))
+        private = [each for each in allowed if each not in public]
+        return ReachableAddresses(private, _refusal("a public address", _NOT_INSTEAD_OF_PRIVATE))
+
+    def refuses_host(self, host: str) -> str | None:
+        """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may. The text of the
+        host decides, as in `AddressGuard.refuses_host`."""
+        reason = None if self._guard is None else self._guard.refuses_host(host)
+        if reason is not None:
+            return _refusal(reason, _REFUSED)
+        reason = self._public.refuses_host(host)
+        must_be_public = self._is_public(host, now=reason is None)
+        return _refusal(reason, _NOT_FROM_PUBLIC) if must_be_public and reason is not None else None
+
+    def is_page(self, host: str) -> bool:
+        """Whether this is the host of the pages."""
+        return _name(host) == self._page
+
+    def _is_public(self, host: str, *, now: bool) -> bool:
+        """Whether a host has to be public. ``now``: whether it is. Remembers that, if it matters later."""
+        name = _name(host)
+        if self._page is None:
+            self._page = name
+            self._kinds[name] = now
+        if name in self._kinds:
+            return self._kinds[name]
+        if self._kinds[self._page] or len(self._kinds) >= _MAX_HOSTS:
+            return True
+        self._kinds[name] = now
+        return now
+
+
+def _refusal(what: str | None, why: str) -> str:
+    return f"is {what}, which {why}"
+
+
+def _name(host: str) -> str:
+    return host.lower().rstrip(".")
