@@ -131,7 +131,7 @@ class Networks:
 
     def __init__(self) -> None:
         self.contacted: list[str] = []
-        """Private addresses, with their ports and what they were asked for."""
+        """Private addresses with their ports, for each connection; and with the path, for each request."""
         self._served: set[str] = set()
         self._servers: dict[str, asyncio.Server] = {}
 
@@ -166,7 +166,7 @@ class Networks:
             writer.close()
             return
         if is_private:
-            self.contacted[-1] += f" {request.target}"
+            self.contacted.append(f"{address} {port} {request.target}")
         writer.write(self._answer(address, request.target, request.header("host")))
         writer.close()
 

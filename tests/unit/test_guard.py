@@ -273,10 +273,10 @@ def test_a_page_from_a_public_address_reaches_public_addresses_only() -> None:
     for host, address in [("b.example", "10.0.0.1"), ("::1", "::1"), ("localhost", "127.0.0.1"), ("c.example", "odd")]:
         refused = reach.select(host, [address])
         assert refused.addresses == []
-        assert refused.refusal.endswith(", which pages from public addresses may not contact (browser.public_networks)")
+        assert refused.refusal.endswith(", which only pages from local addresses may contact (browser.public_networks)")
 
 
-def test_a_page_from_a_private_address_reaches_all_addresses() -> None:
+def test_a_page_from_a_local_address_reaches_all_addresses() -> None:
     reach = PageReach(None)
     for host, address in [("wiki", "10.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("a.example", PUBLIC), ("nas", "fd00::1")]:
         assert reach.select(host, [address]).addresses == [address]
@@ -302,11 +302,22 @@ def test_a_host_keeps_its_kind_but_not_its_address() -> None:
     assert reach.select("wiki", ["10.0.0.1"]).addresses == ["10.0.0.1"]
     assert reach.select("WIKI.", ["10.0.0.2", PUBLIC]).addresses == ["10.0.0.2"]
     refused = reach.select("wiki", [PUBLIC])
-    assert refused == ([], "is a public address, which may not replace a private one (browser.public_networks)")
+    assert refused == ([], "is a public address, which may not replace a local one (browser.public_networks)")
     assert reach.select("a.example", [PUBLIC]).addresses == [PUBLIC]
     assert reach.select("a.example", [OTHER_PUBLIC, "10.0.0.1"]).addresses == [OTHER_PUBLIC]
     refused = reach.select("a.example.", ["10.0.0.1"])
     assert refused == ([], "is a private address, which may not replace a public one (browser.public_networks)")
+
+
+@pytest.mark.parametrize("special", ["2002:808:808::1", "2001::1", "64:ff9b:1::808:808", "198.18.0.1", "192.0.0.192"])
+def test_an_address_that_may_be_a_strangers_gives_a_page_no_rights(special: str) -> None:
+    """A tunnel or a NAT64 leads to anybody."""
+    reach = PageReach(None)
+    assert reach.select("a.example", [special, "10.0.0.1"]).addresses == [special]
+    assert reach.select("a.example", [special]).addresses == [special]
+    assert reach.select("b.example", [PUBLIC]).addresses == [PUBLIC]
+    for host, address in [("a.example", "127.0.0.1"), ("nas", "10.0.0.1"), ("c.example", "2002:7f00:1::1")]:
+        assert reach.select(host, [address]).addresses == []
 
 
 def test_networks_that_count_as_public() -> None:
@@ -327,7 +338,12 @@ def test_hosts_beyond_the_limit_have_to_be_public(monkeypatch: pytest.MonkeyPatc
     assert reach.select("nas", ["10.0.0.2"]).addresses == ["10.0.0.2"]
 
 
-ANSWERS = st.lists(st.sampled_from([PUBLIC, OTHER_PUBLIC, PUBLIC_6, "10.0.0.1", "127.0.0.1", "::1"]), min_size=1)
+KINDS = {
+    **dict.fromkeys((PUBLIC, OTHER_PUBLIC, PUBLIC_6, "64:ff9b::808:808"), "public"),
+    **dict.fromkeys(("10.0.0.1", "127.0.0.1", "::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "0.0.0.0"), "local"),
+    **dict.fromkeys(("2002:808:808::1", "2001::1", "64:ff9b:1::808:808", "198.18.0.1", "240.0.0.1"), "special"),
+}
+ANSWERS = st.lists(st.sampled_from([*KINDS]), min_size=1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), ANSWERS), min_size=1), st.sampled_from([None, AddressGuard([])]))
@@ -335,26 +351,29 @@ def test_no_answers_of_a_name_server_mix_the_kinds(
     look_ups: list[tuple[str, list[str]]], guard: AddressGuard | None
 ) -> None:
     reach = PageReach(guard)
-    kinds: dict[str, set[bool]] = {}
+    kinds: dict[str, set[str]] = {}
     for host, answer in look_ups:
         selected, refusal = reach.select(host, answer)
         assert set(selected) <= set(answer)
         assert selected or refusal
-        kinds.setdefault(host, set()).update(NOTHING_LISTED.refuses(each) is None for each in selected)
+        kinds.setdefault(host, set()).update(KINDS[each] for each in selected)
     assert all(len(kind) <= 1 for kind in kinds.values())
-    first = next((kind for kind in kinds.values() if kind), set())
-    if first == {True} or guard is not None:
-        assert not any(False in kind for kind in kinds.values())
+    page, *others = [next(iter(kind)) for kind in kinds.values() if kind] or ["public"]
+    if page != "local":
+        assert set(others) <= {"public"}
+    if guard is not None:
+        assert page == "public"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "printer", "::1", "metadata.google.internal"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "printer", "::1", "metadata.google.internal"])
 def test_the_text_decides_behind_a_proxy(host: str) -> None:
     reach = PageReach(None)
     assert reach.refuses_host("a.example") is None
     refusal = reach.refuses_host(host)
     assert refusal is not None
-    assert refusal.endswith(", which pages from public addresses may not contact (browser.public_networks)")
+    assert refusal.endswith(", which only pages from local addresses may contact (browser.public_networks)")
     assert reach.refuses_host("b.example") is None
+    assert reach.refuses_host("127.1") == refusal.replace(refusal.partition(",")[0], "is not a host name")
     reach = PageReach(None)
     assert [reach.refuses_host(each) for each in (host, "a.example", "10.0.0.1")] == [None] * 3
     reach = PageReach(AddressGuard([]))

@@ -21,7 +21,7 @@ from shoal.http import Request
          f"address: {REFUSED_ADDRESS}"),
         ("a.example is a link-local address, which may not replace a public one (browser.public_networks)",
          REFUSED_ADDRESS),
-        ("::1 is a loopback address, which pages from public addresses may not contact (browser.public_networks)",
+        ("::1 is a loopback address, which only pages from local addresses may contact (browser.public_networks)",
          REFUSED_ADDRESS),
         ("redis://:***@cache.internal:6379/0 can't be reached", "redis://... can't be reached"),
         ("a fleet cannot share \"sqlite:////srv/x.db\"; no", "a fleet cannot share \"sqlite://...\"; no"),

@@ -314,7 +314,7 @@ async def test_what_no_proxy_is_asked_for_by_a_public_page(
         before = socks.connections
         assert (await client.get(f"http://{host}/")).status == 403
         assert (await client.connect(f"http://{host}:80")).status == 403
-        assert "pages from public addresses may not contact" in str(failure_of(listener, host.strip("[]"), 80))
+        assert "only pages from local addresses may contact" in str(failure_of(listener, host.strip("[]"), 80))
         client.close()
     assert socks.connections == before
     assert [record.message.partition(":")[0] for record in caplog.records] == [
