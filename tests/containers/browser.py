@@ -98,7 +98,7 @@ def _check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
         for distributed in (False, True):
             options = {"format": "fields", "fields": {"path": "h1"}, "render": {"wait_for": 1500}}
             session = api.begin(site.url("script"), distributed=distributed, options=options)
-            _check_sandbox(podman, *compose.containers("celery-worker" if distributed else "api"))
+            check_sandbox(podman, *compose.containers("celery-worker" if distributed else "api"))
             found = api.results(session)
             if found != [MADE_BY_A_SCRIPT]:
                 raise Failed(f"distributed={distributed}: {found}")
@@ -106,7 +106,7 @@ def _check_compose(podman: Podman, checks: Checks, folder: Path) -> None:
             check_confined(podman, compose.containers(service))
 
 
-def _check_sandbox(podman: Podman, container: str) -> None:
+def check_sandbox(podman: Podman, container: str) -> None:
     """The container renders a page. Its renderers have a user namespace, a network and a seccomp filter of their own,
     and see no files."""
     worker = Path("/proc", podman("inspect", "--format", "{{.State.Pid}}", container))
