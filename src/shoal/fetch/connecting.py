@@ -102,7 +102,8 @@ class Connector:
                 self._names.pop(host, None)  # a failure is not remembered
 
     async def _look_up(self, host: str) -> list[ResolvedAddress]:
-        """Drops refused addresses if the host has others: a site that is briefly down must not look refused."""
+        """Drops refused addresses if the host has others: a site that is briefly down must not look refused. With a
+        guard, the private addresses of a host that also has public ones are dropped too."""
         infos = await get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
         found = [
             ResolvedAddress(str(address[0]), family, protocol, int(address[3]) if len(address) > 3 else 0)
@@ -110,7 +111,8 @@ class Connector:
         ]
         if self._guard is None:
             return found
-        return [each for each in found if self._guard.refuses(each.host) is None] or found
+        selected = self._guard.select([each.host for each in found])
+        return [each for each in found if each.host in selected] or found
 
     def close(self) -> None:
         for _, lookup in self._names.values():

@@ -207,7 +207,8 @@ class HttpFetcher:
 
 class GuardedResolver(aiohttp.ThreadedResolver):
     """Drops refused addresses if a name has others: aiohttp reports only the last of several failures, and a site that
-    is briefly down must not look refused. If all addresses are refused, the socket factory refuses them."""
+    is briefly down must not look refused. If all addresses are refused, the socket factory refuses them. The private
+    addresses of a name that also has public ones are dropped too."""
 
     def __init__(self, guard: AddressGuard) -> None:
         super().__init__()
@@ -217,7 +218,8 @@ class GuardedResolver(aiohttp.ThreadedResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await super().resolve(host, port, family)
-        return [each for each in found if self._guard.refuses(each["host"]) is None] or found
+        selected = self._guard.select([each["host"] for each in found])
+        return [each for each in found if each["host"] in selected] or found
 
 
 class _AnswerWithAddress(aiohttp.ClientResponse):
