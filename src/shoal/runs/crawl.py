@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal.crawl")
 
 _OUTPUT_TIMEOUT = 5.0
+"""Seconds that outputs have after a stop, if the frontier is on a server."""
 _OUTPUT_SILENCE = 15.0
 """Longer than a healthy server needs for a transaction or a part, shorter than its timeout."""
-"""Seconds that outputs have after a stop, if the frontier is on a server."""
 
 
 def crawl(
