@@ -15,6 +15,8 @@ from contextlib import suppress
 from typing import Any, Self, TypeAlias, cast
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from shoal import Request, Response
 from shoal.config import HttpSettings
@@ -624,3 +626,48 @@ async def test_a_name_with_several_addresses(monkeypatch: pytest.MonkeyPatch, gu
                 trap.close()  # uvloop waits for it when the loop is closed
     await fetcher.close()
     assert refused == []
+
+
+# -- the URL
+
+
+_LEGAL = "!$%&'()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz|~"
+_QUERY_LEGAL = _LEGAL + "{}^`\\"
+_TEXT = st.lists(
+    st.sampled_from([*map(chr, range(0x20, 0x7F)), "%3A", "%2f", "%7E", "%zz", "%C3%a9", "%2B", "é", "漢", "\x7f"]),
+    max_size=12,
+).map("".join)
+
+
+def _as_written(text: str, legal: str) -> str:
+    return "".join(each if each in legal else "".join(f"%{byte:02X}" for byte in each.encode()) for each in text)
+
+
+@pytest.mark.parametrize("through", ["directly", "a proxy"])
+async def test_a_url_is_sent_byte_for_byte(through: str) -> None:
+    """Only what a URL must not contain is quoted, and nothing is unquoted."""
+    async with Replaying(OK + THREE) as server:
+        proxy = server.url if through == "a proxy" else None
+        fetcher = DirectFetcher(HttpSettings(proxy=proxy), "t")
+        loop = asyncio.get_running_loop()
+
+        @settings(max_examples=200, deadline=None, database=None)
+        @given(_TEXT, st.none() | _TEXT)
+        @example("%7e%3A%40%28%zz%", "u=http%3A%2F%2Fx%2Fy&s=%7E%27")
+        @example("[a]|b", "{c}|^`\\'[d]")
+        @example("a", "")
+        def check(path: str, query: str | None) -> None:
+            path = "/p" + path.translate(str.maketrans("", "", "?#\\")).replace("/.", "/").replace("/%2", "/")
+            query = query if query is None else query.replace("#", "").rstrip(" ") + "."[: query[-1:] == " "]
+            url = f"{server.url}{path.rstrip(' ') if query is None else path}{'' if query is None else '?' + query}"
+            sent = url[len(server.url) :]
+            expected = _as_written(sent.partition("?")[0], _LEGAL)
+            if query is not None:
+                expected += "?" + _as_written(query, _QUERY_LEGAL)
+            response = asyncio.run_coroutine_threadsafe(fetcher.fetch(Request(url)), loop).result()
+            target = server.heard[-1].split(b" ")[1].decode()
+            assert target == (server.url + expected if proxy else expected)
+            assert response.url == Request(url).url == server.url + expected
+
+        await asyncio.to_thread(check)
+        await fetcher.close()

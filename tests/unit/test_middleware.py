@@ -980,6 +980,13 @@ async def test_a_page_is_fetched_once(cache: Callable[..., Cache], page: Site) -
     assert list(again.headers.items()) == list(first.headers.items())
 
 
+async def test_a_cached_page_has_the_url_that_was_asked_for(cache: Callable[..., Cache]) -> None:
+    url = URL + "?s=%27"
+    await cache()(Request(URL + "?s='"), Site({URL + "?s='": answer(200)}))
+    again = await cache()(Request(url), Site({}))
+    assert (again.from_cache, again.url) == (True, url)
+
+
 @pytest.mark.parametrize(
     "request_", [Request(URL, method="POST"), Request(URL, json={}), Request(URL, body=b"x")], ids=repr
 )

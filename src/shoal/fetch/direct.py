@@ -145,7 +145,7 @@ class DirectFetcher:
         url = request.url
         try:
             if not _URL.fullmatch(url):
-                raise ValueError("the URL is not in normal form")
+                raise ValueError("a character of the URL is not quoted")
             path, host = url[url.index("/", 8) :], host_of(url)
             if not request.headers and request.method == "GET" and not request.body and "@" not in url[: -len(path)]:
                 return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{self._default_lines}\r\n".encode()

@@ -156,7 +156,7 @@ class HttpFetcher:
         started = time.monotonic()
         answer = await session.request(
             request.method,
-            URL(request.url, encoded=True),
+            _exact_url(request.url),
             headers=request.headers or None,
             data=request.body or None,
             allow_redirects=False,
@@ -249,6 +249,12 @@ def _exchange_of(
         elapsed=elapsed,
         address=getattr(answer, "address", "") if request.proxy is None else "",
     )
+
+
+def _exact_url(url: str) -> URL:
+    """The URL as the library sends it byte for byte. It would drop an empty query."""
+    exact = URL(url, encoded=True)
+    return exact.with_path(exact.raw_path + "?", encoded=True) if url.find("?") == len(url) - 1 else exact
 
 
 def _asks_for_plain_http(request: Request, proxy: str | None) -> bool:

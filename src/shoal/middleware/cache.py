@@ -44,8 +44,9 @@ class Cache:
         entry = await asyncio.to_thread(self._load, path)
         if entry is not None:
             return Response(
-                entry.url, status=entry.status, headers=entry.headers, body=entry.body, request=request, from_cache=True
-            )
+                request.url, status=entry.status, headers=entry.headers, body=entry.body, request=request,
+                from_cache=True,
+            )  # fmt: skip
         response = await fetch(request)
         if 200 <= response.status < 400 and self._keeps(response):
             headers = [(str(name), _encodable(value)) for name, value in response.headers.items()]

@@ -15,7 +15,7 @@ from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.middleware import Postponed
 from shoal.ports import Fetch, Hosts, HostUpdate
-from shoal.urls.normalize import host_of, join_url, origin_of
+from shoal.urls.normalize import host_of, join_url, normalize_url, origin_of
 
 _DISALLOW = re.compile("dia?s", re.IGNORECASE)  # includes common misspellings
 _EMPTY_RULE = re.compile(r"\s*+[a-z]++\s*+:?\s*+(#.*)?", re.IGNORECASE)  # `Disallow:` allows everything
@@ -74,7 +74,7 @@ class Robots:
         known = self._rules.get(origin)
         if known is None or known.error is not None or known.expires <= time.monotonic():
             known = await self._rules_of(origin, fetch)
-        if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
+        if known.rules is not None and not known.rules.can_fetch(normalize_url(request.url), self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
 
@@ -86,7 +86,7 @@ class Robots:
             known = await self._recall(origin)
         if known is None or known.error is not None:
             return False
-        return known.rules is None or known.rules.can_fetch(url, self._user_agent)
+        return known.rules is None or known.rules.can_fetch(normalize_url(url), self._user_agent)
 
     async def fetch_first(self, request: Request, fetch: Fetch) -> Response:
         """Fetch only the robots.txt that applies to the request, unless it is known. The request itself is Postponed,
