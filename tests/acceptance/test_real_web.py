@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from shoal import Response, SitemapSpider, Spider, crawl
+from shoal.config import Config
+from shoal.frontier import open_store
+from shoal.monitoring.url_report import Agent, report_url
+from shoal.ports import FrontierOptions
 from tests.loops import only_uvloop as event_loop_policy
 
 __all__ = ["event_loop_policy"]
@@ -54,7 +60,7 @@ class Pages(Spider):
     name = "pages"
 
     def parse(self, response: Response) -> Any:
-        yield {"url": response.url, "redirects": response.redirects}
+        yield {"url": response.url, "redirects": response.redirects, "flags": list(response.flags)}
         yield response.follow_all("a")
 
 
@@ -85,7 +91,9 @@ async def test_a_redirect_to_another_spelling_of_the_url_is_followed() -> None:
         site.redirect("/~ann", "/~ann?")
         site.page("/~ann?", "<p>")
         items = await crawled(site)
-    assert items[1:] == [{"url": site.url + "/~ann?", "redirects": [site.url + "/%7Eann", site.url + "/~ann"]}]
+    assert [(item["url"], item["redirects"]) for item in items[1:]] == [
+        (site.url + "/~ann?", [site.url + "/%7Eann", site.url + "/~ann"])
+    ]
 
 
 async def test_rules_of_scope_and_robots_see_the_normal_form() -> None:
@@ -111,3 +119,37 @@ async def test_urls_of_a_sitemap_are_fetched_as_they_are_written() -> None:
         done = await crawl(Mapped, FAST, arguments={"sitemap_urls": [site.url + "/sitemap.xml"]})
     assert list(done.items) == [{"url": site.url + SIGNED}]
     assert site.targets[-1] == SIGNED
+
+
+# -- odd answers
+
+
+async def test_odd_answers_are_pages_and_why_says_what_was_odd(tmp_path: Path) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+    packed = gzip.compress(b"<p>" + bytes(range(256)) * 20)[:-30]
+    odd = {
+        "/coding": head + b"Content-Encoding: utf-8\r\n\r\n<p>",
+        "/truncated": head + b"Content-Encoding: gzip\r\n\r\n" + packed,
+        "/lengths": head + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\n<p>",
+        "/both": head + b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n<p>\r\n0\r\n\r\n",
+        "/cr": head + b"Server: a\rb\r\nContent-Length: 3\r\n\r\n<p>",
+        "/space": head + b"Server : a\r\nContent-Length: 3\r\n\r\n<p>",
+        "/headers": head + b"X: 1\r\n" * 500 + b"\r\n<p>",
+    }
+    async with raw_site() as site:
+        site.answers |= odd
+        site.page("/", "".join(f"<a href={path}>x</a>" for path in odd))
+        items = await crawled(site, frontier=f"sqlite:///{tmp_path}/run.db")
+        store = await open_store(f"sqlite:///{tmp_path}/run.db")
+        flags = {item["url"].removeprefix(site.url): item["flags"] for item in items}
+        (run,) = await store.list_runs()
+        frontier = await store.frontier(run.run_id, FrontierOptions())
+        report = await report_url(frontier, f"{site.url}/truncated", Config(), Agent("t"))
+        await store.close()
+    assert flags.keys() == {"/", *odd}
+    assert (flags["/"], flags["/headers"]) == ([], [])
+    assert flags["/coding"] == ["unknown content encoding 'utf-8'"]
+    assert flags["/truncated"] == ["truncated gzip"]
+    assert all(flags[path][0].startswith("odd HTTP: ") for path in ("/lengths", "/both", "/cr", "/space"))
+    assert report is not None
+    assert [event.detail for event in report.history.events if event.kind == "note"] == ["truncated gzip"]

@@ -70,7 +70,7 @@ class Site:
         response = found if isinstance(found, Response) else answer(body=found)
         return Response(
             request.url, status=response.status, headers=response.headers, body=response.body, request=request,
-            elapsed=response.elapsed,
+            elapsed=response.elapsed, flags=response.flags,
         )  # fmt: skip
 
 
@@ -978,6 +978,12 @@ async def test_a_page_is_fetched_once(cache: Callable[..., Cache], page: Site) -
     assert (first.from_cache, again.from_cache) == (False, True)
     assert (again.url, again.status, again.body, again.request) == (URL, 201, b"\0page", request)
     assert list(again.headers.items()) == list(first.headers.items())
+
+
+async def test_an_odd_page_is_not_cached(cache: Callable[..., Cache]) -> None:
+    site = Site({URL: Response(URL, body=b"half", flags=("truncated gzip",))})
+    await cache()(Request(URL), site)
+    assert not (await cache()(Request(URL), site)).from_cache
 
 
 async def test_a_cached_page_has_the_url_that_was_asked_for(cache: Callable[..., Cache]) -> None:

@@ -295,11 +295,16 @@ def _response(request: Request, connection: HttpConnection, elapsed: float, limi
     )
     body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
     connection.forget()
+    flags = connection.flags
+    if connection.transfer_coding and body:
+        body, odd = decompress(body, connection.transfer_coding, limit)
+        flags += odd
     coding = headers.get("Content-Encoding")
     if coding and body:
-        body = decompress(body, coding, limit)
+        body, odd = decompress(body, coding, limit)
+        flags += odd
     return Response(
-        request.url, status=connection.status, headers=headers, body=body, request=request, elapsed=elapsed
+        request.url, status=connection.status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
     )  # fmt: skip
 
 

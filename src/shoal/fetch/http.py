@@ -174,11 +174,13 @@ class HttpFetcher:
         if exchanges is not None:
             exchanges.append(_exchange_of(answer, request, body, began, elapsed))
         coding = answer.headers.get("Content-Encoding")
+        flags: tuple[str, ...] = ()
         if coding and body:
-            body = decompress(body, coding, limit)
+            body, flags = decompress(body, coding, limit)
         return Response(
-            request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed
-        )
+            request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed,
+            flags=flags,
+        )  # fmt: skip
 
     async def _read(self, answer: aiohttp.ClientResponse, limit: int) -> bytes:
         """Read the body. FetchError as soon as it is too large."""
