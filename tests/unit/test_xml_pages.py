@@ -144,8 +144,8 @@ ATOM_03 = """<?xml version="1.0"?><feed version="0.3" xmlns="http://purl.org/ato
 <entry><title>Tide</title><link rel="alternate" href="http://ex.com/1"/><id>tag:1</id><author><name>Ann</name></author>
 <issued>2004-01-01T00:00:00Z</issued><modified>2004-01-02T00:00:00Z</modified><created>2003-12-31T00:00:00Z</created>
 <summary>High.</summary><content type="text/html" mode="escaped">&lt;b&gt;High&lt;/b&gt; water</content></entry>
-<entry><title>Wind</title><created>2003-12-30T00:00:00Z</created><content mode="xml"><div>Low <i>wind</i></div></content>
-</entry></feed>"""
+<entry><title>Wind</title><created>2003-12-30T00:00:00Z</created>
+<content mode="xml"><div>Low <i>wind</i></div></content></entry></feed>"""
 RSS_090 = """<?xml version="1.0"?><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 xmlns="http://my.netscape.com/rdf/simple/0.9/"><channel><title>News</title><link>http://ex.com/</link>
 <description>of the harbour</description></channel><image><title>Logo</title></image>
