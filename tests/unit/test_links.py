@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from urllib.parse import quote
 
 import pytest
 from hypothesis import assume, example, given
@@ -62,6 +63,9 @@ HREFS = st.lists(PIECES, max_size=7).map("".join) | st.text(max_size=20)
         ("http://bücher.de/ü?ü", "http://xn--bcher-kva.de/%C3%BC?%C3%BC"),
         ("http://\uff25\uff38\u3002com/", "http://ex.com/"),
         ("http://my_host.ex.com/", "http://my_host.ex.com/"),
+        ("http://ex%41.com/", "http://exa.com/"),
+        ("http://b%C3%BCcher.de:81/", "http://xn--bcher-kva.de:81/"),
+        ("http://%30%78%37f.1/", "http://127.0.0.1/"),
         # one address, many spellings: politeness must know them as one host
         ("http://127.1/", "http://127.0.0.1/"),
         ("http://0x7f.0.0.1/", "http://127.0.0.1/"),
@@ -124,7 +128,8 @@ def test_written_form(url: str, expected: str) -> None:
         "", " ", "ex.com", "/x", "//ex.com/", "mailto:a@b", "ftp://ex.com/", "javascript:x", "http:", "http:/",
         "http://", "http:///", "http://?q", "http://@/", "http://:80/", "http://ex.com:0/", "http://ex.com:65536/",
         "http://ex.com:99999/", "http://ex.com:-1/", "http://ex.com:x/", "http://ex com/", "http://ex<b>.com/",
-        "http://ex%41.com/", "http://ex\0.com/", "http://ex..\ud800/", "http://[::g]/", "http://[:8080]",
+        "http://ex%2F.com/", "http://ex%3Fa/", "http://a%40b/", "http://a%3A80/", "http://a%00b/", "http://a%2525/",
+        "http://ex%ff.com/", "http://%5B::1%5D/", "http://ex\0.com/", "http://ex..\ud800/", "http://[::g]/", "http://[:8080]",
         "http://[bad/", "http://[fe80::1%25eth0]/", "http://1.2.3.4.5/", "http://999.1.1.1/", "http://ex.0x/",
     ],
 )  # fmt: skip
@@ -316,6 +321,8 @@ def test_many_hosts_outside_ascii_cost_little() -> None:
     hrefs = [f"http://{'ü' * 50}{number}.de/" for number in range(20_000)]
     started = time.process_time()
     assert len(resolve(BASE, [*hrefs, "/last"])) == MAX_PER_PAGE + 1
+    quoted = [quote(f"http://{'ü' * 8}{number}.de/", safe=":/") for number in range(20_000)]
+    assert len(resolve(BASE, [*quoted, "/last"])) == MAX_PER_PAGE + 1
     assert len(resolve(BASE, [*hrefs, "/last"])) == MAX_PER_PAGE + 1
     assert time.process_time() - started < 10
 

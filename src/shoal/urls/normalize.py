@@ -156,7 +156,7 @@ def _quoted(unsafe: re.Match[str]) -> str:
 def _origin(origin: str, host: str, url: str) -> str:
     """The normal form of ``scheme://user:password@host:port``."""
     try:
-        if not host.isascii():
+        if not host.isascii() or ("%" in host and host[0] != "["):
             name, colon, number = host.partition(":")
             origin = origin[: len(origin) - len(host)] + ascii_host(name) + colon + number
         parsed = URL(origin.replace(" ", "%20"))
@@ -405,6 +405,8 @@ class LinkJoiner:
         # Invalid and duplicate links cost the same.
         self._slow += 1
         self.room -= 4 * (len(page.url) + len(href))  # up to 0.2 microseconds a character
+        if "%" in href and href.isascii():
+            self._count_name(href)
         if self.is_exhausted:
             raise TooComplexError(
                 f"the page is too complex: more than {self._max_slow} of its links need quoting, or its links have "
