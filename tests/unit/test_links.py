@@ -253,6 +253,7 @@ def test_both_forms_are_the_same_again(href: str) -> None:
     assert join_url(url, url) == url
     normal = normalize_url(url)
     assert normalize_url(normal) == written_url(normal) == normal
+    assert url_fingerprint(url) == url_fingerprint(normal)
     assert url.startswith(("http://", "https://"))
     assert url.isascii()
     assert not set(url) & set(' #\r\n\t"<>')

@@ -303,9 +303,13 @@ def origin_of(url: str) -> str:
 
 
 def url_fingerprint(url: str, method: str = "GET", body: bytes = b"") -> bytes:
-    """Return 16 bytes that identify a request: its method, URL and body. The spelling of the URL and the order of its
-    query do not matter."""
-    if not _NORMAL_URL.fullmatch(url) or "/." in url:
+    """Return 16 bytes that identify a request: its method, URL and body. The URL is in written form. Its spelling and
+    the order of its query do not matter."""
+    # Without these, a written URL is in normal form. This costs a quarter of a regular expression.
+    if (
+        "%" in url or "[" in url or "]" in url or "{" in url or "}" in url or "|" in url or "\\" in url
+        or "^" in url or "`" in url or url[-1] == "?"
+    ):  # fmt: skip
         url = normalize_url(url)
     path, mark, query = url.partition("?")
     if mark and "&" in query:
