@@ -17,6 +17,7 @@ from shoal.batch.spider import failed_result
 from shoal.errors import StoreRewoundError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
+from shoal.urls.normalize import normalize_url
 
 Result: TypeAlias = dict[str, object]
 
@@ -263,7 +264,7 @@ class SessionResults:
         missing = {url: position for url, position in self._urls.positions.items() if position not in known}
         if not missing:
             return {}
-        dead = {history.url: history.reason async for history in self._frontier.dead()}
+        dead = {normalize_url(history.url): history.reason async for history in self._frontier.dead()}
         options = self._session.options
         is_full = bool(options.depth) and (await self._session.stats()).done >= options.max_pages
         results = {}

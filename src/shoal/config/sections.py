@@ -260,7 +260,7 @@ class BrowserSettings(Section, frozen=True, kw_only=True):
     sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
     max_pages: Count = 4  # rendered at the same time in one worker
     page_timeout: Timeout = 30.0  # one page, from its navigation to its result
-    settle: Timeout = 10.0  # how long a page without `wait_for` may load and make requests; then it is taken as it is
+    settle: Timeout = 10.0  # how long a page without `wait_for` may load, make requests or stay empty; then it is taken
     block: tuple[Literal["image", "media", "font"], ...] = ("image", "media", "font")  # not loaded
     block_urls: tuple[str, ...] = ()  # patterns with * of URLs that are not loaded, such as *://*.tracker.example/*
     max_requests: Count = 500  # of one page

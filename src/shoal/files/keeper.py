@@ -16,6 +16,7 @@ from shoal.config import FileSettings, ImageSettings
 from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
 from shoal.files.stores import FileStore, open_file_store
 from shoal.http.files import FileEntry, describe_file, is_image
+from shoal.urls.normalize import normalize_url
 
 _LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
 _RETRY_DELAYS = (0.25, 0.75, 2.0)
@@ -67,7 +68,7 @@ class FileKeeper:
         else:
             entry = await asyncio.to_thread(describe_file, body, url, content_type)
         await self.store(entry, body)
-        indexed = _Indexed(url, time.time(), self._images.thumbs, entry)
+        indexed = _Indexed(normalize_url(url), time.time(), self._images.thumbs, entry)
         await self._put(_index_path(url), _encode(indexed), "application/json", replace=True)
         return entry
 
@@ -91,7 +92,7 @@ class FileKeeper:
         except (msgspec.MsgspecError, KeyError, AttributeError):
             return None
         is_fresh = 0 <= time.time() - indexed.fetched_at < self._max_age
-        if indexed.url != url or not is_fresh or indexed.sizes != self._images.thumbs:
+        if indexed.url != normalize_url(url) or not is_fresh or indexed.sizes != self._images.thumbs:
             return None
         for path in paths:
             if not await self._call(partial(self._store.exists, path)):
@@ -147,7 +148,7 @@ async def _retried(step: Callable[[], Awaitable[T]], delays: Sequence[float] = _
 
 
 def _index_path(url: str) -> str:
-    name = sha256(url.encode()).hexdigest()
+    name = sha256(normalize_url(url).encode()).hexdigest()
     return f"urls/{name[:2]}/{name}.json"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
 from shoal.http import Request
 from shoal.ports import Claim, Completion, Event, EventKind, Failure, Holder, RequestState, Run, RunState
-from shoal.urls.normalize import derived_fingerprint
+from shoal.urls.normalize import derived_fingerprint, normalize_url
 
 # -- states
 
@@ -165,6 +165,11 @@ def sought_fingerprint(request: Request, parent: bytes) -> bytes:
     """The fingerprint that ``find`` looks for: that of the request. With a ``parent``, that of its first child, if the
     child is this request and was not filtered."""
     return derived_fingerprint(request.fingerprint(), parent, b"0") if parent else request.fingerprint()
+
+
+def sought_urls(request: Request) -> list[str]:
+    """The URLs that ``find`` searches for, if no request has the fingerprint: as written, and in normal form."""
+    return list(dict.fromkeys((request.url, normalize_url(request.url))))
 
 
 # -- encoding

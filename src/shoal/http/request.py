@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from shoal.errors import RequestError
 from shoal.http.rendering import RenderChoice, render_choice
-from shoal.urls.normalize import normalize_url, resolve, url_fingerprint
+from shoal.urls.normalize import resolve, url_fingerprint, written_url
 
 Callback: TypeAlias = Callable[..., object] | str
 """A method of the spider, or its name."""
@@ -55,6 +55,9 @@ class RequestOptions(LinkOptions, total=False):
 class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A page to fetch. ``json`` or ``form`` set the body and its content type, and turn a GET into a POST.
 
+    ``url`` is sent as it was written: only what is not allowed in a URL is quoted, and dot segments and the fragment
+    are removed.
+
     ``callback`` and ``errback`` are methods of the spider, or their names. They are stored by name. ``cb_kwargs`` are
     passed to the callback as keyword arguments. ``meta`` is available on the response. The values of both must be
     msgpack types. ``priority`` is a number, higher first. ``dont_filter`` fetches the URL even if the run has seen it
@@ -82,7 +85,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     form: Any = None
 
     def __post_init__(self) -> None:
-        self.url = normalize_url(self.url)
+        self.url = written_url(self.url)
         if self.callback is not None:
             if not isinstance(self.callback, str):
                 self.callback = callback_name(self.callback)
@@ -156,7 +159,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
         self.dont_filter = bool(self.dont_filter)
 
     def fingerprint(self) -> bytes:
-        """Return 16 bytes that are equal for requests with the same method, URL and body."""
+        """Return 16 bytes that are equal for requests with the same method, URL and body. The spelling of the URL does
+        not matter: ``/%7Eann`` is ``/~ann``."""
         return url_fingerprint(self.url, self.method, self.body)
 
     def replace(self, **changes: Any) -> Request:

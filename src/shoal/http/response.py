@@ -44,7 +44,7 @@ class Response:
 
     __slots__ = (
         "_base_url", "_budget", "_document", "_encoding", "_joiner", "_json", "_selector", "_text", "body",
-        "elapsed", "from_cache", "headers", "request", "saved", "status", "url",
+        "elapsed", "flags", "from_cache", "headers", "request", "saved", "status", "url",
     )  # fmt: skip
 
     # What a browser adds, see `RenderedResponse`.
@@ -70,6 +70,7 @@ class Response:
         request: Request | None = None,
         elapsed: float = 0.0,
         from_cache: bool = False,
+        flags: Sequence[str] = (),
     ) -> None:
         if request is None:
             request = Request(url)
@@ -82,6 +83,8 @@ class Response:
         self.elapsed = elapsed
         """Seconds from sending the request to receiving all headers."""
         self.from_cache = from_cache
+        self.flags = flags
+        """What was odd about the answer, though it could be read: an unknown encoding, truncated compression ..."""
         self.saved: list[FileEntry] | None = None
         """The entries that ``save`` returned. The engine stores them after the callback."""
         self._base_url: str | None = None

@@ -19,7 +19,7 @@ from shoal.batch.spider import ERRBACK, POSITION, SITE
 from shoal.errors import RequestError
 from shoal.http import Request
 from shoal.ports import Lease
-from shoal.urls.normalize import host_of
+from shoal.urls.normalize import host_of, normalize_url
 
 MAX_LEASE_LENGTH = 512 * 1024
 """Characters of an encoded lease. Headers and cookies of a batch have at most 16 KB, its URLs 8 KB."""
@@ -98,7 +98,7 @@ def _check_url(lease: Lease, session: Session) -> None:
     urls = session.urls.normalized
     if request.meta.keys() == {POSITION}:
         position = request.meta[POSITION]
-        if not isinstance(position, int) or not 0 <= position < len(urls) or urls[position] != first:
+        if not isinstance(position, int) or not 0 <= position < len(urls) or urls[position] != normalize_url(first):
             raise _foreign(lease, "the session has another URL at that position")
     elif request.meta.keys() != {SITE} or not session.options.depth or request.meta[SITE] != host_of(first):
         raise _foreign(lease, "it is not a URL or a link of the session")

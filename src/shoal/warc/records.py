@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from hashlib import sha1
 from io import BytesIO
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -147,8 +146,7 @@ def _described(exchange: Exchange) -> list[tuple[bytes, bytes]]:
 
 
 def _target(url: str) -> str:
-    parts = urlsplit(url)
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return url[url.index("/", 8) :]
 
 
 def _date(seconds: float) -> str:

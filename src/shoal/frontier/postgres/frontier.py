@@ -41,6 +41,7 @@ from shoal.frontier.rules import (
     queue_full,
     reissued_token,
     sought_fingerprint,
+    sought_urls,
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
@@ -436,7 +437,9 @@ class PostgresFrontier:
                 return incoming(*staged[0])
             if exact:
                 return None
-            number = await self._database.value("search", self._run, request.url, patient=True)
+            for url in sought_urls(request):
+                if (number := await self._database.value("search", self._run, url, patient=True)) is not None:
+                    break
         if number is None:
             return None
         return next(iter(await self._histories([number])), None)

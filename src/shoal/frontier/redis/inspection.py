@@ -38,6 +38,7 @@ from shoal.frontier.rules import (
     is_retried,
     retry_reason,
     sought_fingerprint,
+    sought_urls,
 )
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LeaseHolder, LeaseKey, LeaseOutcome, LoggedItem, Rewind, Stats, Waits
@@ -125,8 +126,10 @@ class RunInspection:
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         fingerprint = sought_fingerprint(request, parent)
         (found,) = await self._histories([fingerprint])
-        if found is None and not exact and (other := await self._search(request.url)) is not None:
-            (found,) = await self._histories([other])
+        for url in sought_urls(request) if found is None and not exact else ():
+            if (other := await self._search(url)) is not None:
+                (found,) = await self._histories([other])
+                break
         return found or await self._staged(fingerprint)
 
     async def _staged(self, fingerprint: bytes) -> History | None:

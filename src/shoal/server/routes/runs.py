@@ -53,7 +53,7 @@ from shoal.server.schemas.runs import (
     UrlModel,
 )
 from shoal.server.state import Server, server_of
-from shoal.urls.normalize import normalize_url
+from shoal.urls.normalize import written_url
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
@@ -71,7 +71,7 @@ async def start(body: StartRun, request: Request) -> Response:
     contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
     same request again resumes an interrupted run, unless `new_run` is true."""
     server = server_of(request)
-    urls = None if body.urls is None else await UrlList.parse(body.urls, normalize_url)
+    urls = None if body.urls is None else await UrlList.parse(body.urls, written_url)
     with _spider_problems():
         chosen = await _choose(server, body)
         start_chosen = _queue if chosen.mode == "distributed" else _run_here
@@ -107,7 +107,7 @@ async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_ru
 
 
 def _valid_urls(urls: UrlList | None) -> list[str] | None:
-    """The valid URLs, normalized."""
+    """The valid URLs, as they are sent."""
     if urls is None:
         return None
     return [url for position, url in enumerate(urls.normalized) if position not in urls.invalid]
