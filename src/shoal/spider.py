@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
 from shoal.config import Config
 from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
+from shoal.item import ItemTypes
 
 if TYPE_CHECKING:
     from shoal.http.login import Login
@@ -258,6 +259,11 @@ class Spider:
     def stats(self) -> SpiderStats:
         """The counters of this process, and your own: ``self.stats.inc("name")``. The summary shows yours."""
         return SpiderStats()
+
+    @cached_property
+    def item_types(self) -> ItemTypes:
+        """The classes of its items, for programs that read them."""
+        return ItemTypes(type(self))
 
     def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs of the spider, and then the ``given`` ones."""

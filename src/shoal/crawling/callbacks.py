@@ -64,6 +64,7 @@ class Callbacks:
         self._counters = counters
         self._files = files
         self._fields = dict.fromkeys(spider.fields)
+        self._see_type = spider.item_types.see
         self.pipelines: list[Callable[..., object]] = [
             each() if isinstance(each, type) else each for each in spider.pipelines
         ]
@@ -148,7 +149,10 @@ class Callbacks:
 
     def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
         try:
-            return encode_item(self._fields | item if self._fields and type(item) is dict else item)
+            if type(item) is not dict:
+                self._see_type(type(item))
+                return encode_item(item)
+            return encode_item(self._fields | item if self._fields else item)
         except ItemError as error:
             self._refuse(error, request, found)
             return None

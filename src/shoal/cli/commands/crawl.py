@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     class Executed(Stoppable, Watched, Observed, Protocol):
         """A crawl, a worker or a node."""
 
-        summary: Summary | None
+        @property
+        def summary(self) -> Summary | None: ...
 
         @property
         def address(self) -> str: ...
