@@ -164,9 +164,9 @@ class ItemTypes:
         item = object.__new__(kind)
         for name, value in record.items():
             object.__setattr__(item, name, self._convert(kind, name, value))
-        fields = getattr(kind, "__dataclass_fields__", None) or [each.name for each in cast("Any", kind).__attrs_attrs__]
-        is_complete = all(hasattr(item, name) for name in fields)  # names that begin with _ are not stored
-        return item if is_complete else record
+        fields: Any = getattr(kind, "__dataclass_fields__", None)
+        names = fields or [field.name for field in cast("Any", kind).__attrs_attrs__]
+        return item if all(hasattr(item, name) for name in names) else record  # names with a leading _ are not stored
 
     def _build_struct(self, kind: type[msgspec.Struct], record: Record) -> object:
         names = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}

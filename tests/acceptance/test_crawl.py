@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -214,8 +213,7 @@ async def test_what_a_crawl_that_was_not_awaited_has_is_refused() -> None:
             getattr(made, name)
     assert "await crawl" in repr(made)
     with pytest.warns(RuntimeWarning, match=r"crawl\(Named\): this crawl has not run"):
-        del made
-        gc.collect()
+        made = None  # type: ignore[assignment]
     done = await crawl(Named, settings(retry={"max_attempts": 1}))
     assert done.items == []
 
@@ -236,6 +234,52 @@ async def test_items_that_are_elsewhere_are_not_an_empty_list(tmp_path: Path) ->
 def test_a_crawl_of_something_else_than_a_spider_says_what_it_needs(wrong: Any) -> None:
     with pytest.raises(SpiderError, match=r"needs a class that inherits from shoal\.Spider, not "):
         crawl(wrong)
+
+
+async def test_requests_that_are_created_and_never_yielded_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """In callbacks of every kind. Those that are yielded sometimes, later or in another form are not reported."""
+
+    class Forgetful(Spider):
+        later: list[Request] = []
+
+        def parse(self, response: Response) -> Any:
+            response.follow_all("a", self.sometimes)  # forgotten
+            Request(response.urljoin("/2"))  # forgotten
+            yield Request(response.url, self.coroutine, dont_filter=True)
+            yield Request(response.url, self.stream, dont_filter=True)
+            for request in response.follow_all("a", self.sometimes):
+                yield request.replace(priority=1)
+            self.later.append(response.follow("/?later", self.last))
+            yield from self.later
+            return response.follow("/3")  # forgotten
+
+        async def coroutine(self, response: Response) -> Any:
+            links = response.follow_all("a")  # forgotten
+            await asyncio.sleep(0)
+            return [{"links": len(links)}]
+
+        async def stream(self, response: Response) -> Any:
+            await asyncio.sleep(0)
+            form = Response(response.url, body=b"<form action=/4><input name=q></form>").form()
+            form.submit(self.last)  # forgotten
+            yield {"forms": 1}
+
+        def sometimes(self, response: Response) -> Any:
+            last = response.follow("/?sometimes", self.last, dont_filter=True)
+            if response.url.endswith("/1"):
+                yield last
+
+        def last(self, response: Response) -> None:
+            self.later.append(response.follow("/?kept"))
+
+    async with SiteServer(pages=5) as site:
+        await crawl(Forgetful, settings(), arguments={"start_urls": [site.url]})
+    lines = Path(__file__).read_text().splitlines()
+    forgotten = [f"line {number}:" for number, line in enumerate(lines, 1) if line.endswith("# forgotten")]
+    reports = [record.getMessage() for record in caplog.records if "never yielded" in record.getMessage()]
+    assert len(forgotten) == 5
+    assert [line for line in forgotten if any(line in report for report in reports)] == forgotten
+    assert len(reports) == 5
 
 
 async def test_errback_hears_of_a_death_and_may_go_on() -> None:

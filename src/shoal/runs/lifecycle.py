@@ -172,6 +172,8 @@ class RunLifecycle:
                 if watch is not None:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
+            for line in self.engine.handler.callbacks.unyielded.report():
+                log.warning("%s", line)
             summary = await self._summarize(scheduler, started)
             failure = await hooks.close(summary.state)
             if failure is not None and self.error is None:
