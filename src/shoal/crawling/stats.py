@@ -238,6 +238,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     counters: Counters
     elapsed: float
     outputs: tuple[str, ...]
+    keeps_items: bool = True
+    """Whether its items went to outputs, to pipelines, or stay in the item log."""
     own_counters: dict[str, int] = {}
     """What the spider counted with ``self.stats.inc``."""
     failed_url: str = ""

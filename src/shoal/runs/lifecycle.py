@@ -488,6 +488,7 @@ class RunLifecycle:
             counters=self.engine.counters,
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
+            keeps_items=bool(self._outputs or self._plan.spider.pipelines or self._plan.keep_items),
             failed_url=await failed_url(self.frontier, deadline) if kinds else "",
             unmatched=self.queries.unmatched(),
             outcome=self._outcome if self.error is None else None,
