@@ -67,7 +67,11 @@ class RunControl(Protocol):
     """Only this process works on the run, and its frontier is in memory."""
 
     def stop(self) -> None:
-        """End the crawl: pages in flight are finished."""
+        """End the crawl of this process: pages in flight are finished."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """End the run, in all its processes: pages in flight are finished."""
         ...
 
     async def push(self, requests: Sequence[Request]) -> int:
@@ -161,6 +165,10 @@ class Spider:
 
     arguments: Mapping[str, object] = {}
     """The arguments this spider was started with."""
+    stop_reason: str | None = None
+    """What was passed to ``stop``. None: it was not called in this process."""
+    _control: RunControl | None = None
+    """The crawl that it takes part in."""
     _arguments_of_others: Collection[str] = ()
     """The names of arguments that others may have written: in the API, a schedule or a stored run."""
 
@@ -235,6 +243,13 @@ class Spider:
     def opened(self) -> object:
         """Called once in each process that works on the run, before its first page. It may be async."""
 
+    def stop(self, reason: str = "") -> None:
+        """End the run, in all its processes. Pages in flight are finished and their items stored; requests that are
+        left stay in the queue. The summary and `shoal runs` show the reason."""
+        self.stop_reason = reason
+        if self._control is not None:
+            self._control.end(reason)
+
     async def idle(self) -> bool:
         """Called when this process finds the run finished. Return True to keep it open: because requests were pushed,
         or will be. It is called again some seconds later."""
@@ -248,7 +263,7 @@ class Spider:
     def closed(self, reason: str) -> object:
         """Called once at the end of the process's work. It may be async.
 
-        ``reason``: ``finished``; ``limit`` (the page limit is reached); ``stopped``; ``failed``.
+        ``reason``: ``finished``; ``limit`` (a limit is reached, or ``stop`` was called); ``stopped``; ``failed``.
         """
 
     @cached_property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.test_cli import lines, shoal
 
 __all__ = ["shoal"]
@@ -57,3 +59,80 @@ def test_items_that_a_pipeline_or_the_item_log_has_are_not_reported(shoal, books
     text = books.read_text().replace("    name =", "    pipelines = [lambda item, spider: item]\n    name =")
     books.write_text(text)
     assert "not written anywhere" not in shoal("run", "books.py").stderr
+
+
+LIMITS = {
+    "items": (["--max-items", "15"], "item limit reached (scope.max_items)"),
+    "time": (["--max-time", "0.02m", "--delay", "0.5"], "time limit reached (scope.max_seconds)"),
+    "bytes": (["--max-bytes", "1KB", "--concurrency", "1"], "byte limit reached (scope.max_bytes)"),
+}
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_run_ends_at_its_limit_and_continues_with_the_command_of_the_summary(
+    shoal, books: Path, limit: str, processes: str
+) -> None:
+    options, headline = LIMITS[limit]
+    at = ["--frontier", "sqlite:///books.db"]
+    done = shoal("run", "books.py", "-o", "x.jsonl", "--processes", processes, *at, *options)
+    assert f"books: {headline}" in done.stderr
+    first = lines(books.parent / "x.jsonl")
+    assert 0 < len(first) < 60
+    assert f"stopped at the limit {headline.partition('(')[2][:-1]}=" in shoal("runs", *at).stdout
+    shoal("audit", *at)
+    command = commands(done.stderr)[0]
+    assert command[:2] == ["run", "books.py"]
+    for _ in range(10):
+        command = commands(shoal(*command).stderr)[0]
+        if len(lines(books.parent / "x.jsonl")) == 60:
+            break
+    assert sorted(item["title"] for item in lines(books.parent / "x.jsonl")) == sorted(
+        {item["title"] for item in lines(books.parent / "x.jsonl")}
+    )
+    assert "stopped at the limit" not in shoal("runs", *at).stdout
+
+
+@pytest.mark.parametrize("option", [["--max-time", "soon"], ["--max-bytes", "5 parsecs"], ["--max-items", "0"]])
+def test_a_limit_that_cannot_be_read_names_its_option(shoal, books: Path, option: list[str]) -> None:
+    assert option[0] in shoal("run", "books.py", *option, code=2).stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_spider_stops_its_run_with_a_reason(shoal, books: Path, processes: str) -> None:
+    books.write_text(
+        books.read_text()
+        + "\n        if 'page-3' in response.url:\n            self.stop('page 3 is reached')\n"
+        + "\n    def closed(self, reason):\n        open('closed', 'a').write(f'{reason} {self.stop_reason}\\n')\n"
+    )
+    at = ["--frontier", "sqlite:///books.db"]
+    done = shoal("run", "books.py", "-o", "x.jsonl", "--processes", processes, "--delay", "0.8", *at)
+    assert "books: stopped by the spider: page 3 is reached" in done.stderr
+    assert 30 <= len(lines(books.parent / "x.jsonl")) < 60
+    assert "limit page 3 is reached" in (books.parent / "closed").read_text()
+    assert "was stopped by its spider (page 3 is reached) with 1 request left" in shoal("runs", *at).stdout
+    shoal("audit", *at)
+    shoal(*commands(done.stderr)[0])  # nothing asks for a stop now
+    assert len(lines(books.parent / "x.jsonl")) == 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spider_stops_all_workers_of_its_run(shoal, books: Path, kind: str) -> None:
+    text = books.read_text()
+    books.write_text(text + "\n        self.stop('enough')\n")
+    frontier = frontier_url(kind)
+    words = ["worker", "books.py", "--run-id", "one", "--frontier", frontier, "-o", "x.jsonl", "--allow-changed"]
+    shoal("start", "books.py", "--delay", "1.5", "--run-id", "one", "--frontier", frontier)
+    with ThreadPoolExecutor(2) as pool:
+        workers = [pool.submit(shoal, *words) for _ in range(2)]
+        ends = [worker.result().stderr for worker in workers]
+    ends.append(shoal(*words).stderr)  # a worker that comes too late does not continue it
+    assert all("books: stopped by the spider: enough" in end for end in ends)
+    assert 0 < len(lines(books.parent / "x.jsonl")) < 60
+    shoal("audit", "one", "--frontier", frontier)
+    assert "was stopped by its spider (enough)" in shoal("runs", "--frontier", frontier).stdout
+    books.write_text(text)
+    shoal("resume", "one", "--frontier", frontier)
+    shoal("hosts", "set", "127.0.0.1", "--delay", "0", "--frontier", frontier)
+    shoal(*words)
+    assert len(lines(books.parent / "x.jsonl")) == 60

@@ -58,6 +58,10 @@ def resume_command(words: Sequence[str]) -> str:
 def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:
     if not command or _has_secrets(command):
         return []
+    if summary.limit is not None and summary.limit.setting == "scope.max_items":
+        return [_with_option(command, "--max-items", str(2 * max(1, summary.stats.items)))]
+    if summary.limit is not None:
+        return [list(command)]
     if summary.state == "limit":
         return [_with_option(command, "--max-pages", str(2 * max(1, summary.stats.done)))]
     if summary.state == "failed" or (summary.stats.remaining and summary.state == "stopped"):

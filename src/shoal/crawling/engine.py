@@ -452,6 +452,8 @@ class Engine:
         self._recent.extend(map(lease_of, batch))
         try:
             await self._settler.settle(batch)
+            if self._options.on_settled is not None and not self.stopping:
+                await self._options.on_settled()
         except StoreRewoundError:
             self._settled = batch + self._settled  # `start_over` releases their leases
             raise
