@@ -136,3 +136,36 @@ def test_a_spider_stops_all_workers_of_its_run(shoal, books: Path, kind: str) ->
     shoal("hosts", "set", "127.0.0.1", "--delay", "0", "--frontier", frontier)
     shoal(*words)
     assert len(lines(books.parent / "x.jsonl")) == 60
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"), [("start_url", "start_urls"), ("categroy", "category"), ("shelv", "shelf")]
+)
+def test_an_argument_that_is_a_typo_is_refused_without_an_init(shoal, books: Path, argument: str, nearest: str) -> None:
+    """Of an attribute of all spiders, of the class, and of one that only a callback reads."""
+    text = books.read_text().replace("    name =", "    category = None\n    name =")
+    books.write_text(text + "        yield {'shelf': getattr(self, 'shelf_name', None) or self.shelf}\n")
+    said = shoal("run", "books.py", "-a", f"{argument}=x", code=2).stderr
+    assert f"Books has no argument '{argument}'; did you mean {nearest}?" in said
+    for used in ("shelf", "shelf_name", "category"):
+        assert "argument" not in shoal("run", "books.py", "-a", f"{used}=x", "-a", "shelf=1", "-o", "-").stderr
+    assert "nothing in its code reads the argument 'zzz'" in shoal(
+        "run", "books.py", "-a", "zzz=x", "-a", "shelf=1", "-o", "-"
+    ).stderr  # fmt: skip
+
+
+def test_an_attribute_that_is_nearly_one_of_shoal_is_reported(shoal, books: Path, shop: str) -> None:
+    books.write_text(books.read_text().replace("start_urls =", "start_url =").replace("settings =", "setting ="))
+    said = shoal("run", "books.py", code=5).stderr
+    assert "Books.start_url has no effect; did you mean start_urls?" in said
+    assert "Books.setting has no effect; did you mean settings?" in said
+    assert "nothing was crawled: the spider has no start requests" in said
+    own = "    def start(self):\n        return self.start_url\n\n    def parse"
+    books.write_text(books.read_text().replace("    def parse", own).replace("    setting =", "    settings ="))
+    assert "has no effect" not in shoal("run", "books.py", "-o", "-").stderr
+
+
+def test_a_start_url_that_is_wrong_is_the_reason_of_the_outcome(shoal, books: Path) -> None:
+    said = shoal("run", "books.py", "-a", "start_urls=htp:/x", code=5).stderr
+    assert "nothing was crawled: the only start URL is wrong: " in said
+    assert "htp:/x" in said.partition("is wrong: ")[2]

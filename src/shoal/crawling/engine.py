@@ -369,6 +369,11 @@ class Engine:
         return self._persist.away
 
     @property
+    def why_nothing(self) -> str:
+        """Why the run has no requests at all, if it has none. Empty if another process seeds it."""
+        return self._seeder.why_nothing
+
+    @property
     def in_flight(self) -> int:
         return len(self._active)
 

@@ -416,7 +416,7 @@ def _spider_of(spider: object) -> Spider:
     if isinstance(spider, Spider):
         return spider
     if isinstance(spider, type) and issubclass(spider, Spider):
-        return spider()
+        return create_spider(spider, {})
     hint = ": import its class, or use `shoal run`" if isinstance(spider, str | os.PathLike) else ""
     raise SpiderError(f"a crawl needs a class that inherits from shoal.Spider, not {spider!r:.80}{hint}")
 

@@ -507,6 +507,7 @@ class RunLifecycle:
         facts = await read_facts(self.frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
         facts = msgspec.structs.replace(
             facts,
+            why_nothing=self.engine.why_nothing,
             dropped=counters.dropped,
             drop_reasons=tuple(name for name, _ in counters.drop_reasons.most_common(3)),
         )
