@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,3 +170,41 @@ def test_a_start_url_that_is_wrong_is_the_reason_of_the_outcome(shoal, books: Pa
     said = shoal("run", "books.py", "-a", "start_urls=htp:/x", code=5).stderr
     assert "nothing was crawled: the only start URL is wrong: " in said
     assert "htp:/x" in said.partition("is wrong: ")[2]
+
+
+def test_every_command_takes_its_run_as_an_argument_and_as_an_option(shoal, books: Path, shop: str) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    for _ in range(2):
+        shoal("run", "books.py", "--new-run", *at)
+    old = shoal("runs", *at).stdout.splitlines()[2].split()[0]
+    for command in (
+        "stats",
+        "audit",
+        "history",
+        "workers",
+        "session",
+        "outputs",
+        "identities",
+        "retry-failed",
+        "hosts",
+    ):
+        said = [shoal(command, *words, *at).stdout for words in ([old], ["--run-id", old], [f"--run-id={old}"])]
+        assert len({re.sub(r"\d\d:\d\d:\d\d", "", text) for text in said}) == 1, said
+        assert old not in shoal(command, *at).stdout or command in ("workers", "hosts")
+        for words in (["missing"], ["--run-id", "missing"]):
+            assert "missing" in shoal(command, *words, *at, code=2).stderr
+    for words in ([shop, old], [shop, "--run-id", old], ["--run-id", old, shop]):
+        assert "done" in shoal("why", *words, *at).stdout
+    for words in ([old, "-o", "a.csv"], ["-o", "b.csv", "--run-id", old]):
+        shoal("export", *words, *at)
+    assert "did you mean set?" in shoal("hosts", "sett", *at, code=2).stderr
+    for command in ("pause", "resume", "cancel", "rm"):
+        assert f"no run {old}x" in shoal(command, "--run-id", f"{old}x", *at, code=2).stderr
+
+
+def test_a_worker_takes_its_run_as_an_argument(shoal, books: Path) -> None:
+    at = ["--frontier", frontier_url("redis")]
+    shoal("start", "books.py", "--run-id", "monday", *at)
+    shoal("worker", "books.py", "monday", "-o", "x.jsonl", *at)
+    assert len(lines(books.parent / "x.jsonl")) == 60
+    assert "there is no run tuesday" in shoal("worker", "books.py", "tuesday", *at, code=2).stderr

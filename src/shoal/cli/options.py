@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]
+RunOrInProject = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The ID of the run; or pass --run-id RUN. With --scrapy: the spider, if SPIDER is a project.",
+        show_default=False,
+    ),
+]
 InProject = Annotated[
     str | None,
     typer.Argument(
@@ -26,10 +34,14 @@ ScrapySetting = Annotated[
     list[str],
     typer.Option("-s", metavar="NAME=VALUE", help="With --scrapy: set a setting of Scrapy. Repeatable."),
 ]
-OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`.")]
+OneRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`; or pass --run-id RUN.")
+]
 NewestRun = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="The ID of the run (default: the newest).", show_default=False),
+    typer.Argument(
+        metavar="RUN", help="The ID of the run (default: the newest); or pass --run-id RUN.", show_default=False
+    ),
 ]
 RunOption = Annotated[
     str | None, typer.Option("--run-id", metavar="ID", help="The ID of the run (default: the newest).")
