@@ -208,3 +208,22 @@ def test_a_worker_takes_its_run_as_an_argument(shoal, books: Path) -> None:
     shoal("worker", "books.py", "monday", "-o", "x.jsonl", *at)
     assert len(lines(books.parent / "x.jsonl")) == 60
     assert "there is no run tuesday" in shoal("worker", "books.py", "tuesday", *at, code=2).stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_start_says_which_settings_of_hosts_override_it(shoal, books: Path, shop: str, kind: str) -> None:
+    at = ["--frontier", frontier_url(kind)]
+    host = shop.split("/")[2]
+    assert "note:" not in shoal("start", "books.py", "--run-id", "one", *at).stderr
+    shoal("hosts", "set", host, "--delay", "3", *at)
+    said = shoal("start", "books.py", "--run-id", "two", "--delay", "0.1", *at).stderr
+    assert f"the delay of 3 s that was set for {host} counts, not download_delay=0.1" in said
+    (command,) = re.findall(r"`shoal (hosts set .* --reset)` ends that", said)
+    shoal(*shlex.split(command), *at)
+    assert "note:" not in shoal("start", "books.py", "--run-id", "three", "--delay", "0.1", *at).stderr
+    shoal("hosts", "set", "*", "--delay", "0", *at)
+    shoal("hosts", "block", host, "--for", "60", *at)
+    assert f"{host} is blocked for" in shoal("start", "books.py", "--run-id", "four", "--delay", "1", *at).stderr
+    shoal("hosts", "unblock", host, *at)
+    said = shoal("start", "books.py", "--run-id", "five", "--delay", "1", *at).stderr
+    assert "the delay of 0 s that was set" in said

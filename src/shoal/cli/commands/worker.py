@@ -142,9 +142,7 @@ def worker(
     elif keep_alive:
         chosen, resolved = _queue_worker(spider, options, setting, make_worker)
     else:
-        raise ConfigError(
-            "no run given: pass --run-id ID, or --keep-alive to take all runs of the spider one by one"
-        )
+        raise ConfigError("no run given: pass --run-id ID, or --keep-alive to take all runs of the spider one by one")
     show_and_exit(chosen, resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui)
 
 
