@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import select
 import shlex
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from shoal.suggestions import pip_install
+from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.test_cli import lines, shoal
+from tests.forking import SHOAL
 
 __all__ = ["shoal"]
 
@@ -227,3 +236,64 @@ def test_start_says_which_settings_of_hosts_override_it(shoal, books: Path, shop
     shoal("hosts", "unblock", host, *at)
     said = shoal("start", "books.py", "--run-id", "five", "--delay", "1", *at).stderr
     assert "the delay of 0 s that was set" in said
+
+
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from shoal.cli.main import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "options"),
+    [
+        ("aiohttp_socks", "socks", ["--proxy", "socks5://127.0.0.1:9"]),
+        ("aiohttp_socks", "socks", ["--set", "http.proxy=socks5h://127.0.0.1:9"]),
+        ("aiohttp_socks", "socks", ["--tor"]),
+        ("playwright", "browser", ["--render"]),
+        ("playwright", "browser", ["--render-auto"]),
+        ("pyarrow", "parquet", ["-o", "x.parquet"]),
+        ("warcio", "warc", ["--warc", "pages"]),
+        ("redis", "redis", ["--frontier", "redis://127.0.0.1:9"]),
+        ("asyncpg", "postgres", ["-o", "postgresql://127.0.0.1:9/x"]),
+    ],
+)
+def test_a_package_that_is_missing_is_reported_before_the_first_page(
+    books: Path, shop: str, module: str, extra: str, options: list[str]
+) -> None:
+    words = [sys.executable, "-c", WITHOUT, module, "run", "books.py", *options]
+    done = subprocess.run(words, cwd=books.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 2)
+    assert pip_install(extra) in done.stderr
+    assert "retry" not in done.stderr
+    assert "fetched      1" not in done.stderr
+
+
+@pytest.mark.parametrize("call", ["breakpoint()", "import pdb; pdb.set_trace()"])
+def test_the_panel_steps_aside_for_a_debugger(books: Path, call: str) -> None:
+    stop = f"        if 'page-3' in response.url:\n            {call}\n"
+    books.write_text(books.read_text().replace("        yield response.follow", stop + "        yield response.follow"))
+    terminal, other = pty.openpty()
+    words = [*SHOAL, "run", "books.py", "--delay", "0.5", "-o", "x.jsonl"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = forking.Popen(
+        words, cwd=books.parent, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
+    )
+    os.close(other)
+    text = read_until(terminal, "(Pdb) ")
+    assert "pages/s" in text  # the panel was there
+    os.write(terminal, b"response.url.rsplit('/')[-1] + str(6 * 7)\n")
+    answer = read_until(terminal, "(Pdb) ")
+    assert "page-3.html42" in answer
+    assert "pages/s" not in answer
+    os.write(terminal, b"continue\n")
+    assert "pages/s" in read_until(terminal, "finished")
+    assert process.wait(30) == 0
+    os.close(terminal)
+    assert len(lines(books.parent / "x.jsonl")) == 60
+
+
+def read_until(terminal: int, words: str) -> str:
+    text, end = "", time.monotonic() + 30
+    while words not in text:
+        assert time.monotonic() < end, text
+        if select.select([terminal], [], [], 1)[0]:
+            text += os.read(terminal, 10_000).decode(errors="replace")
+    return text
