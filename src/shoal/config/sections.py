@@ -154,7 +154,7 @@ class OutcomeSettings(Section, frozen=True, kw_only=True):
 class CacheSettings(Section, frozen=True, kw_only=True):
     """Responses cached on disk, for spider development."""
 
-    enabled: bool = False
+    enabled: bool = False  # read pages from the cache, and store them there
     folder: Text = ".shoal-cache"  # relative to the working directory
     ttl: Seconds | None = None  # how long a response is valid; none: forever
 
