@@ -55,6 +55,9 @@ class ScopeSettings(Section, frozen=True, kw_only=True):
     deny: tuple[str, ...] = ()  # regexes; a URL that matches one is skipped
     max_depth: CountFromZero | None = None  # links away from a start URL
     max_pages: Count | None = None  # fetched by the whole run
+    max_items: Count | None = None  # stored by the whole run; it ends soon after
+    max_seconds: Timeout | None = None  # that a process works on the run; then the run ends
+    max_bytes: Count | None = None  # of the pages that a process fetches; then the run ends
     max_url_length: Count = 2083  # longer URLs are mostly crawler traps
     max_links: Count = 100_000  # new links taken from one page; the page's history says how many were left out
 
@@ -151,7 +154,7 @@ class OutcomeSettings(Section, frozen=True, kw_only=True):
 class CacheSettings(Section, frozen=True, kw_only=True):
     """Responses cached on disk, for spider development."""
 
-    enabled: bool = False
+    enabled: bool = False  # read pages from the cache, and store them there
     folder: Text = ".shoal-cache"  # relative to the working directory
     ttl: Seconds | None = None  # how long a response is valid; none: forever
 

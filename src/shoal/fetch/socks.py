@@ -11,6 +11,7 @@ from types import ModuleType
 import aiohttp
 
 from shoal.errors import FetchError, ProxyError
+from shoal.suggestions import pip_install
 
 SCHEMES = ("socks5://", "socks5h://")
 """They mean the same here: the proxy resolves the names."""
@@ -88,7 +89,7 @@ def _library() -> ModuleType:
         import aiohttp_socks
     except ImportError:
         raise FetchError(
-            "SOCKS proxies need aiohttp-socks: pip install 'shoal[socks]'",
+            f"SOCKS proxies need aiohttp-socks: {pip_install('socks')}",
             kind="proxy", retryable=False, contacted=False,
         ) from None  # fmt: skip
     return aiohttp_socks

@@ -16,6 +16,7 @@ from shoal.config import FileSettings, ImageSettings
 from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
 from shoal.files.stores import FileStore, open_file_store
 from shoal.http.files import FileEntry, describe_file, is_image
+from shoal.suggestions import pip_install
 from shoal.urls.normalize import normalize_url
 
 _LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
@@ -161,4 +162,4 @@ def _need_pillow() -> None:
     try:
         import PIL  # noqa: F401
     except ImportError as exc:
-        raise ConfigError("\"images.thumbs\" needs Pillow: pip install 'shoal[images]'") from exc
+        raise ConfigError(f'"images.thumbs" needs Pillow: {pip_install("images")}') from exc

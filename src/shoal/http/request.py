@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any, TypeAlias, TypedDict
 from urllib.parse import urlencode
 
@@ -109,6 +111,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             _check_names("cb_kwargs", self.cb_kwargs)
         if self.render is not None:
             self.render = render_choice(self.render)
+        if _created is not None:
+            _record(self)
 
     def _make_body(self) -> None:
         if self.body or (self.json is not None and self.form is not None):
@@ -165,6 +169,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     def replace(self, **changes: Any) -> Request:
         """Return a copy with these values changed."""
+        forget_created(self)
         return msgspec.structs.replace(self, **changes)
 
 
@@ -185,11 +190,16 @@ class LinkBatch(Struct, kw_only=True):
     proxy: str | None = None
     render: RenderChoice = None
 
+    def __post_init__(self) -> None:
+        if _created is not None:
+            _record(self)
+
     def __len__(self) -> int:
         return len(self.hrefs)
 
     def __iter__(self) -> Iterator[Request]:
         """Return a request for each URL, for ``yield from``: without duplicates and URLs that cannot be crawled."""
+        forget_created(self)
         return map(self.request, resolve(self.base, self.hrefs))
 
     def request(self, url: str) -> Request:
@@ -205,6 +215,35 @@ class Duplicates(Struct):
     """Requests that a callback did not make, because the frontier has their pages (``RunControl.is_known``)."""
 
     count: int
+
+
+Creation: TypeAlias = tuple[Request | LinkBatch, CodeType, int]
+"""A request or a batch, and where the code of the user created it: a function, and the index of the instruction."""
+_created: list[Creation] | None = None
+"""What the callback that runs now has created. None while no callback runs."""
+
+
+def record_created(created: list[Creation] | None) -> None:
+    """Add each request and batch that is created from now on to this list; None: to none."""
+    global _created
+    _created = created
+
+
+def _record(link: Request | LinkBatch) -> None:
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__package__") == "shoal.http" and frame.f_back is not None:
+        frame = frame.f_back
+    if _created is not None:
+        _created.append((link, frame.f_code, frame.f_lasti))
+
+
+def forget_created(link: Request | LinkBatch) -> None:
+    """It need not be yielded: others are yielded in its place, or it is part of something else."""
+    if _created:
+        for index in range(len(_created) - 1, -1, -1):
+            if _created[index][0] is link:
+                del _created[index]
+                break
 
 
 def _check_names(field: str, value: object) -> None:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Callback, LinkBatch, LinkOptions, Request, RequestOptions, Values, callback_name
+from shoal.http.request import (
+    Callback,
+    LinkBatch,
+    LinkOptions,
+    Request,
+    RequestOptions,
+    Values,
+    callback_name,
+    forget_created,
+)
 from shoal.urls.hostnames import MAX_PER_PAGE
 from shoal.urls.normalize import LinkJoiner, join_url, resolve
 
@@ -74,6 +83,7 @@ class Response:
     ) -> None:
         if request is None:
             request = Request(url)
+            forget_created(request)
             url = request.url
         self.url = url
         self.status = status

@@ -38,11 +38,12 @@ from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.stores.objects import ObjectPlace
+from shoal.suggestions import pip_install
 
 try:
     from shoal.stores.object_client import CONFLICTS, ERRORS, ObjectClient, Version, explain
 except ImportError as exc:
-    raise SinkError("output to object storage needs obstore: pip install 'shoal[objects]'") from exc
+    raise SinkError(f"output to object storage needs obstore: {pip_install('objects')}") from exc
 
 log = logging.getLogger("shoal.sinks")
 

@@ -21,6 +21,7 @@ from shoal.errors import ConfigError
 from shoal.http import Request
 from shoal.http.exchange import Exchange
 from shoal.ports import LeaseKey
+from shoal.suggestions import pip_install
 
 if TYPE_CHECKING:
     from warcio.recordloader import ArcWarcRecord
@@ -59,7 +60,7 @@ def check_installed() -> None:
     try:
         import warcio  # noqa: F401
     except ImportError:
-        raise ConfigError('"warc.folder" is set, but warcio is not installed: pip install "shoal[warc]"') from None
+        raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
 
 
 class RecordMaker:

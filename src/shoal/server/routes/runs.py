@@ -22,7 +22,7 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, ShoalError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.monitoring.limits import limit_of
+from shoal.monitoring.limits import announce_end, limit_of
 from shoal.monitoring.url_items import read_url_items
 from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
@@ -189,6 +189,8 @@ async def cancel(run_id: RunId, request: Request) -> Response:
 async def _transition(request: Request, run_id: str, state: RunState, what: str) -> Response:
     server = server_of(request)
     await find_run(server, run_id)
+    if state == "running":
+        await announce_end(server.store, run_id, None)
     run = await server.store.transition(run_id, state)
     await record_action(request, what, run_id)
     if state == "running":
