@@ -142,7 +142,7 @@ class Session:
             return not (await self.frontier.stats()).seeding
         # In a thread: checking the URLs of ten thousand requests takes a good part of a second.
         requests = await asyncio.to_thread(start_requests, self.spider(""), self.urls)
-        for begin in range(int(claim.cursor or b"0"), len(requests), _PUSH_BATCH):
+        for begin in range(claim.position, len(requests), _PUSH_BATCH):
             cursor = b"%d" % (begin + _PUSH_BATCH)
             await self.frontier.push(requests[begin : begin + _PUSH_BATCH], seed=claim, cursor=cursor)
             claim = claim.moved_to(cursor)

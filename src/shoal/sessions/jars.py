@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
-from shoal.errors import StoreError
+from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.ports import Documents, Queue
 from shoal.sessions.cookies import Cookie, CookieJar, CookieKey, site_of, site_of_url
 
@@ -404,5 +404,5 @@ _MARK: CookieKey = ("", "", "")
 def _read(value: bytes) -> SiteCookies:
     try:
         return _decode(value)
-    except msgspec.MsgspecError as exc:
+    except DECODING_ERRORS as exc:
         raise StoreError(f"stored cookies cannot be read ({exc}): another program has changed them") from exc

@@ -29,6 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.errors import (
+    DECODING_ERRORS,
     FencedError,
     FrontierError,
     OutputChangedError,
@@ -92,7 +93,7 @@ def read_cursor(cursor: bytes) -> Cursor:
     """Decode a cursor. If it can't be read, it says nothing."""
     try:
         return _decode_cursor(cursor) if cursor else Cursor()
-    except msgspec.MsgspecError:
+    except DECODING_ERRORS:
         return Cursor()
 
 
@@ -222,7 +223,7 @@ class Drainer:
             if isinstance(exc, OutputChangedError):
                 await self._name_trimmed(exc)
             await self._release_role()
-            if isinstance(exc, msgspec.MsgspecError):
+            if isinstance(exc, DECODING_ERRORS):
                 raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
             raise
 
