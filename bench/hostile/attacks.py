@@ -221,8 +221,8 @@ def measure(name: str, target: Target) -> dict[str, object]:
     if target.process.poll() is not None:
         problem = "the server has ended"
     return {
-        "what": (ATTACKS[name].__doc__ or "").strip(), "growth": watch.growth, "peak": watch.peak, "wait": round(watch.wait, 3),
-        "asked": watch.asked, "seen": seen, "problem": problem,
+        "what": (ATTACKS[name].__doc__ or "").strip(), "growth": watch.growth, "peak": watch.peak,
+        "wait": round(watch.wait, 3), "asked": watch.asked, "seen": seen, "problem": problem,
     }  # fmt: skip
 
 
