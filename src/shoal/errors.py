@@ -57,6 +57,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from msgspec import MsgspecError
+
+DECODING_ERRORS = (MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding data of other programs raises: it has another form, is no UTF-8, or is nested too deeply."""
+
 
 class ShoalError(Exception):
     """The base class: ``except ShoalError`` catches every error that Shoal raises on purpose."""

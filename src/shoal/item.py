@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, cast, get_type_hints
 
 import msgspec
 
-from shoal.errors import ItemError
+from shoal.errors import DECODING_ERRORS, ItemError
 
 Record: TypeAlias = dict[str, Any]
 """The data of a decoded item: its fields by name."""
@@ -102,7 +102,7 @@ def decode_item(payload: bytes) -> tuple[str, Record]:
     """Return the type name and the data of an encoded item."""
     try:
         return _decode(payload)
-    except msgspec.MsgspecError as exc:
+    except DECODING_ERRORS as exc:
         raise ItemError(f"not an encoded item: {exc}") from exc
 
 

@@ -90,7 +90,7 @@ class Quota:
             if self._used_here != self._saved:
                 await self._save(self._frontier)
             self._used_elsewhere = sum(
-                int(role.cursor)
+                int(role.cursor[:18])
                 for role in await self._frontier.roles()
                 if role.role.startswith(_ROLE_PREFIX) and role.role != self._role and role.cursor.isdigit()
             )

@@ -27,6 +27,7 @@ POLL_EVERY = (0.02, 0.25)
 """Seconds between polls for changes by other processes, first and at most."""
 _PUSH_BATCH = 1000
 _SEED_ROLE_TTL = 60.0
+_NEVER = 1_000_000_000
 
 
 class SessionTooLargeError(RequestError):
@@ -104,11 +105,16 @@ class Session:
     # -- for the processes that work on it
 
     def config(self, base: Config) -> Config:
-        """The server's config with the caller's options on top."""
-        options = self.options
+        """The server's config with the caller's options on top. What a host answers to one caller keeps others from it
+        for a moment only."""
+        options, longest = self.options, base.serve.max_block
         return base.with_settings(
             {
                 "retry.max_attempts": self.settings.max_attempts,
+                "throttle.max_retry_after": min(longest, base.throttle.max_retry_after),
+                "identities.rest": min(longest, base.identities.rest),
+                "identities.max_rest": min(longest, base.identities.max_rest),
+                "identities.give_up_after": _NEVER,
                 "robots.obey": options.robots,
                 "http.max_body_bytes": min(options.max_bytes, base.http.max_body_bytes),
                 "scope.max_depth": options.depth,
@@ -136,7 +142,7 @@ class Session:
             return not (await self.frontier.stats()).seeding
         # In a thread: checking the URLs of ten thousand requests takes a good part of a second.
         requests = await asyncio.to_thread(start_requests, self.spider(""), self.urls)
-        for begin in range(int(claim.cursor or b"0"), len(requests), _PUSH_BATCH):
+        for begin in range(claim.position, len(requests), _PUSH_BATCH):
             cursor = b"%d" % (begin + _PUSH_BATCH)
             await self.frontier.push(requests[begin : begin + _PUSH_BATCH], seed=claim, cursor=cursor)
             claim = claim.moved_to(cursor)

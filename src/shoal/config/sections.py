@@ -320,4 +320,5 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_sessions: Count = 200  # running at the same time
     max_sessions_per_caller: Count = 100  # running at the same time
     keep_results: Timeout = 3600.0  # how long the results of a session stay available
+    max_block: Timeout = 60.0  # how long an answer to one caller keeps the others from a host
     webhook_key: str | None = None  # signs the messages for callers that set no key of their own

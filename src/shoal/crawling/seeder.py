@@ -127,7 +127,7 @@ class Seeder:
 
     async def _seed(self, source: Source) -> None:
         assert self._claim is not None
-        self._position = skip = int(self._claim.cursor or b"0")
+        self._position = skip = self._claim.position
         ended = asyncio.Event()
         timer = asyncio.create_task(self._flush_in_time(ended))
         try:

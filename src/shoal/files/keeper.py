@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.config import FileSettings, ImageSettings
-from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
+from shoal.errors import DECODING_ERRORS, ConfigError, FileStoreError, FileTooLargeError
 from shoal.files.stores import FileStore, open_file_store
 from shoal.http.files import FileEntry, describe_file, is_image
 from shoal.suggestions import pip_install
@@ -90,7 +90,7 @@ class FileKeeper:
         try:
             indexed = _decode(found)
             paths = [str(indexed.entry["path"]), *map(str, indexed.entry.get("thumbs", {}).values())]
-        except (msgspec.MsgspecError, KeyError, AttributeError):
+        except (*DECODING_ERRORS, KeyError, AttributeError):
             return None
         is_fresh = 0 <= time.time() - indexed.fetched_at < self._max_age
         if indexed.url != normalize_url(url) or not is_fresh or indexed.sizes != self._images.thumbs:

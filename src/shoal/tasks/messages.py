@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from shoal.batch.session import Session
 from shoal.batch.spider import ERRBACK, POSITION, SITE
-from shoal.errors import RequestError
+from shoal.errors import DECODING_ERRORS, RequestError
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.urls.normalize import host_of, normalize_url
@@ -61,7 +61,7 @@ def unpack(text: str) -> Lease:
     """The lease in a task. It must be reissued before use. RequestError if it is invalid."""
     try:
         found = _decode(b64decode(text, validate=True))
-    except (ValueError, msgspec.MsgspecError) as exc:
+    except (ValueError, *DECODING_ERRORS) as exc:
         raise RequestError(f"invalid lease: {exc}") from exc
     if found.host != host_of(found.request.url):
         raise RequestError(f"invalid lease: {found.host!r} is not the host of its request")

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from shoal import clock
-from shoal.errors import QueueFullError, RunError, StoreAwayError
+from shoal.errors import DECODING_ERRORS, QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.host_policy import Delays, Limits, RivalDelay, host_state
@@ -173,7 +173,7 @@ class PostgresFrontier:
             for token, fingerprint, url, payload, attempt, learned_delay in zip(*map(_entries, columns), strict=True):
                 try:
                     request = read_request(url, payload)
-                except (msgspec.MsgspecError, ValueError) as exc:
+                except (ValueError, *DECODING_ERRORS) as exc:
                     self._report(unreadable, token, fingerprint, exc)
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host_of(url), deadline, learned_delay))

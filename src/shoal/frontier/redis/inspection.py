@@ -17,12 +17,11 @@ from shoal.frontier.redis.records import (
     RecordHead,
     UnreadableError,
     known_item,
+    read_cause,
     read_events,
     read_head,
     read_host,
     read_items,
-    read_kind,
-    read_reason,
     read_record,
     read_rewind,
     read_rival,
@@ -36,6 +35,7 @@ from shoal.frontier.rules import (
     LEASED,
     STATE_NAMES,
     is_retried,
+    moment,
     retry_reason,
     sought_fingerprint,
     sought_urls,
@@ -219,6 +219,7 @@ def _history(
     head, request = _readable(record)
     worker = slot.decode(errors="replace")
     above = _readable(parent)[1] if parent else None
+    kind, reason = read_cause(cause)
     state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
     return History(
         url=request.url if request else f"unreadable:{fingerprint.hex()}",
@@ -229,10 +230,10 @@ def _history(
         status=head.status,
         items=head.items,
         parent=above.url if above else None,
-        reason=read_reason(cause),
+        reason=reason,
         fingerprint=fingerprint,
-        kind=read_kind(cause),
-        events=(*read_events(events), Event(head.at, state, worker=worker)),
+        kind=kind,
+        events=(*read_events(events), Event(moment(head.at), state, worker=worker)),
         worker=worker,
     )
 

@@ -19,7 +19,7 @@ from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists
 from shoal.frontier.sqlite.audit import restore_lanes
 from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
@@ -41,7 +41,6 @@ _DELETE_RUN = (
     "DELETE FROM run WHERE number = ?",
 )
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
@@ -187,7 +186,7 @@ class SQLiteStore(SQLiteDocuments):
         def runs() -> list[Run]:
             wanted = None if states is None else json.dumps(states)
             rows = self._file.db.execute(_RUNS, (spider, project, wanted, -1 if limit is None else limit))
-            return [_run_of(row) for row in rows]
+            return readable_runs(rows, _run_of)
 
         return await self._file.read(runs)
 
@@ -227,8 +226,4 @@ class SQLiteStore(SQLiteDocuments):
 
 
 def _run_of(row: StoredRow) -> Run:
-    run_id, spider, state, created_at, settings, project, ended_at = row
-    return Run(
-        run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings), project=project,
-        ended_at=ended_at,
-    )  # fmt: skip
+    return read_run(*row)
