@@ -141,6 +141,11 @@ class Server:
             notify=lambda session: send_webhook(self.fetcher.http, session),
         )  # fmt: skip
 
+    @property
+    def _services(self) -> list[BatchService]:
+        """The services of batches that are open."""
+        return [self.local] if self.remote.opened is None else [self.local, self.remote.opened]
+
     def orchestrator(self) -> Orchestrator:
         """The current registry. Its spiders use the server's frontier and the settings that were passed to the server
         on the command line or in code."""
@@ -165,8 +170,7 @@ class Server:
 
     async def list_sessions(self, caller: str | None, limit: int) -> list[SessionSummary]:
         """The newest sessions of a caller, local and distributed, or those of all callers with None."""
-        services = [self.local] if self.remote.opened is None else [self.local, self.remote.opened]
-        found = {each.session_id: each for service in services for each in await service.list(caller, limit)}
+        found = {each.session_id: each for service in self._services for each in await service.list(caller, limit)}
         return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
 
     async def check_rendering(self, *, distributed: bool) -> None:
@@ -202,6 +206,9 @@ class Server:
         try:
             async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.run_state("none")
+                for service in self._services:
+                    if await service.is_full():
+                        return "the store has no room for more results"
         except (StoreAwayError, TimeoutError) as exc:
             log.warning("not ready: %s", str(exc) or "the store did not respond in time")
             return "the frontier does not respond"
@@ -210,9 +217,8 @@ class Server:
     def stop_waiting(self) -> None:
         """Respond to all callers that wait for a session: the server shuts down."""
         self.views.stop()
-        for service in (self.local, self.remote.opened):
-            if service is not None:
-                service.stop_waiting()
+        for service in self._services:
+            service.stop_waiting()
 
     async def close(self) -> None:
         await self.notifications.close()

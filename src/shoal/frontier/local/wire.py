@@ -23,6 +23,7 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
     StoreError,
+    StoreFullError,
     StoreRewoundError,
 )
 from shoal.ports import Frontier, FrontierOptions, History, Holder, Store
@@ -37,8 +38,8 @@ DEAD = "dead"
 _ERRORS: dict[str, type[Exception]] = {
     error.__name__: error
     for error in (
-        FrontierError, QueueFullError, LeaseLostError, FencedError, StoreBusyError, StoreAwayError, StoreRewoundError,
-        StoreError, RunError, RequestError, ValueError,
+        FrontierError, QueueFullError, LeaseLostError, FencedError, StoreBusyError, StoreAwayError, StoreFullError,
+        StoreRewoundError, StoreError, RunError, RequestError, ValueError,
     )
 }  # fmt: skip
 _LENGTH = 4

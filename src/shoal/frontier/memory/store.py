@@ -14,7 +14,7 @@ from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
 from shoal.frontier.politeness import Host, OpenRuns
 from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
-from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
+from shoal.ports import Frontier, FrontierOptions, Holder, Room, Run, RunState
 
 
 class MemoryStore(MemoryDocuments):
@@ -30,6 +30,9 @@ class MemoryStore(MemoryDocuments):
         self._hosts: dict[str, Host] = {}
         self._facts: Facts = {}
         self._sessions = LocalSessions(self._clock)
+
+    async def room(self) -> Room | None:
+        return None
 
     async def create_run(self, run: Run) -> Run:
         if run.run_id in self._runs:
