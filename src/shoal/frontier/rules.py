@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
 from typing import cast
 
@@ -35,6 +35,17 @@ _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "cancelled": frozenset({"running"}),
 }
 _ENDED: frozenset[RunState] = frozenset({"finished", "cancelled"})
+
+
+def count_fitting(sizes: Iterable[int], max_bytes: int) -> int:
+    """How many of these sizes, from the first on, fit together. At least one, if there is one."""
+    fitting = total = 0
+    for size in sizes:
+        total += size
+        if total > max_bytes and fitting:
+            break
+        fitting += 1
+    return fitting
 
 
 def no_run(run_id: str) -> RunError:

@@ -24,6 +24,7 @@ from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import join_store, open_store
+from shoal.frontier.memory import MemoryStore
 from shoal.monitoring.charts import SpeedHistory
 from shoal.monitoring.problem import Problem
 from shoal.monitoring.problems import store_away
@@ -130,7 +131,10 @@ class Server:
         """Open the store. If it is in memory or in a file, commands of this machine use it through a socket."""
         url = self.config.frontier
         if not self.ui_only and url.startswith(("memory:", "sqlite:")):
-            return (await open_served(url, "server", self._opened)).store
+            opened = (await open_served(url, "server", self._opened)).store
+            if isinstance(opened, MemoryStore):
+                opened.item_space.limit = self.config.serve.max_memory_bytes
+            return opened
         store = await (join_store if self.ui_only else open_store)(url)
         self._opened.push_async_callback(store.close)
         return store

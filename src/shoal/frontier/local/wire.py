@@ -30,6 +30,8 @@ from shoal.ports import Frontier, FrontierOptions, History, Holder, Store
 
 MAX_BYTES = 512 * 2**20
 """The longest message. A longer one is an error, not a reason to allocate memory."""
+ITEM_BYTES = 16 * 2**20
+"""How many bytes of items one answer may have. At least one item is always sent."""
 HELLO = "hello"
 """The first call of a connection. Arguments and result: `Hello` and `Welcome`."""
 DEAD = "dead"
