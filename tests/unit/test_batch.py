@@ -485,7 +485,9 @@ class RewoundLog:
     def __init__(self, items: list[LoggedItem]) -> None:
         self.items = items
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         if last is not None and last not in self.items:
             raise StoreRewoundError("the store went back in time")
         return [item for item in self.items if item.seq > after][:limit]

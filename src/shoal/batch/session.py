@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from shoal.batch.options import BatchOptions
-from shoal.batch.quota import PER_ENTRY, Quota, size_of
+from shoal.batch.quota import PER_ENTRY, Quota, room_of, size_of
 from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, shortened, start_requests
 from shoal.batch.urls import UrlList
@@ -46,7 +46,7 @@ class Session:
         self.settings = settings
         self.options = options
         self.urls = settings.url_list()
-        self.quota = Quota(settings.max_bytes, initial_size(self.urls, options), frontier)
+        self.quota = Quota(settings.max_bytes, initial_size(self.urls, options), frontier, room_of(store))
         self.changed = asyncio.Event()
         """Set when work in this process has changed the session."""
         self.is_closing = False
@@ -59,15 +59,15 @@ class Session:
     @classmethod
     async def create(
         cls, store: Store, config: Config, urls: Sequence[str], options: BatchOptions, *, caller: str,
-        distributed: bool, address: str = "", webhook: Webhook | None = None,
+        distributed: bool, address: str = "", webhook: Webhook | None = None, max_bytes: int | None = None,
     ) -> Self:  # fmt: skip
-        """Create a session and push its URLs.
+        """Create a session and push its URLs. ``max_bytes``: instead of ``serve.max_session_bytes``.
 
         TooManyNamesError for too many non-ASCII host names. SessionTooLargeError if the URLs exceed the limit of a
         session.
         """
         parsed = await UrlList.parse(list(urls))
-        size, limit = initial_size(parsed, options), config.serve.max_session_bytes
+        size, limit = initial_size(parsed, options), max_bytes or config.serve.max_session_bytes
         if size > limit:
             raise SessionTooLargeError(
                 f"the URLs with their headers and cookies take {size} bytes; the limit of a session is {limit} bytes "
@@ -78,7 +78,7 @@ class Session:
             normalized=["" if new == old else new for old, new in zip(parsed.urls, parsed.normalized, strict=True)],
             invalid={str(position): shortened(reason) for position, reason in parsed.invalid.items()},
             options=options.model_dump(mode="json"), caller=caller, address=address,
-            distributed=distributed, networks=config.serve.allow, max_bytes=config.serve.max_session_bytes,
+            distributed=distributed, networks=config.serve.allow, max_bytes=limit,
             webhook=webhook, delay=config.download_delay, concurrency_per_host=config.concurrency_per_host,
             weight=config.weight, max_attempts=options.retries + 1,
         )  # fmt: skip

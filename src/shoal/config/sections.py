@@ -316,7 +316,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_connections: Count = 1000  # open at the same time; half of them from one address
     max_answer_bytes: Count = 64 * 1024 * 1024  # of results in one answer
     max_session_bytes: Count = 1024**3  # of results in one session; beyond it, its other pages fail
-    max_kept_bytes: Count = 4 * 1024**3  # of results that a server keeps in memory; beyond it, it refuses batches
+    max_kept_bytes: Count = 4 * 1024**3  # of results with a frontier in memory; beyond it, the server refuses batches
+    max_memory_bytes: Count = 64 * 1024 * 1024  # of them that are in memory; the others are in temporary files
     max_sessions: Count = 200  # running at the same time
     max_sessions_per_caller: Count = 100  # running at the same time
     keep_results: Timeout = 3600.0  # how long the results of a session stay available

@@ -55,6 +55,17 @@ _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 _ENDED: frozenset[RunState] = frozenset({"finished", "cancelled"})
 
 
+def count_fitting(sizes: Iterable[int], max_bytes: int) -> int:
+    """How many of these sizes, from the first on, fit together. At least one, if there is one."""
+    fitting = total = 0
+    for size in sizes:
+        total += size
+        if total > max_bytes and fitting:
+            break
+        fitting += 1
+    return fitting
+
+
 def no_run(run_id: str) -> RunError:
     """The error for a run that does not exist."""
     return RunError(f"there is no run {run_id}")

@@ -350,9 +350,11 @@ class PostgresFrontier:
         rows = await self._database.call("roles", self._run, self._offset())
         return [RoleState(**row) for row in rows]
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         with self._receipts.watch(_ITEMS) as call:
-            rows = await self._database.call("read_items", self._run, after, max(0, limit), *_known(last))
+            rows = await self._database.call("read_items", self._run, after, max(0, limit), *_known(last), max_bytes)
         self._receipts.confirmed(call, _ITEMS)
         return [LoggedItem(*row) for row in rows]
 

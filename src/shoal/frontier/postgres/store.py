@@ -15,7 +15,7 @@ from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
 from shoal.frontier.postgres.documents import PostgresDocuments, run_values
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists
-from shoal.ports import FrontierOptions, Holder, Run, RunState
+from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.client import PostgresClient, storable_text
@@ -43,6 +43,10 @@ class PostgresStore(PostgresDocuments):
         database = PostgresClient(address)
         await database.open(partial(schema.install, address=address, component=COMPONENT))
         return cls(database, offset)
+
+    async def room(self) -> Room | None:
+        """A server does not tell how large its disk is: it is full if it has just refused a call."""
+        return Room(0, 0) if self._database.was_full else None
 
     async def create_run(self, run: Run) -> Run:
         if not await self._database.value("create_run", *run_values(run)):

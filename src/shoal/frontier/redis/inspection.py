@@ -79,8 +79,10 @@ class RunInspection:
 
     # -- items
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        words = (after, max(0, limit), *known_item(last))
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
+        words = (after, max(0, limit), *known_item(last), "" if max_bytes is None else max_bytes)
         begin, entries = await self._run_continued(_ITEMS, "items", "read", *words)
         items = (item for last, _, key, *words in entries for item in read_items(last, key, words[1::2]))
         return [item for item in items if item.seq > begin][:limit]

@@ -28,19 +28,20 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import ClassVar, get_args
 
 import msgspec
 
-from shoal.errors import StoreError
+from shoal.errors import StoreError, StoreFullError
 from shoal.frontier.redis.documents import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.layouts import FORMAT as FORMAT
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists, unreadable_run
-from shoal.ports import FrontierOptions, Holder, Run, RunState
+from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
@@ -48,6 +49,7 @@ _READABLE = frozenset({5, 6})
 """Older formats whose records this version reads. 5: all records of hosts are long. 6: runs have fewer counters, and
 each has its own times of heartbeats."""
 
+_FREED_AFTER = 0.2  # seconds
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _MAX_DIGITS = 18
 _STATES: dict[bytes, RunState] = {state.encode(): state for state in get_args(RunState)}
@@ -164,7 +166,11 @@ class RedisStore(RedisDocuments):
         found = await self._run("runs", storable_bytes(run_id), "run_id")
         if found:
             await self.discard(run_id)
-            await self._run("delete", run=found[0][0])
+            try:
+                await self._run("delete", run=found[0][0])
+            except StoreFullError:  # it has made room, which Redis frees in the background
+                await asyncio.sleep(_FREED_AFTER)
+                await self._run("delete", run=found[0][0])
         left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
         if not found and storable_bytes(run_id) not in left[1::2]:
             raise no_run(run_id)
@@ -172,6 +178,15 @@ class RedisStore(RedisDocuments):
             cursor: bytes | None = b"0"
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
+
+    async def room(self) -> Room | None:
+        """That of the server, which may have other data too. Without ``maxmemory``, it may use the whole machine."""
+        info = dict(line.split(b":", 1) for line in (await self._run("room")).split() if b":" in line)
+        total = int(info.get(b"maxmemory", 0)) or int(info.get(b"total_system_memory", 0))
+        if self._scripts.client.was_full:
+            return Room(total, total)
+        used = int(info.get(b"used_memory", 0)) - int(info.get(b"mem_not_counted_for_evict", 0))
+        return Room(used, total) if total else None
 
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None

@@ -26,7 +26,7 @@ from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.items import item_ids
 from shoal.frontier.sqlite.lanes import SharedHosts
-from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
+from shoal.ports import Frontier, FrontierOptions, Holder, Room, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
@@ -63,6 +63,7 @@ class SQLiteStore(SQLiteDocuments):
         self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
         self._sessions = LocalSessions(clock)
         self._opening = asyncio.Lock()
+        self._largest = 0
         file.restore = self._restore
 
     @classmethod
@@ -86,6 +87,22 @@ class SQLiteStore(SQLiteDocuments):
             await file.write(store._correct_times)
             await file.write(partial(restore_lanes, file))
         return store
+
+    async def room(self) -> Room | None:
+        """That of the disk. Its size is what the file has, and what the disk had left for it at most: other programs
+        may need some of it for a while."""
+        disk = os.statvfs(os.path.dirname(self._file.path) or ".")
+        pages, unused, size = await self._file.read(self._count_pages)
+        free = unused * size + disk.f_bavail * disk.f_frsize
+        self._largest = max(self._largest, (pages - unused) * size + free)
+        return Room(self._largest - free, self._largest)
+
+    def _count_pages(self) -> tuple[int, int, int]:
+        count, unused, size = (
+            self._file.db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return count, unused, size
 
     def _correct_times(self) -> None:
         """Set the times in the file back if the clock was set back since it was last used. Otherwise they lie in the

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
-from shoal.batch.results import Entry, portion_of
+from shoal.batch.results import Entry
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.batch.urls import UrlList
@@ -273,9 +273,8 @@ async def read_items(
 
 async def _item_portions(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[list[Entry]]:
     """The items after number ``after``, read a few at a time: one may have many megabytes."""
-    count = 4
-    while items := await frontier.read_items(after, min(count, limit)):
-        items, count = portion_of(items, count, *_ITEMS_READ)
+    count, most = _ITEMS_READ
+    while items := await frontier.read_items(after, min(count, limit), max_bytes=most):
         yield [Entry(item.seq, len(item.payload), partial(_show_item, item)) for item in items]
         after, limit = items[-1].seq, limit - len(items)
         if not limit:

@@ -1,7 +1,11 @@
 -- Delete a run: its name and most of its keys. Leases and queues may be many; sweep.lua deletes them in steps. Until then
 -- the run is listed in `deleted`.
 
-call('HSET', PREFIX .. 'deleted', own.number, own.name)
+local listed = redis.pcall('HSET', PREFIX .. 'deleted', own.number, own.name)
+if type(listed) == 'table' and listed.err then -- there is no memory: make some, for the next attempt
+  for _, part in ipairs({':items', ':event', ':req'}) do call('UNLINK', own.key .. part) end
+  return listed
+end
 call('HDEL', PREFIX .. 'runs', own.name)
 local parts = {
   '', ':req', ':role', ':items', ':event', ':dead', ':kinds', ':refused', ':waiting', ':open', ':later', ':full', ':slot',
