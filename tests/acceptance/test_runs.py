@@ -205,7 +205,8 @@ def test_an_orchestrator_routes_by_mode(kind: str, url: str, tmp_path: Path) -> 
     orchestrator = Orchestrator(file)
     started = orchestrator.start("India", urls=[f"{url}/p/1", f"{url}/p/2", "junk"])
     assert (started["status"], started["enqueued"], started["spider"]) == ("queued", 2, "pages")
-    assert started["worker_command"] == f"shoal worker India --run-id {started['run_id']} --batch-size 50"
+    expected = f"shoal worker India --config {file} --run-id {started['run_id']} --batch-size 50"
+    assert started["worker_command"] == expected
     assert orchestrator.get_stats("India", started["run_id"]) == {
         "pending": 2, "claimed": 0, "completed": 0, "failed": 0, "remaining": 2,
     }  # fmt: skip

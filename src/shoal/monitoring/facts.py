@@ -118,7 +118,9 @@ class FactReader:
 
     async def _failed_logins(self, run: Run) -> tuple[FailedLogin, ...]:
         return tuple(
-            FailedLogin(jar=jar, failures=login.failures, reason=login.reason, at=login.failed_at, stopped=login.stopped)
+            FailedLogin(
+                jar=jar, failures=login.failures, reason=login.reason, at=login.failed_at, stopped=login.stopped
+            )
             for jar, login in (await read_logins(self._store, run.run_id)).items()
             if login.failures
         )

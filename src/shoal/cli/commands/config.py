@@ -18,6 +18,7 @@ app = Commands()
     examples="""
     shoal config
     shoal config books.py
+    shoal config --config production.toml
     shoal config --mode distributed
     shoal config --set download_delay=2
     shoal config --scrapy PROJECT_FOLDER books
@@ -34,7 +35,8 @@ def config(
 ) -> None:
     """Show every setting and where its value comes from.
 
-    Values come from shoal.toml, the spider, the environment (SHOAL_...) and the command line. Later ones win.
+    The command line wins over the environment (SHOAL_...), then come shoal.toml and the spider. A line below a value
+    shows one that lost, where it comes from, and what won.
     """
     from shoal.config import flatten
     from shoal.spider import load_spider
@@ -47,9 +49,15 @@ def config(
     made = None if reference is None else load_spider(reference)
     resolved = resolve(made, given({"frontier": frontier, "mode": mode}), setting)
     for key, value in flatten(resolved.config).items():
-        source = resolved.sources.get(key, "default")
-        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        print(f"{key:<28} {shown!s:<44} {source}".rstrip())
+        _print_line(key, value, resolved.sources.get(key, "default"))
+        for other in resolved.overruled:
+            if other.key == key:
+                _print_line("", other.value, f"{other.source}: lost to {other.winner}")
     if made is not None:
         for line in made.other_settings():
             print(line)
+
+
+def _print_line(key: str, value: object, source: str) -> None:
+    shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+    print(f"{key:<28} {shown!s:<44} {source}".rstrip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -152,6 +153,8 @@ async def _start(
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]
+    if file := os.environ.get("SHOAL_CONFIG"):
+        flags += ["--config", file]
     answer: dict[str, object] = {
         "status": started.run.state,
         "run_id": started.run.run_id,
