@@ -58,7 +58,7 @@ COMMANDS = {
     },
     "Develop": {
         "new": CommandEntry("spiders", "Create a spider from a template."),
-        "list": CommandEntry("spiders", "List the spiders in a file or folder."),
+        "list": CommandEntry("spiders", "List the spiders of shoal.toml and of a file or folder."),
         "shell": CommandEntry("shell", "Fetch a page and try selectors on it."),
         "config": CommandEntry("config", "Show every setting and where its value comes from."),
         "doctor": CommandEntry("doctor", "Check libraries, settings, servers, the browser and Tor."),

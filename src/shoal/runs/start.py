@@ -178,6 +178,9 @@ async def start_run(
             await persist(frontier.recover)
             await seeder.start_over()
     if seeder.failure is not None:
+        if run.run_id == fresh_id and not seeder.position:
+            with suppress(RunError):
+                await persist(lambda: store.delete_run(run.run_id))
         raise seeder.failure
     return Started(
         run=run,

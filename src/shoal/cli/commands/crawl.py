@@ -37,6 +37,7 @@ from shoal.cli.options import (
     SpiderName,
     Tor,
     Warc,
+    all_outputs,
     given,
     outputs_of,
     pairs,
@@ -227,7 +228,7 @@ def run(
         delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc, fail_above=fail_above
     )
     execute(
-        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
+        made, resolve(made, options, setting), all_outputs(entry, output, replace),
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui, session=session,
     )  # fmt: skip
 

@@ -28,8 +28,8 @@ from shoal.cli.options import (
     SessionFile,
     Setting,
     SpiderName,
+    all_outputs,
     given,
-    outputs_of,
     pairs,
     resolve,
     starts_anew,
@@ -103,7 +103,7 @@ def start(
     execution = _mode(mode, entry)
     options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
     resolved = resolve(made, given(options), setting)
-    outputs = [*(entry.outputs if entry else ()), *outputs_of(output, replace)]
+    outputs = all_outputs(entry, output, replace)
     if execution == "single":
         execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
     imported = None if session is None else read_session(session, made, resolved.config)
