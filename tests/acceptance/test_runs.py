@@ -247,7 +247,7 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
         "pending": 1, "claimed": 0, "completed": 1, "failed": 1, "remaining": 1,
     }  # fmt: skip
     with (
-        pytest.raises(ConfigError, match="max_attempts 3, not 9"),
+        pytest.raises(ConfigError, match="max_attempts 4, not 9"),
         SyncUrlWorkQueue(frontier, started["run_id"], max_attempts=9) as queue,
     ):
         queue.claim_batch(1)

@@ -585,8 +585,8 @@ def test_a_config_in_code_has_the_last_word(
 
 
 def test_values_that_were_set_are_known_by_key() -> None:
-    made = Config(concurrency=32, http=HttpSettings(read_timeout=30.0)).with_settings({"retry.max_attempts": 3})
-    expected = {"concurrency": 32, "http.read_timeout": 30.0, "retry.max_attempts": 3, "retry.max_retries": 2}
+    made = Config(concurrency=32, http=HttpSettings(read_timeout=30.0)).with_settings({"retry.max_attempts": 4})
+    expected = {"concurrency": 32, "http.read_timeout": 30.0, "retry.max_attempts": 4, "retry.max_retries": 3}
     assert explicit_settings(made) == explicit_settings(deepcopy(made)) == expected
     assert explicit_settings(Config()) == {}
     assert explicit_settings(msgspec.structs.replace(Config(), concurrency=5)) == {"concurrency": 5}
@@ -928,7 +928,7 @@ def test_the_command_says_why_it_does_not_use_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "attempts"),
-    [({}, 3), ({"max_retries": 5}, 6), ({"max_retries": 0}, 1), ({"max_attempts": 4}, 4),
+    [({}, 4), ({"max_retries": 5}, 6), ({"max_retries": 0}, 1), ({"max_attempts": 4}, 4),
      ({"max_attempts": 4, "max_retries": 3}, 4)],
 )  # fmt: skip
 def test_retries_are_attempts_without_the_first(settings: dict[str, int], attempts: int) -> None:
@@ -941,7 +941,7 @@ def test_retries_are_attempts_without_the_first(settings: dict[str, int], attemp
 def test_attempts_and_retries_that_contradict_each_other(tmp_path: Path) -> None:
     for make in (
         lambda: Config().with_settings({"retry.max_attempts": 4, "retry.max_retries": 4}),
-        lambda: RetrySettings(max_attempts=4, max_retries=4),
+        lambda: RetrySettings(max_attempts=5, max_retries=5),
         lambda: load_config(environ={"SHOAL_RETRY__MAX_ATTEMPTS": "4", "SHOAL_RETRY__MAX_RETRIES": "1"}),
     ):
         with pytest.raises(ConfigError, match="contradict each other"):

@@ -62,7 +62,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     outputs: tuple[str, ...] = ()
     code: str = ""
     """A hash of the file of the spider."""
-    max_attempts: Count = 3
+    max_attempts: Count = 4
     delay: Seconds = 0.0
     concurrency_per_host: Count = 8
     weight: Weight = 1.0
