@@ -678,6 +678,53 @@ def test_redis_variables_name_the_server_of_a_fleet(environ: dict[str, str], url
     assert named.config.frontier == "redis://h/0"
 
 
+@pytest.mark.parametrize(
+    ("names", "frontier"),
+    [
+        ({"QUEUE_TYPE": "memory"}, "memory:"),
+        ({"QUEUE_TYPE": "redis", "REDIS_HOST": "h", "REDIS_PORT": 7000, "REDIS_PASSWORD": "p"}, "redis://:p@h:7000/0"),
+        ({"QUEUE_TYPE": "Redis", "FILTER_TYPE": "redis"}, "redis://127.0.0.1:6379/0"),
+        ({"FILTER_TYPE": "redis", "REDIS_HOST": "h"}, "redis://h:6379/0"),
+    ],
+)
+def test_other_names_choose_the_frontier(toml: Any, names: dict[str, Any], frontier: str) -> None:
+    for spell in (str, str.lower):
+        file = toml("".join(f"{spell(name)} = {json.dumps(value)}\n" for name, value in names.items()))
+        assert load_config(file=file).config.frontier == frontier
+    resolved = load_config(environ={name: str(value) for name, value in names.items()})
+    assert resolved.config.frontier == frontier
+    assert resolved.sources["frontier"] in names
+    over = load_config(file=file, command_line={"frontier": "sqlite:///a.db"})
+    assert over.config.frontier == "sqlite:///a.db"
+
+
+def test_other_names_have_the_strength_of_their_layer(toml: Any) -> None:
+    file = toml("SCHEDULER_MAX_QUEUE_SIZE = 50000\nREDIS_HOST = 'file'\nREDIS_DB = 3\nmode = 'distributed'")
+    resolved = load_config(file=file)
+    assert (resolved.config.queue.max_size, resolved.config.frontier) == (50_000, "redis://file:6379/3")
+    resolved = load_config(file=file, environ={"SCHEDULER_MAX_QUEUE_SIZE": "7", "REDIS_HOST": "env"})
+    assert (resolved.config.queue.max_size, resolved.config.frontier) == (7, "redis://env:6379/3")
+    assert resolved.sources["queue.max_size"] == "SCHEDULER_MAX_QUEUE_SIZE"
+    assert load_config(file=file, environ={"QUEUE_TYPE": "memory"}).config.mode == "standalone"
+    assert load_config(code=Config.standalone(), environ={"QUEUE_TYPE": "redis"}).config.frontier == "memory:"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"QUEUE_TYPE": "redis", "FILTER_TYPE": "memory"}, 'QUEUE_TYPE "redis" and FILTER_TYPE "memory" contradict'),
+        ({"QUEUE_TYPE": "redis", "SHOAL_FRONTIER": "sqlite:///a.db"}, 'contradicts the frontier "sqlite:///a.db"'),
+        ({"QUEUE_TYPE": "redis", "SHOAL_MODE": "standalone"}, '"redis://127.0.0.1:6379/0" (QUEUE_TYPE). These contrad'),
+        ({"QUEUE_TYPE": "memory", "SHOAL_MODE": "distributed"}, "These contradict each other"),
+        ({"QUEUE_TYPE": "sqlite"}, "name the frontier instead: sqlite:///file.db"),
+        ({"FILTER_TYPE": "kafka"}, 'FILTER_TYPE "kafka" does not say where the queue is; use memory or redis'),
+        ({"SCHEDULER_MAX_QUEUE_SIZE": "many"}, 'SCHEDULER_MAX_QUEUE_SIZE: "queue.max_size" must be an integer'),
+    ],
+)
+def test_other_names_that_contradict_something(environ: dict[str, str], said: str) -> None:
+    assert said in message(load_config, environ=environ)
+
+
 @pytest.mark.parametrize("name", ["REDIS_PORT", "REDIS_DB"])
 def test_a_bad_redis_variable_is_named(name: str) -> None:
     environ = {"SHOAL_MODE": "distributed", name: "tcp://[" if name == "REDIS_PORT" else "one"}

@@ -20,7 +20,7 @@ from shoal.config.layers import (
     read_settings,
     read_toml,
 )
-from shoal.config.redis_variables import REDIS_VARIABLES, redis_from_environ
+from shoal.config.redis_variables import OTHER_NAMES, REDIS_VARIABLES, own_names, redis_from_environ
 from shoal.config.root import Config
 from shoal.errors import ConfigError
 
@@ -88,19 +88,34 @@ def load_config(
 
     A layer with a mode but without a frontier decides on the frontier, too: "standalone" is in memory, whatever weaker
     layers say; "distributed" uses the server that a weaker layer names, or else Redis: the server that REDIS_HOST,
-    REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or the one on this machine. If a layer has both and they contradict
+    REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or the one on this machine. The file and the environment may also use
+    the names in `shoal.config.redis_variables`. If a layer has both and they contradict
     each other, that is an error.
     """
     in_file = read_toml(file) if file is not None else {}
     for table in _OTHER_TABLES:
         in_file.pop(table, None)
+    environ = environ or {}
+    in_file, file_names = _split_names(in_file)
+    redis = {name: str(value) for name, value in file_names.items() if name in REDIS_VARIABLES}
+    redis |= {name: environ[name] for name in REDIS_VARIABLES if environ.get(name)}
     typed, from_spider = options or {}, spider_sources or {}
     in_code = explicit_settings(code) if isinstance(code, Config) else code
-    in_environ, problems = _from_environ(environ or {})
+    in_environ, problems = _from_environ(environ)
+    variables: dict[str, str] = {}
+    environ_names = {name: environ[name] for name in OTHER_NAMES if environ.get(name)}
+    for layer, names, where in ((in_file, file_names, f"{file}: "), (in_environ, environ_names, "")):
+        try:
+            found = own_names(names, layer.get("frontier"), redis)
+        except ConfigError as exc:
+            problems.append(f"{where}{exc}")
+            continue
+        layer.update((key, value) for key, (_, value) in found.items())
+        variables = {key: name for key, (name, _) in found.items()}
     layers: list[tuple[Mapping[str, object] | None, Callable[[str], str], Parse | None]] = [
         (spider, lambda key: from_spider.get(key, f"spider {spider_name}".strip()), None),
         (in_file, lambda key: str(file), None),
-        (in_environ, env_name, from_text),
+        (in_environ, lambda key: variables.get(key, env_name(key)), from_text),
         (command_line, lambda key: typed.get(key, f"--set {key}"), from_text),
         (in_code, lambda key: "code", None),
     ]
@@ -113,9 +128,7 @@ def load_config(
         raise ConfigError("\n".join(problems))
     values, sources = merge.values, merge.sources
     if values.get("mode") == "distributed" and "frontier" not in values:
-        values["frontier"], sources["frontier"] = redis_from_environ(environ or {}), sources["mode"]
-        if names := [name for name in REDIS_VARIABLES if (environ or {}).get(name)]:
-            sources["frontier"] = ", ".join(names)
+        values["frontier"], sources["frontier"] = redis_from_environ(redis), ", ".join(redis) or sources["mode"]
     return Resolved(build(Config, values), sources, tuple(merge.overruled))
 
 
@@ -180,7 +193,14 @@ def config_for(
 _OTHER_VARIABLES = ("SHOAL_CONFIG", "SHOAL_FLOWER_PASSWORD")
 
 
-def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _split_names(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """The settings of a file under their own names, and those under the names of other crawlers, in capitals."""
+    other = {name: value for name, value in settings.items() if name.upper() in OTHER_NAMES}
+    own = {name: value for name, value in settings.items() if name not in other}
+    return own, {name.upper(): value for name, value in other.items()}
+
+
+def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     known = {env_name(key): key for key in keys(Config)}
     ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _OTHER_VARIABLES}
     problems = []

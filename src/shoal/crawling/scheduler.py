@@ -227,7 +227,7 @@ class Scheduler:
                 if refused and not duplicate:
                     history = await self.frontier.find(request, exact=True)
                     word = "refused" if history is not None and history.state == "dead" else word
-                log.debug("%s %s (%d in the queue)", word, request.url, size)
+                log.debug("%s %s (priority %g, %d in the queue)", word, request.url, request.priority, size)
 
     async def next_requests(self, limit: int, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
