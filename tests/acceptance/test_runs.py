@@ -239,7 +239,7 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
         assert "  worker    script-1" in why(claims[0].url)
         assert "2 pages held by worker script-1" in shoal("stats", started["run_id"])
         queue.complete_url(claims[0], items=[{"price": 3}])
-        assert queue.fail_url(claims[1], "gone", retry_in=None) == "dead"
+        assert queue.fail_url(claims[1], "gone", retry_in=None) == "failed"
         assert "done  (worker script-1)" in why(claims[0].url)
         assert "attempt 1 failed: gone  (worker script-1)" in why(claims[1].url)
         assert "held by" not in shoal("stats", started["run_id"])

@@ -62,8 +62,8 @@ async def test_the_life_of_a_url(queue: UrlWorkQueue) -> None:
     done, retried, failed, released = await queue.claim_batch(10)
     assert (done.attempt, dict(done.meta)) == (1, {"state": "Goa"})
     await queue.complete_url(done, status=200, items=[{"price": 3}])
-    assert await queue.fail_url(retried, "timed out", retry_in=0.0) == "waiting"
-    assert await queue.fail_url(failed, "gone", retry_in=None) == "dead"
+    assert await queue.fail_url(retried, "timed out", retry_in=0.0) == "pending"
+    assert await queue.fail_url(failed, "gone", retry_in=None) == "failed"
     await queue.release_url(released)
     assert {claim.url: claim.attempt for claim in await queue.claim_batch(10)} == {retried.url: 2, released.url: 1}
     stats = await queue.get_queue_stats()
@@ -100,7 +100,7 @@ async def test_three_retries_are_four_attempts(dsn: str) -> None:
         async with queue:
             await queue.enqueue_urls(URLS[:1])
             states = [await queue.fail_url((await queue.claim_batch())[0], "timed out", retry_in=0.0) for _ in range(4)]
-            assert states == ["waiting", "waiting", "waiting", "dead"]
+            assert states == ["pending", "pending", "pending", "failed"]
             assert await queue.claim_batch() == []
     with pytest.raises(ConfigError, match="contradict each other"):
         UrlWorkQueue(dsn, max_retries=3, max_attempts=3)
@@ -207,7 +207,7 @@ def test_the_sync_front(dsn: str) -> None:
         assert queue.enqueue_urls(URLS).added == 25
         one, two, three = queue.claim_batch(3)
         queue.complete_url(one)
-        assert queue.fail_url(two, "gone", retry_in=None) == "dead"
+        assert queue.fail_url(two, "gone", retry_in=None) == "failed"
         assert queue.renew([three]) == [True]
         queue.release_url(three)
         assert queue.release_expired_leases() == 0

@@ -215,7 +215,7 @@ async def test_a_request_that_fails_waits_or_dies() -> None:
     clock.advance(11)
     second = await scheduler.next_request()
     assert second is not None
-    assert await scheduler.fail(second, "no luck", retry_in=10) == "dead"
+    assert await scheduler.fail(second, "no luck", retry_in=10) == "failed"
     assert await scheduler.idle()
     history = await scheduler.frontier.find(Request(URL))
     assert history is not None

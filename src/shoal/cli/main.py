@@ -44,7 +44,7 @@ COMMANDS = {
     },
     "Inspect": {
         "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
-        "stats": CommandEntry("runs", "Count the queued, done and failed requests of a run."),
+        "stats": CommandEntry("runs", "Count the ready, done and failed requests of a run."),
         "history": CommandEntry("history", "Show the counts and the speed of a run over time."),
         "workers": CommandEntry("history", "List the processes that work on runs."),
         "compare": CommandEntry("history", "Compare two runs: pages, items, failures, fields."),

@@ -233,14 +233,14 @@ class UrlWorkQueue:
     async def fail_url(
         self, claim: UrlClaim, reason: str, *, kind: str = "failed", retry_in: float | None = 60.0
     ) -> str:
-        """Record a failed attempt. The URL is ready again after ``retry_in`` seconds; it is dead if that is None or no
-        attempt is left. Returns its state."""
+        """Record a failed attempt. The URL is pending again after ``retry_in`` seconds; it is failed if that is None or
+        no attempt is left. Returns its state: ``pending`` or ``failed``."""
         failure = Failure(lease=claim.lease, kind=kind, reason=reason, retry_in=retry_in)
         frontier = await self._open()
         state = (await _unless_fenced(frontier.fail([failure])) or [None])[0]
         if state is None:
             raise _lost(claim)
-        return state
+        return "failed" if state == "dead" else "pending"
 
     async def release_url(self, claim: UrlClaim) -> None:
         """Release a URL. The attempt does not count."""
