@@ -61,7 +61,7 @@ def test_many_large_patterns_are_refused() -> None:
 def test_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
     assert check_regexes(("a",)) is None
-    with pytest.raises(ConfigError, match=r"need RE2; install it with: pip install 'shoal\[re2\]'"):
+    with pytest.raises(ConfigError, match=r"need RE2; install it with: pip install '.*\[re2\]'"):
         check_regexes(linear(["a"]))
 
 
