@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from shoal.browser.gateway_http import parse_response
 from shoal.browser.gateway_pipe import Meter, Pipe
 from shoal.errors import ConfigError, FetchError, ProxyError
-from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text
+from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text, unresolved
 from shoal.fetch.guard import AddressGuard
 
 _MAX_PROXY_HEAD = 16384
@@ -49,18 +49,18 @@ class Direct:
     def __init__(self, connector: Connector, meter: Meter) -> None:
         self._connector = connector
         self._meter = meter
+        self._caller = connector.names.new_caller()
 
     def refuses(self, host: str) -> str | None:
         return None
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
         try:
-            return await _piped(await self._connector.connect(host, port), self._meter)
+            return await _piped(await self._connector.connect(host, port, self._caller), self._meter)
         except RefusedAddressError as exc:
             raise refusal(host, exc.reason) from exc
         except socket.gaierror as exc:
-            message = f"can't resolve the host {host}"
-            raise FetchError(message, kind="dns", retryable=True, contacted=False) from exc
+            raise unresolved(host, exc) from exc
         except OSError as exc:
             message = f"no connection to {host}: {system_text(exc)}"
             raise FetchError(message, kind="connect", retryable=True) from exc

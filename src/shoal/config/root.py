@@ -14,6 +14,7 @@ from shoal.config.sections import (
     CacheSettings,
     ClusterSettings,
     Count,
+    DnsSettings,
     FileSettings,
     HttpSettings,
     IdentitySettings,
@@ -71,7 +72,7 @@ class Config(Section, frozen=True, kw_only=True):
         "run_mode": "mode",
         "scheduler": "frontier",
         "scheduler_max_queue_size": "queue.max_size",
-        "dns_timeout": "http.connect_timeout",
+        "dns_timeout": "dns.deadline",
         "download_maxsize": "http.max_body_bytes",
         "download_timeout": "http.total_timeout",
         "files_expires": "files.max_age",
@@ -125,6 +126,7 @@ class Config(Section, frozen=True, kw_only=True):
     proxies: tuple[str, ...] = ()
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
+    dns: DnsSettings = DnsSettings()
     identities: IdentitySettings = IdentitySettings()
     browser: BrowserSettings = BrowserSettings()
     tor: TorSettings = TorSettings()
