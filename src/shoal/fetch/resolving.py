@@ -252,7 +252,8 @@ class CaresResolver:
                 return
             nodes = () if code else result.nodes
             if nodes:
-                future.set_result(_addresses((each.family, 0, each.protocol, "", _texts(each.addr)) for each in nodes))
+                infos = ((each.family, 0, socket.IPPROTO_TCP, "", _texts(each.addr)) for each in nodes)
+                future.set_result(_addresses(infos))
             elif code is None or code in self._missing:
                 future.set_exception(UnresolvedError(socket.EAI_NONAME))
             else:
