@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -29,8 +30,8 @@ class NameServer:
     ``silent`` in them, and fails for ``broken.test``. Other names do not exist."""
 
     def __init__(self, folder: Path, zone: Mapping[str, Sequence[str]] = {}) -> None:
-        self._zone = zone
-        self._names: set[str] = set()
+        self._zone = dict(zone)
+        self._names: Counter[str] = Counter()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((self._any_address(), 53))
         self._etc = folder / "etc"
@@ -57,6 +58,14 @@ class NameServer:
         """For how many names of a zone it was asked."""
         return sum(name.endswith(f".{zone}") for name in [*self._names])
 
+    def questions(self, name: str) -> int:
+        """How often it was asked for a name. A lookup asks twice, for both kinds of addresses."""
+        return self._names[name]
+
+    def add(self, name: str, address: str) -> None:
+        """Answer for a name from now on."""
+        self._zone[name] = [address]
+
     def close(self) -> None:
         self._socket.close()
 
@@ -75,7 +84,7 @@ class NameServer:
             labels.append(query[at + 1 : at + 1 + query[at]].decode())
             at += 1 + query[at]
         name, (kind,) = ".".join(labels).lower(), struct.unpack("!H", query[at + 1 : at + 3])
-        self._names.add(name)
+        self._names[name] += 1
         if "silent" in name:
             return None
         addresses = self._zone.get(name, ["127.0.0.1"] if name.endswith(".good.test") else [])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from shoal.config import Resolved, find_short_tokens, mask
 from shoal.errors import ConfigError, ShoalError
 
-_REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
+_REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "pycares", "yarl", "typer", "rich")
 _OPTIONAL = {
     "pyarrow": ("parquet", "Parquet files"),
     "obstore": ("objects", "object storage"),
