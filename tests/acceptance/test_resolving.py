@@ -392,6 +392,28 @@ def test_mail_to_a_silent_server_leaves_threads_for_outputs(names: NameServer) -
     assert (done.stdout, done.stderr) == ("written 0\n", "")
 
 
+FORK = """
+import os, uvloop
+from shoal.fetch.resolving import Names
+
+async def main(who):
+    print(who, (await Names().resolve(f"{who}.good.test"))[0].host, flush=True)
+
+uvloop.run(main("parent"))
+if child := os.fork():
+    print(os.waitpid(child, 0)[1])
+else:
+    uvloop.run(main("child"))
+"""
+
+
+def test_a_forked_process_has_its_own_resolver(names: NameServer) -> None:
+    """The thread of c-ares stays in the parent."""
+    command = names.asking(sys.executable, "-c", FORK)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("parent 127.0.0.1\nchild 127.0.0.1\n0\n", "")
+
+
 LEAVE = """
 import asyncio, sys, uvloop
 from shoal.config import DnsSettings
