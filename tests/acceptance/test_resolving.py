@@ -17,6 +17,7 @@ from tests.acceptance.serving import FAST, Api, Process, beside, until
 from tests.acceptance.silent_zone import NameServer, name_server
 from tests.forking import SHOAL
 from tests.servers import StreamServer, answer, read_head
+from tests.socks_server import SocksServer
 
 PATIENT = {"SHOAL_DNS__DEADLINE": "1000", "SHOAL_DNS__MAX_LOOKUPS": "40", "SHOAL_RETRY__MAX_ATTEMPTS": "1"}
 """Lookups last longer than the test. One zone has a quarter of them."""
@@ -390,6 +391,40 @@ def test_mail_to_a_silent_server_leaves_threads_for_outputs(names: NameServer) -
         names.asking(sys.executable, "-c", MAIL), capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr) == ("written 0\n", "")
+
+
+PROXIES = """
+import asyncio, sys, uvloop
+from shoal import Request
+from shoal.config import DnsSettings, HttpSettings
+from shoal.errors import ProxyError
+from shoal.fetch.direct import DirectFetcher
+
+async def main():
+    fetcher = DirectFetcher(HttpSettings(), "test", dns=DnsSettings(deadline=0.5))
+    for proxy in ("http://p.silent.test:1", "socks5://user:pass@q.silent.test:1"):
+        try:
+            await fetcher.fetch(Request("http://127.0.0.1:1/", proxy=proxy))
+        except ProxyError as exc:
+            print(exc.retryable, exc)
+    print((await fetcher.fetch(Request(sys.argv[1], proxy=sys.argv[2]))).status)
+    await fetcher.close()
+
+uvloop.run(main())
+"""
+
+
+def test_names_of_proxies(names: NameServer, site: Site) -> None:
+    """Through a proxy with a name, and through two whose names have no answer."""
+    with beside(SocksServer({"user": "p@ss"})) as socks:
+        proxy = socks.address("user").replace("127.0.0.1", "a.good.test")
+        command = names.asking(sys.executable, "-c", PROXIES, f"{site.url}/page", proxy)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    late = "can't resolve the host of the proxy: no answer within 0.5 s (dns.deadline)"
+    assert (done.stdout.splitlines(), done.stderr) == (
+        [f"True {late}", f"True no connection to 127.0.0.1:1 through the proxy: {late}", "200"], "",
+    )  # fmt: skip
+    assert len(socks.connects) == 1
 
 
 FORK = """

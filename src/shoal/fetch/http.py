@@ -309,6 +309,8 @@ def _explain_proxy(
         case aiohttp.ConnectionTimeoutError() if _asks_for_plain_http(request, proxy):
             message = f"no connection to the proxy within {timeout.sock_connect:g} s (http.connect_timeout)"
             return ProxyError(message, retryable=True)
+        case aiohttp.ClientConnectorDNSError() if proxy is not None:  # it resolves all names but its own
+            return ProxyError(str(unresolved("of the proxy", exc.os_error)), retryable=True)
         case aiohttp.ClientProxyConnectionError():
             message = f"no connection to the proxy {exc.host}:{exc.port}: {system_text(exc.os_error)}"
             return ProxyError(message, retryable=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shoal.config import HttpSettings
 from shoal.fetch.decompress import ACCEPTED
-from shoal.fetch.resolving import Caller
+from shoal.fetch.resolving import Caller, current_caller
 from shoal.http import Request, Response
 from shoal.ports import Fetcher
 
@@ -30,8 +30,11 @@ class LimitedFetcher:
         self._caller = caller
 
     async def fetch(self, request: Request) -> Response:
-        with self._caller.in_force():
+        token = current_caller.set(self._caller)
+        try:
             return await self._owner.fetch(request, self._max_body_bytes)
+        finally:
+            current_caller.reset(token)
 
     async def close(self) -> None:
         pass

@@ -8,8 +8,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -63,15 +63,6 @@ class Caller:
         self._held = 0
         self._freed = asyncio.Event()
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Make lookups in this task for this caller."""
-        token = _caller.set(self)
-        try:
-            yield
-        finally:
-            _caller.reset(token)
-
     async def take(self, zone: str, resolver: Resolver) -> None:
         """Wait until one more lookup may begin. If all callers together have too many, each may still have one."""
         while (
@@ -92,7 +83,8 @@ class Caller:
         self._freed = asyncio.Event()
 
 
-_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
+"""For whom this task looks up names, if several callers share a fetcher."""
 
 
 class _KnownName(NamedTuple):
@@ -131,7 +123,7 @@ class Names:
             return known.addresses
         if literal := _literal(host):
             return literal
-        key = caller or _caller.get() or self._own, host
+        key = caller or current_caller.get() or self._own, host
         lookup = self._lookups.get(key)
         if lookup is None:
             lookup = self._lookups[key] = asyncio.create_task(self._look_up(*key))

@@ -13,6 +13,7 @@ import aiohttp
 from yarl import URL
 
 from shoal.errors import FetchError, ProxyError
+from shoal.fetch.connecting import unresolved
 from shoal.fetch.resolving import ResolvedAddress
 
 SCHEMES = ("socks5://", "socks5h://")
@@ -80,9 +81,7 @@ class SocksSessions:
         try:
             addresses = await self._resolve(url.host or "")
         except socket.gaierror as exc:
-            reason = getattr(exc, "reason", "")
-            problem = "can't resolve the host of the proxy" + (f": {reason}" if reason else "")
-            raise ProxyError(_message(host, problem), retryable=True) from exc
+            raise ProxyError(_message(host, str(unresolved("of the proxy", exc))), retryable=True) from exc
         return str(url.with_host(min(addresses, key=lambda address: address.family).host))
 
     async def _close_oldest(self) -> None:
