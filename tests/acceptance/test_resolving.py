@@ -427,6 +427,41 @@ def test_names_of_proxies(names: NameServer, site: Site) -> None:
     assert len(socks.connects) == 1
 
 
+LATE = """
+import asyncio, socket, sys, uvloop
+from shoal.config import DnsSettings
+from shoal.fetch import resolving
+
+resolving._FIRST_PAUSE = 100
+
+async def main():
+    names = resolving.Names(DnsSettings(deadline=2, failure_seconds=100))
+    busy, other = resolving.Caller(1), names.new_caller()
+    asyncio.ensure_future(names.resolve("n.silent.test", busy))
+    await asyncio.sleep(0.3)
+    try:
+        await names.resolve("late.silent.test", busy)
+    except socket.gaierror as exc:
+        print(exc.strerror, flush=True)
+    sys.stdin.readline()
+    print((await names.resolve("late.silent.test", other))[0].host)
+
+uvloop.run(main())
+"""
+
+
+def test_a_caller_with_too_many_lookups_spoils_no_name_for_others(names: NameServer) -> None:
+    """Its turn comes when there is no time left for an answer. That says nothing about the name."""
+    command = names.asking(sys.executable, "-c", LATE)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "no answer within 2 s (dns.deadline)\n"
+        names.add("late.silent.test", "10.5.0.2")
+        print("go on", file=process.stdin, flush=True)
+        assert process.stdout.read() == "10.5.0.2\n"
+
+
 FORK = """
 import os, uvloop
 from shoal.fetch.resolving import Names

@@ -24,6 +24,7 @@ _MAX_LOOKUPS = 4096  # in this process; each takes about 4 KB
 _MAX_THREADS = 128  # for the resolver of the system
 # c-ares doubles the time-out with each try, and begins with less if the server is fast. The deadline comes before.
 _FIRST_TRY, _TRIES = 0.5, 5
+_SECOND_LEVEL = frozenset(("ac", "co", "com", "edu", "go", "gov", "ne", "net", "or", "org"))
 
 
 class ResolvedAddress(NamedTuple):
@@ -136,23 +137,24 @@ class Names:
             lookup.exception()  # nobody may be waiting for it any more
 
     async def _look_up(self, caller: Caller, host: str) -> list[ResolvedAddress]:
-        """If the deadline passes before the name server could be asked, that says nothing about the name."""
+        """If there is little time left when the turn comes, the failure is not remembered: it says nothing about the
+        name, and would be a way to spoil names for others."""
         seconds, zone = self._settings.deadline, _zone(host)
         resolver = _resolver(self._settings.resolver)
-        asked = False
+        asked_at = 0.0
         try:
             async with asyncio.timeout(seconds):
                 await caller.take(zone, resolver)
-                asked = True
+                asked_at = time.monotonic()
                 answer = resolver.ask(host)
                 answer.add_done_callback(lambda _: caller.give_back(zone))
                 addresses = await (answer if resolver.can_cancel else asyncio.shield(answer))
         except TimeoutError as exc:
             reason = f"no answer within {seconds:g} s (dns.deadline)"
-            if not asked:
+            if not asked_at:
                 reason = f"too many names wait for an answer, no turn within {seconds:g} s (dns.max_lookups)"
             error = UnresolvedError(socket.EAI_AGAIN, reason)
-            if asked:
+            if asked_at and time.monotonic() - asked_at > 0.9 * seconds:
                 self._remember_failure(host, error)
             raise error from exc
         except UnresolvedError as exc:
@@ -200,7 +202,7 @@ def _addresses(infos: Iterable[tuple[Any, Any, int, str, tuple[Any, ...]]]) -> l
 def _zone(host: str) -> str:
     """The part of a name that one owner probably has: two labels, or three below ``co.uk`` and the like."""
     labels = host.rstrip(".").lower().split(".")
-    return ".".join(labels[-3 if len(labels[-1]) == 2 and len(labels[-2:][0]) <= 3 else -2 :])
+    return ".".join(labels[-3 if len(labels[-1]) == 2 and labels[-2:][0] in _SECOND_LEVEL else -2 :])
 
 
 # -- who knows the addresses
