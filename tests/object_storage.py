@@ -1,4 +1,5 @@
-"""Servers of object storage in their own processes: s3rver (S3) and Azurite. `need_node_servers` installs them."""
+"""Servers of object storage in their own processes: moto (S3) and Azurite. Both obey the conditions of writes.
+`need_tools moto` and `need_node_servers` install them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,7 @@ from obstore.store import AzureStore, ObjectStore, S3Store
 
 from tests.databases import DatabaseServer, listens
 
-_MODULES = Path(__file__).parent.parent / ".node-servers" / "node_modules"
-_ATOMIC = Path(__file__).parent / "atomic_s3rver.js"
+_ROOT = Path(__file__).parent.parent
 _AZURE_KEY = base64.b64encode(b"the key of the tests, which is not a secret").decode()
 _ALL_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
@@ -32,10 +32,14 @@ class ObjectServer(DatabaseServer):
 
     scheme: ClassVar[str]
     program: ClassVar[str]
+    root: ClassVar[str] = ""
+    """With which the paths of its URLs begin."""
+    listing: ClassVar[bytes]
+    """What the URL of a request for a list of objects has."""
 
     def _prepare(self) -> None:
         self._count = 0
-        if not (_MODULES / self.program).exists():
+        if not (_ROOT / self.program).exists():
             raise RuntimeError(f"{self.program} is not installed; run `scripts/test`, which installs it")
 
     def _answers(self) -> bool:
@@ -44,6 +48,14 @@ class ObjectServer(DatabaseServer):
     @property
     def url(self) -> str:
         return f"{self.scheme}://"
+
+    def endpoint_at(self, port: int) -> str:
+        """The endpoint of this server behind a proxy on this port."""
+        return f"http://127.0.0.1:{port}{self.root}"
+
+    @property
+    def endpoint(self) -> str:
+        return self.endpoint_at(self.port)
 
     @property
     @abstractmethod
@@ -94,49 +106,49 @@ class ObjectServer(DatabaseServer):
 
 
 class S3Server(ObjectServer):
-    """s3rver, with objects that are replaced in one step. It ignores the conditions of writes."""
+    """moto. ``start`` after ``kill`` keeps its objects, which Azurite would lose."""
 
-    scheme, program = "s3", "s3rver/bin/s3rver.js"
+    scheme, program, listing = "s3", ".venv-moto/bin/python", b"list-type=2"
+    options: ClassVar[tuple[str, ...]] = ()
 
     def _command(self) -> list[str]:
-        words = ["--directory", str(self.folder / "data"), "--address", "127.0.0.1", "--port", str(self.port)]
-        store = f"S3RVER_STORE={_MODULES / 's3rver/lib/stores/filesystem.js'}"
-        return ["env", store, "node", "-r", str(_ATOMIC), str(_MODULES / self.program), *words, "--silent"]
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        journal = str(self.folder / "journal")
+        return [str(_ROOT / self.program), str(_ROOT / "tests/s3_server.py"), str(self.port), journal, *self.options]
 
     @property
     def variables(self) -> Mapping[str, str]:
         return {
-            "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER", "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "shoal", "AWS_SECRET_ACCESS_KEY": "shoal", "AWS_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": self.endpoint,
         }  # fmt: skip
 
     def store(self, bucket: str) -> ObjectStore:
         return S3Store(
-            bucket, endpoint=self.endpoint, access_key_id="S3RVER", secret_access_key="S3RVER", region="us-east-1",
+            bucket, endpoint=self.endpoint, access_key_id="shoal", secret_access_key="shoal", region="us-east-1",
             client_options={"allow_http": True},
         )  # fmt: skip
 
     def _make(self, bucket: str) -> None:
-        (self.folder / "data" / bucket).mkdir(parents=True)
+        with urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{bucket}", method="PUT")) as answer:
+            assert answer.status == 200
+
+
+class CarelessS3Server(S3Server):
+    """It ignores the conditions of writes, as some servers do."""
+
+    options = ("ignore",)
 
 
 class AzureServer(ObjectServer):
-    """Azurite. It obeys the conditions of writes."""
+    """Azurite. A kill loses the objects of the last seconds."""
 
-    scheme, program = "az", "azurite/dist/src/blob/main.js"
+    scheme, program = "az", ".node-servers/node_modules/azurite/dist/src/blob/main.js"
+    root, listing = "/shoal", b"comp=list"
 
     def _command(self) -> list[str]:
         words = ["--location", str(self.folder), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
         flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
-        return ["env", f"AZURITE_ACCOUNTS=shoal:{_AZURE_KEY}", "node", str(_MODULES / self.program), *words, *flags]
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}/shoal"
+        return ["env", f"AZURITE_ACCOUNTS=shoal:{_AZURE_KEY}", "node", str(_ROOT / self.program), *words, *flags]
 
     @property
     def variables(self) -> Mapping[str, str]:

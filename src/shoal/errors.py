@@ -28,6 +28,7 @@
     ├── SinkError                    an output that cannot be opened or written
     │   ├── ItemsLostError           the item log lacks items; the output has all others (shoal.sinks)
     │   ├── OutputChangedError       another program changed the output; it must be restored or replaced
+    │   ├── OutputExistsError        a file has content that this run did not write (shoal.sinks)
     │   ├── OutputTakenError         the output has a newer writer; nothing was changed
     │   ├── RoleTakenError           another process writes to this output (shoal.sinks)
     │   └── SinkBusyError            another process has locked this output (shoal.sinks)

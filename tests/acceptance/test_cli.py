@@ -150,8 +150,44 @@ def test_a_run_whose_log_lacks_an_item_ends_with_an_error(shoal, shop: str, tmp_
         assert "x.jsonl" in done.stderr
         assert "lacks item 2, which the item log of this run does not have" in done.stderr
         assert len(lines(tmp_path / "x.jsonl")) == 5
-    assert "finished" in shoal("runs", *at).stdout
-    assert "5 of 6 items: 1 MISSING" in shoal("audit", *at, code=1).stdout
+    assert re.search(r"finished +degraded", shoal("runs", *at).stdout)
+    audit = shoal("audit", *at, code=1).stdout
+    assert "the item log lacked 1 item: another program changed the store" in audit
+    keep = "the log of this run does not have item 2: keep the file, and export what the log has to another one"
+    assert f"x.jsonl: 5 of 6 items: 1 MISSING\n      {keep}\n" in audit
+    assert f"first.jsonl: 4 of 6 items: 2 MISSING\n      {keep}\n" in audit, "it has item 2"
+    assert "shoal export" not in audit
+
+
+@pytest.mark.parametrize(("rows", "advised"), [("_seq = 2", False), ("_seq <= 3", True)])
+def test_a_table_that_lacks_what_the_log_lacks(shoal, shop: str, tmp_path: Path, rows: str, advised: bool) -> None:
+    """An export is advised only if it can write something."""
+    at = ["--frontier", "sqlite:///r.db"]
+    shoal("crawl", shop, "--max-pages", "4", "--delay", "0", "-o", "x.db?table=t", *at)
+    deletions = {"r.db": "DELETE FROM item WHERE id = (1 << 40) + 2", "x.db": f"DELETE FROM t WHERE {rows}"}
+    for file, statement in deletions.items():
+        with closing(sqlite3.connect(tmp_path / file)) as db:
+            db.execute(statement)
+            db.commit()
+    said = shoal("outputs", *at, code=1).stdout
+    assert "does not have item 2: if some of them are missing, restore the output" in said
+    assert ("shoal export" in said) == advised
+
+
+@pytest.mark.parametrize(("key", "other"), [("", "&key=url"), ("&key=url", ""), ("&key=url", "&key=title")])
+@pytest.mark.parametrize("how", [[], ["--missing"]])
+def test_an_export_with_another_key_than_that_of_the_run(
+    shoal, shop: str, tmp_path: Path, key: str, other: str, how: list[str]
+) -> None:
+    """Each item would have two rows, or the rows of the run would be replaced."""
+    at = ["--frontier", "sqlite:///r.db"]
+    shoal("crawl", shop, "--max-pages", "4", "--delay", "0", "-o", f"x.db?table=t{key}", *at)
+    said = shoal("export", *how, "-o", f"x.db?table=t{other}", *at, code=2).stderr
+    assert "Use the same key as before, or another table" in said
+    with closing(sqlite3.connect(tmp_path / "x.db")) as db:
+        assert db.execute("SELECT count(*) FROM t").fetchone() == (4,)
+    shoal("export", *how, "-o", f"x.db?table=t{key}", *at)
+    shoal("export", *how, "-o", f"x.db?table=u{other}", *at)
 
 
 def test_new_list_and_run(shoal, shop: str, tmp_path: Path) -> None:

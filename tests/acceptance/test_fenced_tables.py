@@ -490,6 +490,32 @@ async def test_an_export_into_the_table_that_the_run_writes(place: AnyPlace) -> 
     assert await outputs(place) == [("run", "", 0, 9, 60, 0)]
 
 
+@pytest.mark.parametrize("is_named_first", [True, False])
+async def test_two_outputs_of_a_run_in_one_table(place: AnyPlace, is_named_first: bool) -> None:
+    """One for a type of items, and one for all: each would remove rows of the other when it is opened again."""
+    book = LoggedItem(1, b"page".ljust(16), 0, encode_item(Book(n=1)))
+    by_type = await opened(place.spec(), epoch=1)
+    if not is_named_first:
+        await by_type.write([book])
+        with pytest.raises(SinkError, match="two outputs of this run write its table 'book'") as raised:
+            await opened(place.spec("book"), epoch=2)
+    else:
+        named = await opened(place.spec("book"), epoch=2)
+        await named.write([book])
+        with pytest.raises(SinkError, match="two outputs of this run write its table 'book'") as raised:
+            await by_type.write([book])
+        await named.close(finished=True)
+    assert not is_retryable(raised.value)
+    await by_type.close(finished=False)
+    other = await opened(place.spec("all_books"), epoch=3)
+    await other.write([book])
+    await other.close(finished=True)
+    next_run = await opened(place.spec("book"), epoch=1, run_id="next")
+    await next_run.write([book])
+    await next_run.close(finished=True)
+    assert [row["_run"] for row in await place.query("SELECT _run FROM book ORDER BY _run")] == ["next", "run"]
+
+
 async def test_a_table_of_a_type_that_is_dropped(place: AnyPlace) -> None:
     """The run has no more items of this type, and only another run is open."""
     frontier = await in_memory()

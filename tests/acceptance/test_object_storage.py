@@ -208,25 +208,25 @@ def log_of(fleet: Fleet, process: subprocess.Popen[str]) -> str:
     return (fleet.folder / f"worker-{fleet.processes.index(process)}.log").read_text()
 
 
-def test_the_store_goes_back(own_s3: S3Server, tmp_path: Path) -> None:
+def test_the_store_goes_back(server: ObjectServer, tmp_path: Path) -> None:
     """Parts after the cursor that the store has again are replaced or deleted."""
-    bucket, redis = own_s3.bucket(), AofRedis()
-    output = f"s3://{bucket}/pages.jsonl"
-    env = {**own_s3.variables, "SHOAL_WORKER__OUTPUTS": f'["{output}"]'}
+    bucket, redis = server.bucket(), AofRedis()
+    output = f"{server.scheme}://{bucket}/pages.jsonl"
+    env = {**server.variables, "SHOAL_WORKER__OUTPUTS": f'["{output}"]'}
     with closing(redis), site(500, latency=0.05) as url:
         fleet = Fleet(tmp_path, redis.url, SPIDER)
         with closing(fleet):
             fleet.start(f"{url}/", arguments=("-o", f"{output}?{SMALL}"))
             for _ in range(2):
                 fleet.worker(env=env)
-            wait_for(lambda: len(own_s3.parts(bucket)) >= 3)
+            wait_for(lambda: len(server.parts(bucket)) >= 3)
             redis.mark()
-            count = len(own_s3.parts(bucket))
-            wait_for(lambda: len(own_s3.parts(bucket)) >= count + 5)
+            count = len(server.parts(bucket))
+            wait_for(lambda: len(server.parts(bucket)) >= count + 5)
             redis.back_to_mark()
             fleet.wait(120)
             assert any("went back" in log or "rewound" in log or "lost changes" in log for log in logs_of(fleet))
-            assert_once(own_s3, bucket, pages_of(url, 500))
+            assert_once(server, bucket, pages_of(url, 500))
 
 
 def logs_of(fleet: Fleet) -> list[str]:

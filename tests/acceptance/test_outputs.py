@@ -128,6 +128,43 @@ def test_a_file_that_is_gone_with_its_identity(shoal: Shoal, tmp_path: Path, nam
     assert f"{name}: {ITEMS} of {ITEMS} items" in shoal("audit").stdout
 
 
+@pytest.mark.parametrize("name", ["y.jsonl", "y.csv", "y.parquet"])
+def test_a_file_that_was_refused_is_no_output_of_the_run(shoal: Shoal, tmp_path: Path, name: str) -> None:
+    """Its items are not missed, and the log is not kept for it."""
+    crawl(shoal, "x.jsonl")
+    (tmp_path / name).write_text("the file of somebody\n")
+    refused = shoal("run", "numbers.py", "--delay", "0", "--quiet", "-o", name, code=2)
+    assert f"{name} exists and is not empty. Use -O {name}" in refused.stderr
+    assert name not in shoal("outputs").stdout
+    assert "balanced: nothing lost" in shoal("audit").stdout
+
+
+def test_a_file_that_was_moved_with_its_identity(shoal: Shoal, tmp_path: Path) -> None:
+    crawl(shoal, "x.jsonl")
+    (tmp_path / "new").mkdir()
+    for name in ("x.jsonl", "x.jsonl.shoal"):
+        (tmp_path / name).rename(tmp_path / "new" / name)
+    assert "If you moved it together with its .shoal file, pass its name with -o" in shoal("audit", code=1).stdout
+    assert f"{ITEMS} of {ITEMS} items\n" in shoal("audit", "-o", "new/x.jsonl").stdout
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.parquet"])
+def test_a_file_that_a_later_run_replaced(shoal: Shoal, tmp_path: Path, name: str) -> None:
+    """The advised command leaves the output of the later run as it is."""
+    crawl(shoal, name)
+    first = shoal("audit").stdout.split()[1]
+    shoal("run", "numbers.py", "--delay", "0", "--quiet", "--new-run", "-O", name)
+    whole = (tmp_path / name).read_bytes()
+    said = shoal("outputs", first, code=1).stdout
+    assert f"{name}: 0 of {ITEMS} items: {ITEMS} MISSING" in said
+    assert "has replaced the file, so write the items to another one" in said
+    words = shlex.split(next(line for line in said.splitlines() if "shoal export" in line))
+    assert words[3] == "-o"
+    shoal(*words[1 : words.index("--frontier")])
+    assert (tmp_path / name).read_bytes() == whole
+    assert (tmp_path / words[4]).exists()
+
+
 def test_items_that_the_log_no_longer_has(shoal: Shoal, tmp_path: Path) -> None:
     """Nothing that would lose the rest of them is done or advised."""
     crawl(shoal, "x.jsonl")
@@ -145,6 +182,21 @@ def test_items_that_the_log_no_longer_has(shoal: Shoal, tmp_path: Path) -> None:
     spider = ("run", "numbers.py", "--delay", "0", "--quiet", "-o", "x.jsonl")
     assert "items 1 to 10 are no longer in the item log" in shoal(*spider, code=2).stderr
     assert "begins with item 11" in shoal("outputs", audit.split()[1], "forget", "x.jsonl").stdout
+
+
+@pytest.mark.parametrize(("deleted", "advised"), [(10, True), (ITEMS, False)])
+def test_rows_whose_items_the_log_no_longer_has(shoal: Shoal, tmp_path: Path, deleted: int, advised: bool) -> None:
+    """An export is advised only if the log has something to write."""
+    crawl(shoal, "x.db")
+    for file, count in (("store.db", deleted), ("x.db", 15)):
+        column = "id" if file == "store.db" else "_seq"
+        with closing(sqlite3.connect(tmp_path / file)) as database:
+            database.execute(f"DELETE FROM item WHERE {column} IN (SELECT {column} FROM item ORDER BY 1 LIMIT {count})")
+            database.commit()
+    said = shoal("outputs", code=1).stdout
+    assert f"25 of {ITEMS} items: 15 MISSING" in said
+    assert f"items 1 to {deleted} are no longer in the log" in said
+    assert ("shoal export" in said) == advised
 
 
 @pytest.mark.parametrize("kind", [Postgres, MySQL])

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests import forking
 from tests.acceptance.faults import fill
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site, visits
 from tests.acceptance.serving import until
+from tests.databases import PostgresServer
 
 PAGES = 600
 
@@ -64,6 +67,40 @@ def test_a_crawl_stops_and_the_same_command_continues(tmp_path: Path, small_disk
         ballast.unlink()
         assert start().wait(60) == 0
         assert_complete(small_disk, url)
+
+
+def test_a_crawl_whose_database_does_not_answer_can_be_stopped(tmp_path: Path) -> None:
+    """It does not wait for the timeout of the database. The same command continues."""
+    (tmp_path / "spider.py").write_text(SPIDER)
+    with closing(PostgresServer()) as server, site(PAGES, latency=0.05) as url:
+        command = [
+            *SHOAL, "run", "spider.py", "-a", f"start_urls={url}/", "-o", f"{server.url}?table=pages&timeout=600",
+            "--frontier", f"sqlite:///{tmp_path}/crawl.db", "-q",
+        ]  # fmt: skip
+
+        async def rows() -> list[str]:
+            connection = await asyncpg.connect(server.url)
+            try:
+                return [row[0] for row in await connection.fetch("SELECT url FROM pages")]
+            finally:
+                await connection.close()
+
+        def is_writing() -> bool:
+            with suppress(asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+                return len(asyncio.run(rows())) > 20
+            return False
+
+        crawl = forking.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        until(is_writing)
+        with server.frozen():
+            before = len(visits(url))
+            until(lambda: len(visits(url)) > before + 20)
+            crawl.send_signal(signal.SIGINT)
+            said = crawl.communicate(timeout=60)[1]
+        assert crawl.returncode == 0, said
+        assert "an output or the server of the frontier does not answer; the next process continues" in said
+        forking.run(command, cwd=tmp_path, check=True, timeout=60)
+        assert Counter(asyncio.run(rows())) == Counter([f"{url}/", *(f"{url}/p/{n}" for n in range(PAGES))])
 
 
 def test_a_crawl_waits_until_there_is_room(tmp_path: Path, small_disk: Path) -> None:

@@ -130,6 +130,16 @@ def test_a_wrong_password_stops_the_run_and_loses_nothing(tmp_path: Path) -> Non
         assert titles_in(tmp_path / "out.jsonl") == titles_of(site)
 
 
+def test_queries_of_the_login_are_not_reported_as_mistakes(tmp_path: Path) -> None:
+    with LoginSite(5) as site:
+        command = [word for word in crawl_of(tmp_path, site) if word != "-q"]
+        rule = SPIDER.replace('LoggedOut(redirect="/login")', 'LoggedOut(selector="form#login")')
+        (tmp_path / "spider.py").write_text(rule)
+        done = forking.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=ENV, check=True)
+        assert titles_in(tmp_path / "out.jsonl") == titles_of(site)
+        assert "matched nothing" not in done.stderr
+
+
 def test_a_login_keeps_the_delay_of_its_host(tmp_path: Path) -> None:
     with LoginSite(8, lasts=3, latency=0.0) as site:
         command = crawl_of(tmp_path, site, "--set", "download_delay=0.3")

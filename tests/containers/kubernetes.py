@@ -2,8 +2,8 @@
 
 `podman kube play` runs pods, deployments, claims, config maps and secrets. It has no namespaces, services, policies
 and stateful sets, so here Redis is a pod named ``redis``, a name that podman's network resolves, with the pod template
-of the stateful set. Podman 4.3 does not expand ``$(NAME)``, so that is done here. The rest of the pod templates is
-played as it is, except ports.
+of the stateful set. Podman 4.3 does not expand ``$(NAME)``, so that is done here, and reads the name of a seccomp
+profile from an annotation. The rest of the pod templates is played as it is, except ports.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any
 
 import yaml
 
+from tests.containers.browser import MADE_BY_A_SCRIPT, PROFILE, check_sandbox
 from tests.containers.checks import Checks, Failed, wait_for
 from tests.containers.compose import check_confined, check_flower, container_logs
 from tests.containers.crawls import NETWORKS, Api, Site, address_of
 from tests.containers.engine import ROOT, Podman
 
 FILE = ROOT / "deploy" / "kubernetes" / "shoal.yaml"
+BROWSER_FILE = ROOT / "deploy" / "kubernetes" / "browser.yaml"
 NETWORK = "shoal-kubernetes"
 RUN_ID = "pods"
 UNKNOWN_TO_PODMAN = {"Namespace", "Service", "NetworkPolicy"}
@@ -60,10 +62,16 @@ class Cluster:
         changed = {"CELERY_TASK_RATE_LIMIT": "none", "SHOAL_DOWNLOAD_DELAY": "0", "SHOAL_SERVE__ALLOW": NETWORKS}
         return _named("ConfigMap", found["metadata"]["name"], data={**found["data"], **changed})
 
-    def play(self, name: str, replicas: int = 1) -> None:
-        """Start one workload."""
+    def play(self, name: str, replicas: int = 1, patch: Path | None = None) -> None:
+        """Start one workload. ``patch``: a file for `kubectl patch --type json`."""
         workload = copy.deepcopy(self._workloads[name])
+        for change in yaml.safe_load(patch.read_text()) if patch is not None else ():
+            _replace(workload, change["path"].split("/")[1:], change["value"])
         template = workload["spec"]["template"]
+        profile = template["spec"]["securityContext"]["seccompProfile"]
+        if profile["type"] == "Localhost":
+            named = f"localhost/{Path(profile['localhostProfile']).name}"  # podman knows no folders there
+            template["metadata"]["annotations"] = {"seccomp.security.alpha.kubernetes.io/pod": named}
         for container in template["spec"]["containers"]:
             self._expand(container)
             container.pop("ports", None)  # podman would open them on this machine, for all pods of a deployment alike
@@ -78,7 +86,10 @@ class Cluster:
             workload["spec"]["replicas"] = replicas
         file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump_all([*self._config_maps, *more, workload]))
-        self._podman("kube", "play", "--network", NETWORK, str(file))
+        self._podman("kube", "play", "--network", NETWORK, "--seccomp-profile-root", str(PROFILE.parent), str(file))
+
+    def remove(self, app: str) -> None:
+        self._podman("pod", "rm", "--force", "--time", "0", *(pod["Id"] for pod in self._pods(app)))
 
     def _expand(self, container: dict[str, Any]) -> None:
         known = {"REDIS_PASSWORD": self._redis_password, "WORKER_SPIDER": "spider.py", "WORKER_RUN_ID": RUN_ID}
@@ -110,6 +121,14 @@ class Cluster:
         names = self._podman("pod", "ps", "--format", "{{.Name}}").split()
         pods = [name for name in names if name == app or name.startswith(f"{app}-pod")]
         return [json.loads(self._podman("pod", "inspect", name)) for name in pods]
+
+
+def _replace(found: Any, path: list[str], value: Any) -> None:
+    *parents, last = (int(part) if part.isdigit() else part for part in path)
+    for part in parents:
+        found = found[part]
+    assert last in found, path
+    found[last] = value
 
 
 def _named(kind: str, name: str, **more: Any) -> dict[str, Any]:
@@ -148,6 +167,17 @@ def check_kubernetes(podman: Podman, checks: Checks, folder: Path) -> None:
         with checks.step("containers are read-only, and nobody is root"):
             for app in ("redis", "shoal-api", "shoal-celery-worker", "shoal-worker", "flower"):
                 check_confined(podman, cluster.containers(app))
+        with checks.step("the API with Chromium renders a page in a sandbox"):
+            cluster.remove("shoal-api")
+            cluster.play("shoal-api", patch=BROWSER_FILE)
+            api = Api(f"http://{cluster.address('shoal-api')}:8000", cluster.token)
+            api.wait_ready()
+            options = {"format": "fields", "fields": {"path": "h1"}, "render": {"wait_for": 1500}}
+            session = api.begin(site.url("script"), distributed=False, options=options)
+            check_sandbox(podman, *cluster.containers("shoal-api"))
+            if (found := api.results(session)) != [MADE_BY_A_SCRIPT]:
+                raise Failed(str(found))
+            check_confined(podman, cluster.containers("shoal-api"))
     except BaseException:
         print(container_logs(podman), flush=True)
         raise

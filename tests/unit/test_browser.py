@@ -31,6 +31,20 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        'Check failed: sys_chroot("/proc/self/fdinfo/") == 0',  # the default profile of Podman
+        "Failed to move to new namespace: PID namespaces supported, but failed: errno = Operation not permitted",
+        "FATAL:content/browser/zygote_host/zygote_host_impl_linux.cc:132] No usable sandbox!",
+    ],
+)
+def test_a_system_without_user_namespaces_is_named(line: str) -> None:
+    said = process._explain(f"{CLOSED}\n  - [pid=19][err] {line}", "/usr/bin/chromium", sandbox=True)
+    assert said.startswith("the sandbox of /usr/bin/chromium cannot start here. Allow unprivileged user namespaces;")
+    assert "deploy/chromium-seccomp.json" in said
+
+
+@pytest.mark.parametrize(
     ("given", "folder", "used"),
     [
         ("/short", "/short/shoal-browser-x", "/short/shoal-browser-x"),

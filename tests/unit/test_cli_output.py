@@ -147,6 +147,7 @@ def test_a_crawl_that_ended_early_is_resumed_by_its_own_command() -> None:
     left = Stats(pushed=10, done=7, ready=3)
     same = "  shoal run books.py -o 'a b.jsonl' --frontier sqlite:///b.db"
     assert next_steps(ended(state="stopped", stats=left), at, COMMAND)[1] == same
+    assert next_steps(ended(state="stopped", stats=left), at, [*COMMAND, "--new-run"])[1] == same
     assert next_steps(ended(state="failed", error="disk full"), at, COMMAND)[1] == same
     limit = ended(state="limit", stats=left, dead_kinds={"robots": 3})
     steps = next_steps(limit, at, [*COMMAND, "--max-pages", "7"])

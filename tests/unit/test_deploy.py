@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -38,6 +40,7 @@ COMPOSE_FILE = ROOT / "docker-compose.distributed.yml"
 BROWSER_FILE = ROOT / "docker-compose.browser.yml"
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
+SECCOMP_FILE = ROOT / "deploy" / "chromium-seccomp.json"
 KUBERNETES_FILE = ROOT / "deploy" / "kubernetes" / "shoal.yaml"
 OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all(KUBERNETES_FILE.read_text()))
 WORKLOADS = {o["metadata"]["name"]: o for o in OBJECTS if o["kind"] in ("Deployment", "StatefulSet")}
@@ -173,7 +176,52 @@ def test_the_compose_file_with_a_browser_changes_the_processes_that_fetch() -> N
     for service in changed.values():
         assert service["image"] == f"{IMAGE}-browser"
         assert (ROOT / service["build"]["dockerfile"]).exists()
-        assert set(service) <= {"image", "build", "deploy", "environment"}  # they stay confined
+        assert set(service) <= {"image", "build", "deploy", "environment", "security_opt"}  # they stay confined
+        assert service["security_opt"] == [f"seccomp={SECCOMP_FILE.relative_to(ROOT)}"]  # Compose adds it to the others
+
+
+def test_the_patch_for_kubernetes_with_a_browser_changes_what_the_compose_file_changes() -> None:
+    patch = yaml.safe_load((KUBERNETES_FILE.parent / "browser.yaml").read_text())
+    values = {change["path"]: change["value"] for change in patch}
+    assert {change["op"] for change in patch} == {"replace"}
+    limits = {**yaml.safe_load(BROWSER_FILE.read_text())["services"]["api"]["deploy"]["resources"]["limits"]}
+    assert values["/spec/template/spec/containers/0/image"] == f"{IMAGE}-browser"
+    assert values["/spec/template/spec/containers/0/resources/limits"] == {
+        "cpu": limits["cpus"], "memory": limits["memory"].replace("g", "Gi"),
+    }  # fmt: skip
+    profile = values["/spec/template/spec/securityContext/seccompProfile"]
+    assert profile == {"type": "Localhost", "localhostProfile": f"shoal/{SECCOMP_FILE.name}"}
+    for name in OURS - {"flower"}:
+        for path in values:
+            found: Any = WORKLOADS[name]
+            for part in path.split("/")[1:]:
+                found = found[int(part) if part.isdigit() else part]  # KeyError: `replace` would fail
+        assert name in DOCUMENT
+
+
+def test_the_seccomp_profile_allows_user_namespaces_and_little_else() -> None:
+    """The form that all runtimes read: containerd ignores conditions such as capabilities, and would allow the rest."""
+    profile = json.loads(SECCOMP_FILE.read_text())
+    assert set(profile) == {"defaultAction", "defaultErrnoRet", "architectures", "syscalls"}
+    assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", errno.ENOSYS)
+    everywhere, *rules = profile["syscalls"]
+    assert all(set(rule) <= {"names", "action", "args", "errnoRet"} for rule in profile["syscalls"])
+    assert everywhere["names"] == sorted(set(everywhere["names"]))
+    assert "chroot" in everywhere["names"]
+    dangerous = {"mount", "umount2", "pivot_root", "setns", "ptrace", "bpf", "perf_event_open", "keyctl", "add_key",
+                 "io_uring_setup", "userfaultfd", "open_by_handle_at", "init_module", "kexec_load", "clone", "clone3",
+                 "unshare", "socket", "process_vm_readv", "personality", "reboot", "move_mount", "fsopen"}  # fmt: skip
+    assert not dangerous & set(everywhere["names"])
+    namespaces = next(rule for rule in rules if "unshare" in rule["names"])
+    assert namespaces["names"] == ["clone", "unshare"]
+    new_mounts, new_cgroup, new_uts, new_ipc = 0x20000, 0x2000000, 0x4000000, 0x8000000
+    (condition,) = namespaces["args"]
+    assert condition == {
+        "index": 0, "value": new_mounts | new_cgroup | new_uts | new_ipc, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ",
+    }  # fmt: skip
+    allowed = [rule for rule in rules if rule["action"] == "SCMP_ACT_ALLOW" and rule is not namespaces]
+    assert {name for rule in allowed for name in rule["names"]} == {"socket"}
+    assert all(rule["args"] for rule in allowed)
 
 
 def test_one_image_of_this_version_and_no_moving_tags() -> None:

@@ -263,6 +263,24 @@ async def test_workers_wait_for_an_output_that_is_far_behind(monkeypatch: pytest
     assert not (await watched(frontier, keep=True)).far_behind
 
 
+async def test_an_output_that_nobody_writes_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log is kept for it, and grows. Nothing is trimmed, and nobody waits."""
+    monkeypatch.setattr(itemlog, "_MAX_LAG", 4)
+    frontier = await memory_frontier()
+    await log_items(frontier, 10)
+    await claimed(frontier, "sink:held", 10)
+    for role, position in (("sink:/out/x.csv#web1-8f3ad2c1", 5), ("sink:near", 6), ("sink:collect-1", 0)):
+        await frontier.relinquish(await claimed(frontier, role, position))
+    keeper = await watched(frontier)
+    assert not keeper.far_behind
+    warning = "no process writes /out/x.csv (web1), and 5 items wait for it in the log; start one that does, or forget"
+    assert [record.message[: len(warning)] for record in caplog.records] == [warning]
+    assert "`shoal outputs RUN forget '/out/x.csv#web1-8f3ad2c1'`" in caplog.text
+    assert [item.seq for item in await frontier.read_items(0, 100)] == [6, 7, 8, 9, 10]
+
+
 # -- an output that stands by
 
 

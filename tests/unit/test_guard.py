@@ -1,4 +1,4 @@
-"""Which addresses the API may contact for its callers."""
+"""Which addresses the API may contact for its callers, and which a rendered page may contact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.fetch.guard import AddressGuard
+from shoal.fetch import guard as guard_module
+from shoal.fetch.guard import AddressGuard, PageReach
 
 NOTHING_LISTED = AddressGuard([])
 LOOPBACK, PRIVATE, RESERVED = "a loopback address", "a private address", "a reserved address"
@@ -242,3 +243,138 @@ def test_what_a_proxy_may_be_asked_for(host: str) -> None:
 def test_listed_addresses_may_be_asked_for() -> None:
     assert AddressGuard(["127.0.0.0/8"]).refuses_host("127.0.0.1") is None
     assert AddressGuard(["127.0.0.0/8"]).refuses_host("127.1") == "not a host name"
+
+
+# -- names with several addresses
+
+PUBLIC, OTHER_PUBLIC, PUBLIC_6 = "8.8.8.8", "9.9.9.9", "2606:4700::1111"
+
+
+@pytest.mark.parametrize(
+    ("answer", "selected"),
+    [
+        ([PUBLIC, "127.0.0.1", PUBLIC_6], [PUBLIC, PUBLIC_6]),
+        (["10.0.0.1", "127.0.0.1"], ["10.0.0.1"]),
+        (["10.0.0.1", PUBLIC], [PUBLIC]),  # although it is listed
+        (["127.0.0.1"], []),
+    ],
+)
+def test_which_addresses_of_a_name_are_used(answer: list[str], selected: list[str]) -> None:
+    assert AddressGuard(["10.0.0.0/8"]).select(answer) == selected
+
+
+# -- what a page may contact
+
+
+def test_a_page_from_a_public_address_reaches_public_addresses_only() -> None:
+    reach = PageReach(None)
+    assert reach.select("a.example", [PUBLIC, "10.0.0.1"]).addresses == [PUBLIC]
+    assert reach.select("b.example", [OTHER_PUBLIC]).addresses == [OTHER_PUBLIC]
+    for host, address in [("b.example", "10.0.0.1"), ("::1", "::1"), ("localhost", "127.0.0.1"), ("c.example", "odd")]:
+        refused = reach.select(host, [address])
+        assert refused.addresses == []
+        assert refused.refusal.endswith(", which only pages from local addresses may contact (browser.public_networks)")
+
+
+def test_a_page_from_a_local_address_reaches_all_addresses() -> None:
+    reach = PageReach(None)
+    for host, address in [("wiki", "10.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("a.example", PUBLIC), ("nas", "fd00::1")]:
+        assert reach.select(host, [address]).addresses == [address]
+
+
+def test_the_guard_refuses_in_any_case_and_decides_nothing_about_the_page() -> None:
+    reach = PageReach(AddressGuard(["10.0.0.0/8"]))
+    refused = reach.select("a.example", ["127.0.0.1", "192.168.0.1"])
+    assert refused == ([], "is a loopback address, which may not be contacted (serve.allow)")
+    assert reach.select("a.example", ["10.0.0.1", "127.0.0.1"]).addresses == ["10.0.0.1"]
+    assert reach.select("b.example", ["127.0.0.1"]).addresses == []
+    assert reach.select("b.example", [PUBLIC]).addresses == [PUBLIC]
+
+
+def test_a_listed_network_is_not_for_pages_from_public_addresses() -> None:
+    reach = PageReach(AddressGuard(["10.0.0.0/8"]))
+    assert reach.select("a.example", [PUBLIC]).addresses == [PUBLIC]
+    assert reach.select("b.example", ["10.0.0.1"]).addresses == []
+
+
+def test_a_host_keeps_its_kind_but_not_its_address() -> None:
+    reach = PageReach(None)
+    assert reach.select("wiki", ["10.0.0.1"]).addresses == ["10.0.0.1"]
+    assert reach.select("WIKI.", ["10.0.0.2", PUBLIC]).addresses == ["10.0.0.2"]
+    refused = reach.select("wiki", [PUBLIC])
+    assert refused == ([], "is a public address, which may not replace a local one (browser.public_networks)")
+    assert reach.select("a.example", [PUBLIC]).addresses == [PUBLIC]
+    assert reach.select("a.example", [OTHER_PUBLIC, "10.0.0.1"]).addresses == [OTHER_PUBLIC]
+    refused = reach.select("a.example.", ["10.0.0.1"])
+    assert refused == ([], "is a private address, which may not replace a public one (browser.public_networks)")
+
+
+@pytest.mark.parametrize("special", ["2002:808:808::1", "2001::1", "64:ff9b:1::808:808", "198.18.0.1", "192.0.0.192"])
+def test_an_address_that_may_be_a_strangers_gives_a_page_no_rights(special: str) -> None:
+    """A tunnel or a NAT64 leads to anybody."""
+    reach = PageReach(None)
+    assert reach.select("a.example", [special, "10.0.0.1"]).addresses == [special]
+    assert reach.select("a.example", [special]).addresses == [special]
+    assert reach.select("b.example", [PUBLIC]).addresses == [PUBLIC]
+    for host, address in [("a.example", "127.0.0.1"), ("nas", "10.0.0.1"), ("c.example", "2002:7f00:1::1")]:
+        assert reach.select(host, [address]).addresses == []
+
+
+def test_networks_that_count_as_public() -> None:
+    reach = PageReach(None, AddressGuard(["64:ff9b:1::/48"]))
+    assert reach.select("a.example", [PUBLIC_6]).addresses == [PUBLIC_6]
+    assert reach.select("b.example", ["64:ff9b:1::808:808"]).addresses == ["64:ff9b:1::808:808"]
+    assert reach.select("c.example", ["10.0.0.1"]).addresses == []
+
+
+def test_hosts_beyond_the_limit_have_to_be_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "_MAX_HOSTS", 2)
+    reach = PageReach(None)
+    for host in ("wiki", "nas"):
+        assert reach.select(host, ["10.0.0.1"]).addresses == ["10.0.0.1"]
+    assert reach.select("printer", ["10.0.0.1"]).addresses == []
+    assert reach.select("a.example", [PUBLIC]).addresses == [PUBLIC]
+    assert reach.select("a.example", ["10.0.0.1"]).addresses == []
+    assert reach.select("nas", ["10.0.0.2"]).addresses == ["10.0.0.2"]
+
+
+KINDS = {
+    **dict.fromkeys((PUBLIC, OTHER_PUBLIC, PUBLIC_6, "64:ff9b::808:808"), "public"),
+    **dict.fromkeys(("10.0.0.1", "127.0.0.1", "::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "0.0.0.0"), "local"),
+    **dict.fromkeys(("2002:808:808::1", "2001::1", "64:ff9b:1::808:808", "198.18.0.1", "240.0.0.1"), "special"),
+}
+ANSWERS = st.lists(st.sampled_from([*KINDS]), min_size=1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), ANSWERS), min_size=1), st.sampled_from([None, AddressGuard([])]))
+def test_no_answers_of_a_name_server_mix_the_kinds(
+    look_ups: list[tuple[str, list[str]]], guard: AddressGuard | None
+) -> None:
+    reach = PageReach(guard)
+    kinds: dict[str, set[str]] = {}
+    for host, answer in look_ups:
+        selected, refusal = reach.select(host, answer)
+        assert set(selected) <= set(answer)
+        assert selected or refusal
+        kinds.setdefault(host, set()).update(KINDS[each] for each in selected)
+    assert all(len(kind) <= 1 for kind in kinds.values())
+    page, *others = [next(iter(kind)) for kind in kinds.values() if kind] or ["public"]
+    if page != "local":
+        assert set(others) <= {"public"}
+    if guard is not None:
+        assert page == "public"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "printer", "::1", "metadata.google.internal"])
+def test_the_text_decides_behind_a_proxy(host: str) -> None:
+    reach = PageReach(None)
+    assert reach.refuses_host("a.example") is None
+    refusal = reach.refuses_host(host)
+    assert refusal is not None
+    assert refusal.endswith(", which only pages from local addresses may contact (browser.public_networks)")
+    assert reach.refuses_host("b.example") is None
+    assert reach.refuses_host("127.1") == refusal.replace(refusal.partition(",")[0], "is not a host name")
+    reach = PageReach(None)
+    assert [reach.refuses_host(each) for each in (host, "a.example", "10.0.0.1")] == [None] * 3
+    reach = PageReach(AddressGuard([]))
+    assert str(reach.refuses_host(host)).endswith(", which may not be contacted (serve.allow)")

@@ -19,6 +19,10 @@ from shoal.http import Request
         ("10.1.2.3 is a private address, which may not be contacted (serve.allow)", REFUSED_ADDRESS),
         ("address: ::1 is a loopback address, which may not be contacted (serve.allow)",
          f"address: {REFUSED_ADDRESS}"),
+        ("a.example is a link-local address, which may not replace a public one (browser.public_networks)",
+         REFUSED_ADDRESS),
+        ("::1 is a loopback address, which only pages from local addresses may contact (browser.public_networks)",
+         REFUSED_ADDRESS),
         ("redis://:***@cache.internal:6379/0 can't be reached", "redis://... can't be reached"),
         ("a fleet cannot share \"sqlite:////srv/x.db\"; no", "a fleet cannot share \"sqlite://...\"; no"),
         ("the cluster at rediss+cluster://a,b can't", "the cluster at rediss://...,b can't"),
@@ -35,7 +39,9 @@ def test_redacted(message: str, told: str) -> None:
     assert redacted(message) == told
 
 
-@pytest.mark.parametrize("unit", ["x", "x ", "/x", "/", " is a", "('", "the proxy :", "redis://"])
+@pytest.mark.parametrize(
+    "unit", ["x", "x ", "/x", "/", " is a", "a public address, which x ", "('", "the proxy :", "redis://"]
+)
 def test_a_long_message_is_cheap(unit: str) -> None:
     """A server decides how long some of them are."""
     message = unit * (200_000 // len(unit))

@@ -7,7 +7,8 @@ import re
 REFUSED_ADDRESS = "the host has an address that may not be contacted (serve.allow)"
 
 _ADDRESS = re.compile(
-    r"(?:(?<!\S)\S+ is )?(?:a|the|not an) [\w-]+ address, which may not be contacted \(serve\.allow\)"
+    r"(?:(?<!\S)\S+ is )?(?:a|the|not an) [\w-]+ address, which [\w ]{1,60} "
+    r"\((?:serve\.allow|browser\.public_networks)\)"
 )
 _SOCKET_ADDRESS = re.compile(r"\('[0-9a-fA-F.:%\w]*'(?:, \d+)+\)")
 _SERVER = re.compile(r"\b((?:redis|postgres|mysql|mariadb|zookeeper|sqlite|amqp)\w*)(?:\+\w+)?://[^\s,;)\"']*")

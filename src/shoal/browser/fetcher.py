@@ -85,7 +85,8 @@ class BrowserFetcher:
         self._upstreams = upstreams
         self._verify_tls = http.verify_tls
         limits = GatewayLimits(connect_timeout=http.connect_timeout, dns_cache_seconds=http.dns_cache_seconds)
-        self._gateway = Gateway(guard, limits, None if http.verify_tls else without_verification(), dns)
+        tls = None if http.verify_tls else without_verification()
+        self._gateway = Gateway(guard, limits, tls, settings.public_networks, dns)
         self._slots = asyncio.Semaphore(settings.max_pages)
         self._session: _Session | None = None
         self._launching = asyncio.Lock()

@@ -8,8 +8,10 @@ of a proxy that asks for one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections import Counter
+from collections.abc import Sequence
 from time import monotonic
 
 from shoal.browser.gateway_conversation import Conversation, GatewayLimits, Site
@@ -19,10 +21,12 @@ from shoal.browser.gateway_upstream import Direct, Proxied, Upstream
 from shoal.config import DnsSettings
 from shoal.errors import FetchError
 from shoal.fetch.connecting import Connector
-from shoal.fetch.guard import AddressGuard
+from shoal.fetch.guard import AddressGuard, PageReach
 from shoal.fetch.resolving import Names
 
 __all__ = ["Gateway", "GatewayLimits", "Listener"]
+
+log = logging.getLogger("shoal.browser")
 
 _MAX_KEPT = 32  # connections without a request, of one listener
 _MAX_KEPT_PER_SITE = 6
@@ -33,9 +37,10 @@ _MAX_FAILURES = 256
 class Gateway:
     """Makes listeners. One for each worker process, used by its event loop.
 
-    With a guard, no listener connects to a refused address. Behind an upstream, which resolves the names, addresses and
-    local names are refused by their text. The address of an upstream itself is not checked: the operator chose it.
-    ``tls`` is for upstreams with ``https://``. Each listener has its own limit of lookups.
+    With a guard, no listener connects to a refused address. With or without one, pages from public addresses reach no
+    private ones (`PageReach`); addresses in ``public_networks`` count as public. Behind an upstream, which resolves the
+    names, addresses and local names are refused by their text. The address of an upstream itself is not checked: the
+    operator chose it. ``tls`` is for upstreams with ``https://``. Each listener has its own limit of lookups.
     """
 
     def __init__(
@@ -43,10 +48,12 @@ class Gateway:
         guard: AddressGuard | None,
         limits: GatewayLimits = GatewayLimits(),
         tls: ssl.SSLContext | None = None,
+        public_networks: Sequence[str] = (),
         dns: DnsSettings = DnsSettings(),
     ) -> None:
         self.limits = limits
         self._guard = guard
+        self._public = AddressGuard(public_networks)
         self._tls = tls
         self._to_sites = Connector(guard, Names(dns, limits.dns_cache_seconds))
         self._to_proxies = Connector(None, Names(dns, limits.dns_cache_seconds))
@@ -60,10 +67,11 @@ class Gateway:
         if self._closed:
             raise RuntimeError("the gateway is closed")
         meter = Meter()
-        way: Upstream = Direct(self._to_sites, meter)
+        reach = PageReach(self._guard, self._public)
+        way: Upstream = Direct(self._to_sites, meter, reach)
         if upstream is not None:
-            way = Proxied(upstream, self._to_proxies, meter, self._guard, self._tls)
-        listener = Listener(way, meter, self.limits)
+            way = Proxied(upstream, self._to_proxies, meter, reach, self._tls)
+        listener = Listener(way, meter, self.limits, reach)
         await listener._start()
         if self._closed:
             await listener.close()
@@ -97,7 +105,7 @@ class Listener:
     with the status 400, 403, 502 or 504 and a header ``Proxy-Status``, which no site can send through it.
     """
 
-    def __init__(self, upstream: Upstream, meter: Meter, limits: GatewayLimits) -> None:
+    def __init__(self, upstream: Upstream, meter: Meter, limits: GatewayLimits, reach: PageReach) -> None:
         self.url = ""
         """``http://127.0.0.1:PORT``"""
         self.closed = False
@@ -106,9 +114,11 @@ class Listener:
         self.upstream = upstream
         self.meter = meter
         self.limits = limits
+        self._reach = reach
         self._failures: dict[Site, FetchError] = {}
         self._conversations: set[Conversation] = set()
         self._kept: dict[Pipe, tuple[Site, float]] = {}
+        self._warned = False
         self._server: asyncio.Server | None = None
 
     @property
@@ -184,6 +194,14 @@ class Listener:
 
     def report(self, failure: FetchError | None, site: Site | None) -> None:
         if failure is not None:
+            if (
+                failure.kind == "address"
+                and not self._warned
+                and site is not None
+                and not self._reach.is_page(site.host)
+            ):
+                self._warned = True  # the page itself gets its error, but what it loads is missing without a word
+                log.warning("a rendered page may not load everything it asks for: %s", failure)
             self.refused[failure.kind] += 1
         if site is not None:
             self._failures.pop(site, None)

@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 from shoal.browser.gateway_http import parse_response
 from shoal.browser.gateway_pipe import Meter, Pipe
 from shoal.errors import ConfigError, FetchError, ProxyError
-from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text, unresolved
-from shoal.fetch.guard import AddressGuard
+from shoal.fetch.connecting import Connector, one_line, system_text, unresolved
+from shoal.fetch.guard import PageReach
 
 _MAX_PROXY_HEAD = 16384
 _DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
@@ -41,14 +41,15 @@ class Upstream(Protocol):
 
 
 class Direct:
-    """Connects to the site. The guard decides about the address that is connected to."""
+    """Connects to the site. The guard and the reach of the page decide about the address that is connected to."""
 
     absolute = False
     headers: list[tuple[bytes, bytes]] = []
 
-    def __init__(self, connector: Connector, meter: Meter) -> None:
+    def __init__(self, connector: Connector, meter: Meter, reach: PageReach) -> None:
         self._connector = connector
         self._meter = meter
+        self._reach = reach
         self._caller = connector.names.new_caller()
 
     def refuses(self, host: str) -> str | None:
@@ -56,9 +57,12 @@ class Direct:
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
         try:
-            return await _piped(await self._connector.connect(host, port, self._caller), self._meter)
-        except RefusedAddressError as exc:
-            raise refusal(host, exc.reason) from exc
+            found = await self._connector.resolve(host, self._caller)
+            selected, reason = self._reach.select(host, [each.host for each in found])
+            if not selected:
+                raise refusal(host, reason)
+            sock = await self._connector.connect_to([each for each in found if each.host in selected], port)
+            return await _piped(sock, self._meter)
         except socket.gaierror as exc:
             raise unresolved(host, exc) from exc
         except OSError as exc:
@@ -70,7 +74,7 @@ class Proxied:
     """Connects through a proxy: ``http://``, ``https://`` or ``socks5://``, with a user and a password if needed."""
 
     def __init__(
-        self, url: str, connector: Connector, meter: Meter, guard: AddressGuard | None, tls: ssl.SSLContext | None
+        self, url: str, connector: Connector, meter: Meter, reach: PageReach, tls: ssl.SSLContext | None
     ) -> None:
         try:
             parts = urlsplit(url)
@@ -84,7 +88,7 @@ class Proxied:
         self._scheme = parts.scheme
         self._connector = connector
         self._meter = meter
-        self._guard = guard
+        self._reach = reach
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self.absolute = parts.scheme in ("http", "https")
         self.headers = []
@@ -96,7 +100,7 @@ class Proxied:
 
     def refuses(self, host: str) -> str | None:
         """The proxy resolves the name, so only the name can be checked here."""
-        return None if self._guard is None else self._guard.refuses_host(host)
+        return self._reach.refuses_host(host)
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
         pipe = await self._connect_to_proxy(host)
@@ -182,12 +186,7 @@ class Proxied:
 
 def refusal(host: str, reason: str) -> FetchError:
     """The error for a refused host. It does not show the address: callers must not explore private networks."""
-    return FetchError(
-        f"{host} is {reason}, which may not be contacted (serve.allow)",
-        kind="address",
-        retryable=False,
-        contacted=False,
-    )
+    return FetchError(f"{host} {reason}", kind="address", retryable=False, contacted=False)
 
 
 def _socks_address(host: str) -> bytes:

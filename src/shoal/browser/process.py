@@ -51,6 +51,8 @@ _MIN_FREE = 32 << 20
 """Bytes. With less room in the temporary folder, Chromium crashes without saying why."""
 _MAX_SOCKET_FOLDER = 60
 """Characters. Chromium creates a socket in its temporary folder, and paths of sockets must be short."""
+_NO_SANDBOX = ("sandbox", "namespace", "zygote_host", "sys_chroot")
+"""What Chromium prints if the system does not allow its sandbox: a part of one of its messages."""
 _BLOCKING = {"image": "--blink-settings=imagesEnabled=false", "font": "--disable-remote-fonts"}
 
 
@@ -123,7 +125,7 @@ class BrowserProcess:
         if self._settings.sandbox and os.geteuid() == 0:
             raise BrowserError(
                 "Chromium's sandbox cannot start as root. Run shoal as another user, or set browser.sandbox = false "
-                "(--set browser.sandbox=false) if the pages are trusted or a container isolates them"
+                "(--set browser.sandbox=false) if all pages are trusted"
             )
         try:
             async with asyncio.timeout(_LAUNCH_TIMEOUT):
@@ -249,10 +251,10 @@ def _explain(message: str, executable: str | None, *, sandbox: bool) -> str:
             "no Chromium found. Install it (Debian: apt install chromium; elsewhere: playwright install chromium), or "
             "set browser.executable to its path"
         )
-    if sandbox and "sandbox" in message.lower():
+    if sandbox and any(sign in message.lower() for sign in _NO_SANDBOX):
         return (
-            f"the sandbox of {where} cannot start here. Allow unprivileged user namespaces, or set browser.sandbox = "
-            "false if the pages are trusted or a container isolates them"
+            f"the sandbox of {where} cannot start here. Allow unprivileged user namespaces; a container needs the "
+            "seccomp profile deploy/chromium-seccomp.json. Or set browser.sandbox = false, if all pages are trusted"
         )
     if short := shortage():
         return f"{where} does not start. {short}"

@@ -187,7 +187,7 @@ def check_browser(resolved: Resolved) -> Iterator[CheckResult]:
         yield CheckResult(
             None,
             "the sandbox of Chromium",
-            "off (browser.sandbox); render only pages that you trust, or in a container",
+            "off (browser.sandbox); render only pages that you trust",
         )
     yield from _check_temporary_folder()
 

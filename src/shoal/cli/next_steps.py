@@ -45,10 +45,11 @@ def resume_command(words: Sequence[str]) -> str:
 def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:
     if not command or _has_secrets(command):
         return []
+    command = [word for word in command if word != "--new-run"]
     if summary.state == "limit":
         return [_with_option(command, "--max-pages", str(2 * max(1, summary.stats.done)))]
     if summary.state == "failed" or (summary.stats.remaining and summary.state == "stopped"):
-        return [list(command)]
+        return [command]
     return []
 
 

@@ -264,6 +264,8 @@ class IdentitySettings(Section, frozen=True, kw_only=True):
 class BrowserSettings(Section, frozen=True, kw_only=True):
     """How pages are rendered in Chromium (`Request(url, render=True)`)."""
 
+    checks = {"public_networks": check_networks}
+
     executable: str | None = None  # of Chromium; none: the one of Playwright, or of the system
     sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
     max_pages: Count = 4  # rendered at the same time in one worker
@@ -277,6 +279,7 @@ class BrowserSettings(Section, frozen=True, kw_only=True):
     recycle_pages: Count = 500  # a browser is replaced after so many pages
     recycle_after: Timeout = 3600.0  # seconds; a browser is replaced after this time
     downloads: Literal["refuse", "save"] = "refuse"  # save: as the body of the response
+    public_networks: tuple[str, ...] = ()  # that count as public: pages from public addresses may reach them
 
 
 class TorSettings(Section, frozen=True, kw_only=True):

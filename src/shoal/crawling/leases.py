@@ -14,7 +14,7 @@ from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
-from shoal.ports import Completion, Failure, Inspection, Lease, Queue, RequestState
+from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState
 
 if TYPE_CHECKING:
     from shoal.sessions.session import Session
@@ -157,12 +157,12 @@ class Settler:
     async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
         """Store the settlements. Returns the outcome of each, in order."""
         outcomes: dict[int, Outcome] = {}
-        if self._session is not None and self._session.jars.has_changes:
-            await self._persist(self._session.flush)  # first: who leases a link of these pages reads their cookies
         parsed = [each for each in batch if isinstance(each, Parsed)]
         failures = [each for each in batch if isinstance(each, Failure)]
         if parsed:
             outcomes |= await self._complete(parsed)
+        elif self._session is not None and self._session.jars.has_changes:
+            await self._persist(self._session.jars.flush)
         if failures:
             outcomes |= await self._fail(failures)
         for contacted in (True, False):
@@ -177,7 +177,7 @@ class Settler:
         known = await self._scheduler.look_up(children)
         if self._archive is not None:
             await self._archive.store([(each.completion.lease, each.exchange) for each in parsed if each.exchange])
-        results = await self._persist(lambda: self._queue.complete(completions))
+        results = await self._persist(lambda: self._store(completions))
         if self._archive is not None:
             self._archive.settled([each.lease for each in completions], [pushed is not None for pushed in results])
         refused = sum(pushed.refused for pushed in results if pushed is not None)
@@ -192,6 +192,12 @@ class Settler:
         outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
         self._count(completions, outcomes)
         return {id(each): outcome for each, outcome in zip(parsed, outcomes, strict=True)}
+
+    async def _store(self, completions: list[Completion]) -> list[Pushed | None]:
+        """Complete pages. Who leases a link of these pages reads the cookies that they have set."""
+        if self._session is not None and self._session.jars.has_changes:
+            return await self._session.jars.flush(completions)
+        return await self._queue.complete(completions)
 
     async def _fail(self, failures: list[Failure]) -> dict[int, Outcome]:
         states = await self._persist(lambda: self._queue.fail(failures))

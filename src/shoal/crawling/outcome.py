@@ -1,8 +1,8 @@
 """The outcome of a run: good, degraded or failed. One function decides it, from facts in the store.
 
 - *good*: every page was fetched and handled, and every item is stored.
-- *degraded*: pages failed, but no more than ``outcome.max_failed`` of them; or items could not be stored; or the store
-  went back in time.
+- *degraded*: pages failed, but no more than ``outcome.max_failed`` of them; or items could not be stored, or were lost
+  in the store; or the store went back in time.
 - *failed*: more pages failed, no page was fetched, no item was stored although the run has outputs, or the spider's
   own rule (`Spider.judge`) says so.
 
@@ -77,6 +77,8 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     """Whether the run has outputs or pipelines."""
     rejected: int = 0
     """Items that an output could not take."""
+    lost: int = 0
+    """Items that no output has, because the item log lacked them."""
     dropped: int = 0
     """Items that pipelines of this process dropped, and the most frequent reasons."""
     drop_reasons: tuple[str, ...] = ()
@@ -135,6 +137,8 @@ def _flaws(facts: RunFacts, *, is_failed: bool) -> Iterable[str]:
         yield f"{_count(stats.item_errors, 'item')} could not be stored: the log names the pages"
     if facts.rejected:
         yield f"an output could not take {_count(facts.rejected, 'item')}"
+    if facts.lost:
+        yield f"the item log lacked {_count(facts.lost, 'item')}: another program changed the store, see `shoal audit`"
     if stats.rewinds:
         times = "once" if stats.rewinds == 1 else f"{stats.rewinds} times"
         yield f"the store went back in time {times}: `shoal audit` says when"

@@ -8,13 +8,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from shoal.crawling.retrying import Persistence
 from shoal.ports import ItemSource, Leased, RoleState
-from shoal.sinks.drainer import COLLECTORS, position_of
+from shoal.sinks.drainer import COLLECTORS, PREFIX, output_name, position_of
 
 log = logging.getLogger("shoal.engine")
 
@@ -211,6 +211,8 @@ class ItemLogKeeper:
         self._expects = True
         self.far_behind = False
         """Whether a running drainer is so far behind that the engine should lease nothing."""
+        self._unwritten: set[str] = set()
+        """The outputs that nobody writes, of which a warning told."""
 
     def expect_items(self) -> None:
         """Poll again: pages of this process may have items."""
@@ -231,6 +233,7 @@ class ItemLogKeeper:
             if not roles:
                 continue
             self._judge(logged, [position_of(role.cursor) for role in roles if role.held])
+            self._warn_of_unwritten(logged, roles)
             passed = min((position_of(role.cursor) for role in roles if _counts(role)), default=0)
             if not self._keep and passed > trimmed:
                 cursors = {role.role: role.cursor for role in roles}
@@ -242,6 +245,19 @@ class ItemLogKeeper:
         if lag > _MAX_LAG and not self.far_behind:
             log.warning("an output is %d items behind; fetching pauses until it has caught up", lag)
         self.far_behind = lag > _MAX_LAG
+
+    def _warn_of_unwritten(self, logged: int, roles: Sequence[RoleState]) -> None:
+        """Tell once of an output that nobody writes, for which the log keeps growing. Fetching goes on: perhaps its
+        machine is gone."""
+        for role in roles:
+            lag = logged - position_of(role.cursor)
+            if not role.held and _counts(role) and lag > _MAX_LAG and role.role not in self._unwritten:
+                self._unwritten.add(role.role)
+                name = role.role.removeprefix(PREFIX)
+                log.warning(
+                    "no process writes %s, and %d items wait for it in the log; start one that does, or forget the "
+                    "output: `shoal outputs RUN forget '%s'`", output_name(name), lag, name,
+                )  # fmt: skip
 
 
 def _counts(role: RoleState) -> bool:

@@ -49,9 +49,9 @@ class Connector:
         self._guard = guard
         self._sockets = None if guard is None else guarded_sockets(guard)
 
-    async def connect(self, host: str, port: int, caller: Caller | None = None) -> socket.socket:
+    async def connect(self, host: str, port: int) -> socket.socket:
         """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
-        return await self.connect_to(await self.resolve(host, caller), port)
+        return await self.connect_to(await self.resolve(host), port)
 
     async def connect_to(self, addresses: Sequence[ResolvedAddress], port: int) -> socket.socket:
         """Return a socket that is connected to one of the addresses. OSError if there is none."""
@@ -70,12 +70,14 @@ class Connector:
     async def resolve(self, host: str, caller: Caller | None = None) -> list[ResolvedAddress]:
         """The addresses of a host. `socket.gaierror` if there is none.
 
-        Drops refused addresses if the host has others: a site that is briefly down must not look refused.
+        Drops refused addresses if the host has others: a site that is briefly down must not look refused. With a guard,
+        the private addresses of a host that also has public ones are dropped too.
         """
         addresses = await self.names.resolve(host, caller)
         if self._guard is None:
             return addresses
-        return [address for address in addresses if self._guard.refuses(address.host) is None] or addresses
+        selected = self._guard.select([address.host for address in addresses])
+        return [address for address in addresses if address.host in selected] or addresses
 
     def close(self) -> None:
         self.names.close()

@@ -1,11 +1,13 @@
-"""Decides which addresses may be contacted for callers of the API. It does no I/O."""
+"""Decides which addresses may be contacted: for callers of the API, and by pages in the browser. It does no I/O."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Sequence
+from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
 
 from shoal.errors import ConfigError
 
@@ -28,7 +30,9 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _LOCAL_ENDINGS = frozenset(
     ("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "localhost", "private")
 )
+_LOCAL_NAME = "a name of a local network"
 _NAT64 = IPv6Network("64:ff9b::/96")
+_MAX_HOSTS = 4096  # whose kind is remembered for one browser context
 
 
 class AddressGuard:
@@ -54,6 +58,11 @@ class AddressGuard:
             return None
         return _reason(target)
 
+    def select(self, addresses: Sequence[str]) -> list[str]:
+        """The addresses of a name that may be contacted. If one of them is public, only public ones."""
+        allowed = [each for each in addresses if self.refuses(each) is None]
+        return [each for each in allowed if _PUBLIC.refuses(each) is None] or allowed
+
     def refuses_host(self, host: str) -> str | None:
         """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may.
 
@@ -69,7 +78,7 @@ class AddressGuard:
         if not _NAME.fullmatch(name) or _NUMBER.fullmatch(labels[-1]) or any(map(_hides_ascii, labels)):
             return "not a host name"  # a name never ends with a number, an address in an odd spelling does
         if len(labels) == 1 or labels[-1] in _LOCAL_ENDINGS or name.endswith(".home.arpa"):
-            return "a name of a local network"
+            return _LOCAL_NAME
         return None
 
 
@@ -114,3 +123,114 @@ def _reason(address: IPv4Address | IPv6Address) -> str | None:
     if not address.is_global:
         return "a private address"
     return None
+
+
+_PUBLIC = AddressGuard(())
+_REFUSED = "may not be contacted (serve.allow)"
+_SETTING = "(browser.public_networks)"
+_LOCAL = tuple(
+    ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.168.0.0/16", "::/127", "fc00::/7", "fe80::/10", "fec0::/10"),
+    )
+)
+"""Networks whose addresses nobody else can have. The other special ones may lead to a stranger: tunnels, NAT64."""
+
+
+class _Kind(IntEnum):
+    """Of an address. If a name has several, the first of these counts."""
+
+    PUBLIC = 0
+    SPECIAL = 1
+    LOCAL = 2
+
+
+class ReachableAddresses(NamedTuple):
+    """What a page may contact of a host."""
+
+    addresses: list[str]
+    refusal: str
+    """If there is no address: why not, as the end of a sentence that begins with the host."""
+
+
+class PageReach:
+    """Decides which addresses the pages of one browser context may contact. All of them have the same host.
+
+    The first host that is asked for is the one of the pages: without a page, nothing else is. Only pages from a local
+    address reach addresses that are not public, so that a page of a stranger can't use services of this network. A host
+    keeps its kind (public, local, or special: the rest) as long as the context exists; its address may change. Of a
+    name with addresses of several kinds, those that anybody could have are used.
+
+    So a name that leads elsewhere later (DNS rebinding) gives a page nothing that it could not reach before. What
+    ``guard`` refuses is refused in any case. What ``public`` does not refuse is public.
+    """
+
+    def __init__(self, guard: AddressGuard | None, public: AddressGuard = _PUBLIC) -> None:
+        self._guard = guard
+        self._public = public
+        self._page: str | None = None
+        self._kinds: dict[str, _Kind] = {}
+        """Of hosts. All others have to be public, if the page is not local or there are too many of them."""
+
+    def select(self, host: str, addresses: Sequence[str]) -> ReachableAddresses:
+        """Choose among the addresses that a name has now, at least one. An address in a URL has itself."""
+        allowed = [each for each in addresses if self._guard is None or self._guard.refuses(each) is None]
+        if self._guard is not None and not allowed:
+            return ReachableAddresses([], _refusal(self._guard.refuses(addresses[0]), _REFUSED))
+        kinds = {each: self._kind_of(each) for each in allowed}
+        now = min(kinds.values())
+        kind = self._required(host, now)
+        selected = [each for each in allowed if kinds[each] is kind]
+        what = self._public.refuses(allowed[0]) or "a public address"
+        return ReachableAddresses(selected, _refusal(what, self._why_not(host, kind)))
+
+    def refuses_host(self, host: str) -> str | None:
+        """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may. The text of the
+        host decides, as in `AddressGuard.refuses_host`."""
+        reason = None if self._guard is None else self._guard.refuses_host(host)
+        if reason is not None:
+            return _refusal(reason, _REFUSED)
+        reason = self._public.refuses_host(host)
+        now = _Kind.LOCAL if reason == _LOCAL_NAME else _Kind.PUBLIC if reason is None else self._kind_of(host)
+        kind = self._required(host, now)
+        return None if now is kind else _refusal(reason, self._why_not(host, kind))
+
+    def is_page(self, host: str) -> bool:
+        """Whether this is the host of the pages."""
+        return _name(host) == self._page
+
+    def _kind_of(self, address: str) -> _Kind:
+        if self._public.refuses(address) is None:
+            return _Kind.PUBLIC
+        try:
+            target = _target(ip_address(address))
+        except ValueError:
+            return _Kind.SPECIAL
+        return _Kind.LOCAL if any(target in network for network in _LOCAL) else _Kind.SPECIAL
+
+    def _required(self, host: str, now: _Kind) -> _Kind:
+        """The kind that a host has to have. ``now``: what it has. Remembers that, if it matters later."""
+        name = _name(host)
+        if self._page is None:
+            self._page = name
+            self._kinds[name] = now
+        if name in self._kinds:
+            return self._kinds[name]
+        if self._kinds[self._page] is not _Kind.LOCAL or len(self._kinds) >= _MAX_HOSTS:
+            return _Kind.PUBLIC
+        self._kinds[name] = now
+        return now
+
+    def _why_not(self, host: str, kind: _Kind) -> str:
+        if _name(host) not in self._kinds:
+            return f"only pages from local addresses may contact {_SETTING}"
+        return f"may not replace a {kind.name.lower()} one {_SETTING}"
+
+
+def _refusal(what: str | None, why: str) -> str:
+    return f"is {what}, which {why}"
+
+
+def _name(host: str) -> str:
+    return host.lower().rstrip(".")

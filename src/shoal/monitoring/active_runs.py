@@ -201,17 +201,17 @@ def _failure_of(kinds: Mapping[str, int]) -> str:
 
 def find_failed_logins(seen: RunSnapshot, logins: Iterable[FailedLogin]) -> Iterator[Problem]:
     """Logins whose last attempt failed. One that succeeds resolves it."""
-    for each in logins:
-        of_jar = f" of {short(each.jar)}" if each.jar else ""
-        text = f"{counted(each.failures, 'attempt')} failed, the last with: {each.reason}."
-        if each.stopped:
+    for login in logins:
+        of_jar = f" of {short(login.jar)}" if login.jar else ""
+        text = f"{counted(login.failures, 'attempt')} failed, the last with: {login.reason.removesuffix('.')}."
+        if login.stopped:
             text = (
                 f"{text} The run was stopped. When the cause is gone, continue it with `shoal resume "
                 f"{seen.run.run_id}`, or repeat the command of the crawl."
             )
         yield of_run(
-            seen.run, "login_failed", "critical" if each.stopped else "warning", f"the login{of_jar} failed", text,
-            each.at, figure=float(each.failures), about=each.jar,
+            seen.run, "login_failed", "critical" if login.stopped else "warning", f"the login{of_jar} failed", text,
+            login.at, figure=float(login.failures), about=login.jar,
         )  # fmt: skip
 
 

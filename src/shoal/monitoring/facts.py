@@ -117,10 +117,11 @@ class FactReader:
         return replace(found, hosts=tuple([await self._with_waiting(seen, host) for host in failing]))
 
     async def _failed_logins(self, run: Run) -> tuple[FailedLogin, ...]:
+        logins = await read_logins(self._store, run.run_id)
         return tuple(
-            FailedLogin(jar=jar, failures=each.failures, reason=each.reason, at=each.failed_at, stopped=each.stopped)
-            for jar, each in (await read_logins(self._store, run.run_id)).items()
-            if each.failures
+            FailedLogin(jar=jar, failures=last.failures, reason=last.reason, at=last.failed_at, stopped=last.stopped)
+            for jar, last in logins.items()
+            if last.failures
         )
 
     async def _with_waiting(self, seen: RunSnapshot, failing: HostFailures) -> HostFailures:

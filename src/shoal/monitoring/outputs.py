@@ -13,9 +13,21 @@ from shoal.ports import ItemSource, OutputCount, RoleState, Run
 from shoal.runs.start import RunSettings
 from shoal.runs.trust import check_outputs
 from shoal.sinks import file_of, open_sink, sink_id
-from shoal.sinks.drainer import COLLECTORS, PREFIX, first_after, host_of, output_name, read_cursor, split_role
+from shoal.sinks.drainer import (
+    COLLECTORS,
+    PREFIX,
+    find_gaps,
+    first_after,
+    host_of,
+    not_trimmed,
+    output_name,
+    read_cursor,
+    split_role,
+)
 from shoal.sinks.identity import identity_of, this_host
+from shoal.sinks.storage import owner_of
 
+_BATCH = 1000
 _PASS_IT = "pass its URL with -o to count it"
 
 
@@ -37,11 +49,16 @@ class OutputReport(Struct, frozen=True, kw_only=True):
     """Whether the run is finished, but its last writer died before it completed the output."""
     first_logged: int = 1
     """The number of the first item that the log still has."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """The items that the log lacks after that one: the first and the last number of each gap. Known if items are
+    missing."""
     spec: str = ""
     """What to pass with ``-o``. Empty: unknown."""
     count: OutputCount | None = None
     unknown: str = ""
     """Why it could not be counted."""
+    replaced_by: str = ""
+    """The run whose output the file has now. Empty: this one, or it is not known."""
     machine: str = ""
     """The other machine whose file it is. Empty: this one, or a server."""
 
@@ -94,11 +111,24 @@ async def report_outputs(run: Run, frontier: ItemSource, specs: Sequence[str], c
         await _report(run, frontier, role, known, refused) for role in roles if not role.role.startswith(COLLECTORS)
     ]
     here = {split_role(report.role)[0] for report in reports if split_role(report.role)[1] and not report.machine}
+    lost = await _gaps_in_log(frontier) if any(report.missing for report in reports) else ()
     return [  # without roles of an earlier version that a role with an identity continues
-        structs.replace(report, first_logged=first)
+        structs.replace(report, first_logged=first, lost=lost)
         for report in reports
         if report.position or split_role(report.role)[1] or split_role(report.role)[0] not in here
     ]
+
+
+async def _gaps_in_log(frontier: ItemSource) -> tuple[tuple[int, int], ...]:
+    """The items that the log lacks, without those that were deleted on purpose. Nothing can write them again."""
+    stats = await frontier.stats()
+    gaps, last = list[tuple[int, int]](), stats.trimmed
+    while items := await frontier.read_items(last, _BATCH):
+        gaps += find_gaps(last, items)
+        last = items[-1].seq
+    if last < stats.items:
+        gaps.append((last + 1, stats.items))
+    return tuple(not_trimmed(gaps, stats.trimmed))
 
 
 def _known_specs(run: Run, specs: Sequence[str], config: Config) -> tuple[dict[str, str], dict[str, str]]:
@@ -144,6 +174,7 @@ async def _report(
             count = await open_sink(spec, run_id=run.run_id).count(cursor.state)
         except ShoalError as exc:
             unknown = str(exc)
+    owner = owner_of(path) if spec and (path := file_of(spec)) else None
     return OutputReport(
         name=output_name(role.role),
         role=role.role.removeprefix(PREFIX),
@@ -155,5 +186,6 @@ async def _report(
         spec=spec,
         count=count,
         unknown=unknown,
+        replaced_by=owner if owner and owner != run.run_id else "",
         machine=machine,
     )

@@ -27,6 +27,7 @@ from shoal.ports.inspection import (
 from shoal.ports.items import ItemLog, LoggedItem, OutputCount, Sink, SinkOptions
 from shoal.ports.queue import (
     Completion,
+    CookieWrite,
     Failure,
     FrontierOptions,
     Holder,
@@ -50,6 +51,7 @@ __all__ = [
     "ClusterStep",
     "ClusterView",
     "Completion",
+    "CookieWrite",
     "Coordinator",
     "Counts",
     "Document",

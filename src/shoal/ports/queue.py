@@ -75,6 +75,16 @@ class Leased(Struct, frozen=True):
     """The version of the run's cookies: see ``Queue.store_cookies``."""
 
 
+class CookieWrite(Struct, frozen=True):
+    """A document with cookies of the run, as for ``Documents.put_document``."""
+
+    key: str
+    value: bytes | None
+    """None: the document is deleted."""
+    replaces: bytes
+    version: bytes
+
+
 class Completion(Struct, kw_only=True):
     """A page that was handled. It becomes done, with its items and children, in one atomic step."""
 
@@ -177,10 +187,13 @@ class Queue(Protocol):
         """Release leases unused: each request is ready again in its old place, and the attempt does not count."""
         ...
 
-    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
-        """Write a document with cookies of the run: see ``Documents.put_document``. In the same step, the cookies of
-        the run get a new version, which each later lease answers with. Returns that version; 0 if the document has
-        another version than ``replaces``. The version of a run without stored cookies is 0."""
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Pushed | None]]:
+        """Write a document with cookies of the run. In the same step, the cookies of the run get a new version, which
+        each later lease answers with. Then, or in the same step, these pages are completed. Returns that version, and
+        the same as ``complete``. If the document has another version than ``replaces``, nothing is changed, and the
+        version is 0. The version of a run without stored cookies is 0, too."""
         ...
 
     async def fence(self, slot: str, epoch: int) -> int:

@@ -30,7 +30,7 @@ from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
-from shoal.sinks import open_sink, sink_id
+from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.patience import Patience
@@ -44,6 +44,8 @@ log = logging.getLogger("shoal.crawl")
 
 _OUTPUT_TIMEOUT = 5.0
 """Seconds that outputs have after a stop, if the frontier is on a server."""
+_OUTPUT_SILENCE = 15.0
+"""Longer than a healthy server needs for a transaction or a part, shorter than its timeout."""
 
 
 def crawl(
@@ -282,6 +284,7 @@ class Crawl:
             is_private=is_private,
             keep_items=self.config.items.keep and not is_private,
             output_timeout=_OUTPUT_TIMEOUT if store.shared else None,
+            output_silence=None if is_private or not any(map(is_shared, self.outputs)) else _OUTPUT_SILENCE,
             process=RecordedProcess(
                 self._worker_id,
                 "crawl" if self._store is None else "server",

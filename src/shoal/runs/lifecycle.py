@@ -352,8 +352,7 @@ class RunLifecycle:
                 for output in self._outputs:
                     output.hurry()
                 asyncio.get_running_loop().call_later(HURRY, self._persist.give_up_if_away)
-            done, _ = await asyncio.wait({finishing}, timeout=self._plan.output_timeout)
-            if not done:
+            if not await self._in_time(finishing):
                 log.warning("an output or the server of the frontier does not answer; the next process continues")
                 return True
             return finishing.result()
@@ -365,6 +364,22 @@ class RunLifecycle:
         finally:
             stop_asked.cancel()
             finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
+
+    async def _in_time(self, finishing: asyncio.Task[bool]) -> bool:
+        """Wait for the outputs. False if their time is up, or none of them has moved for too long."""
+        timeout, silence = self._plan.output_timeout, self._plan.output_silence
+        if timeout is not None or silence is None:
+            return bool((await asyncio.wait({finishing}, timeout=timeout))[0])
+        while True:
+            before = await self._cursors()
+            if (await asyncio.wait({finishing}, timeout=silence))[0]:
+                return True
+            if await self._cursors() == before:
+                return False
+
+    async def _cursors(self) -> dict[str, bytes]:
+        assert self.frontier is not None
+        return {role.role: role.cursor for role in await self.frontier.roles()}
 
     def _can_start_over(self, error: ShoalError) -> bool:
         fenced = isinstance(error, FencedError) and self._plan.session is not None

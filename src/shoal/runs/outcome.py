@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -44,6 +45,7 @@ async def read_facts(frontier: ItemSource, *, expects_items: bool = False) -> Ru
         causes=await _read_causes(frontier) if kinds.get("callback") else {},
         expects_items=expects_items or bool(cursors),
         rejected=sum(_rejected(cursor) for cursor in cursors),
+        lost=_lost(cursors),
     )
 
 
@@ -67,6 +69,16 @@ def _rejected(cursor: bytes) -> int:
         return _decode_state(state).rejected if state else 0
     except msgspec.MsgspecError:  # of a plugin
         return 0
+
+
+def _lost(cursors: Iterable[bytes]) -> int:
+    """How many items the log lacked when they were to be written. Each output that needed them names the same ones."""
+    gaps = {gap for cursor in cursors for gap in read_cursor(cursor).lost}
+    lost, end = 0, 0
+    for first, last in sorted(gaps):
+        lost += max(0, last - max(first, end + 1) + 1)
+        end = max(end, last)
+    return lost
 
 
 # -- kept with the run

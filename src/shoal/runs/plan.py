@@ -67,6 +67,9 @@ class Plan(Struct, kw_only=True):
     """Seconds that pages in flight have after a stop. None: ``shutdown_grace``."""
     output_timeout: float | None = None
     """Seconds that outputs have after a stop. None: as long as they need."""
+    output_silence: float | None = None
+    """Without such a time: seconds after a stop in which one of the outputs must move on. None: it need not. Items that
+    are not written stay in the log, which must survive the process."""
     holder: Holder | None = None
     """The slot in a cluster under which this process works."""
     may_work: Callable[[], bool] | None = None

@@ -247,6 +247,7 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
+@lru_cache(maxsize=256)  # a page needs it several times
 def _host_and_path(url: str) -> tuple[str, str]:
     """Host without port, and path, of a normalized URL."""
     path = url[url.index("/", 8) :].partition("?")[0]

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import quote, unquote
 
@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from shoal.errors import StoreError
-from shoal.ports import Documents, Queue
+from shoal.ports import Completion, CookieWrite, Documents, Pushed, Queue
 from shoal.sessions.cookies import Cookie, CookieJar, CookieKey, site_of, site_of_url
 
 log = logging.getLogger("shoal.session")
@@ -151,7 +151,7 @@ def _is_new(before: Cookie | None, cookie: Cookie, now: float) -> bool:
     """Whether a cookie is worth storing. A site may set the same one with each page, only with a later end."""
     if before is None or before.is_over(now):
         return not cookie.is_over(now)
-    if msgspec.structs.replace(before, expires=cookie.expires) != cookie:
+    if before.value != cookie.value or msgspec.structs.replace(before, expires=cookie.expires) != cookie:
         return True
     if before.expires is None or cookie.expires is None:
         return before.expires != cookie.expires
@@ -191,7 +191,8 @@ class Jars:
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._changed)
+        """Whether there are changes that are not stored, or are being stored."""
+        return bool(self._changed) or self._flushing.locked()
 
     def jar(self, name: str) -> Jar:
         """The jar of a name."""
@@ -295,21 +296,32 @@ class Jars:
         jar.sites.setdefault(site, _Site()).changes[key] = epoch, cookie
         self._changed.add((jar.name, site))
 
-    async def flush(self) -> None:
-        """Store all changes. Call it before the pages that made them are completed."""
-        if self._documents is None or not self._changed:
-            return
+    async def flush(self, completions: Sequence[Completion] = ()) -> list[Pushed | None]:
+        """Store all changes, then complete the pages that made them: in one step, if that is possible."""
+        pushed: list[Pushed | None] | None = None
         async with self._flushing:
             changed, self._changed = self._changed, set()
             try:
-                for name, site_name in changed:
-                    jar = self.jar(name)
-                    if (site := jar.sites.get(site_name)) is not None:
-                        async with site.lock:
-                            await self._write(jar, site_name, site)
+                for number, name in enumerate(changed, 1):
+                    pushed = await self._write_site(*name, completions if number == len(changed) else ())
             except BaseException:
                 self._changed |= changed
                 raise
+        if pushed is None and completions:
+            assert self._queue is not None
+            pushed = await self._queue.complete(completions)
+        return pushed or []
+
+    async def _write_site(
+        self, jar_name: str, name: str, completions: Sequence[Completion] = ()
+    ) -> list[Pushed | None] | None:
+        jar = self.jar(jar_name)
+        if (site := jar.sites.get(name)) is None:
+            return None
+        async with site.lock:
+            if site.generation != self._generation and site.version:  # others have changed cookies, perhaps these
+                await self._read(jar, name, site)
+            return await self._write(jar, name, site, completions)
 
     def _note(self, version: int) -> None:
         """This process has changed cookies, which have this version now."""
@@ -317,8 +329,11 @@ class Jars:
             self._generation += 1
         self._floor, self._version = self._version, version
 
-    async def _write(self, jar: Jar, name: str, site: _Site) -> None:
-        """Store the changes of a site."""
+    async def _write(
+        self, jar: Jar, name: str, site: _Site, completions: Sequence[Completion]
+    ) -> list[Pushed | None] | None:
+        """Store the changes of a site, and complete pages in the same step. None: there was nothing to store, or others
+        changed the site in between; then the pages are not completed."""
         assert self._queue is not None
         key = self._keys.key(jar.name, name)
         for attempt in range(_TRIES):
@@ -326,16 +341,17 @@ class Jars:
             value = site.stored.changed(changes, self._clock())
             if value == site.stored:
                 jar.settle(site, changes)
-                return
+                return None
             content = _encode(value) if value.cookies or value.epoch else None
             own = os.urandom(16)
-            version = await self._queue.store_cookies(key, content, replaces=site.version, version=own)
+            write = CookieWrite(key, content, site.version, own)
+            version, pushed = await self._queue.store_cookies(write, () if attempt else completions)
             if version:
                 self._note(version)
                 site.generation = self._generation
                 site.version, site.stored = own if content else b"", value
                 jar.settle(site, changes)
-                return
+                return None if attempt else pushed
             if attempt:
                 await asyncio.sleep(0.002 * attempt)
             await self._read(jar, name, site)
@@ -387,7 +403,7 @@ class Jars:
             document = await self._documents.get_document(key)
             content = _encode(update(SiteCookies() if document is None else _read(document.value)))
             replaces = b"" if document is None else document.version
-            if await self._queue.store_cookies(key, content, replaces=replaces, version=os.urandom(16)):
+            if (await self._queue.store_cookies(CookieWrite(key, content, replaces, os.urandom(16))))[0]:
                 return
             await asyncio.sleep(0.002 * attempt)
         raise StoreError(f"cannot store the cookies of {site}: other processes keep changing them")

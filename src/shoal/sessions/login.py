@@ -32,6 +32,7 @@ from shoal.http.login import Login
 from shoal.middleware import Postponed
 from shoal.ports import Claim, Documents, Fetch, Frontier
 from shoal.printable import printable
+from shoal.selector import usage
 from shoal.sessions.cookies import Cookie, CookieKey
 from shoal.sessions.jars import Jar, Jars
 from shoal.sessions.session import fetch_with
@@ -208,11 +209,14 @@ class LoginKeeper:
 
     def is_out(self, response: Response) -> bool:
         """Whether a page is logged out."""
+        counting = usage.current.set(None)  # its queries match on few pages, which is no mistake
         try:
             return bool(self._is_logged_out(response))
         except Exception as exc:  # the user's code may raise anything: it costs this page
             reason = f"logged_out() of the spider failed: {type(exc).__name__}: {exc}"
             raise FetchError(reason, kind="callback", retryable=False, status=response.status) from exc
+        finally:
+            usage.current.reset(counting)
 
     async def logged_out(self, jar: Jar, epoch: int, request: Request, response: Response) -> Exception:
         """Note that a page is logged out. Returns what to raise. ``epoch``: of the jar when the page was requested."""
@@ -255,6 +259,7 @@ class LoginKeeper:
 
     async def keep(self) -> None:
         """Log in whenever it is needed. Runs until it is cancelled. LoginError if the login keeps failing."""
+        usage.current.set(None)  # the queries of a login are not those of the crawl
         while True:
             await self._wake.wait()
             self._wake.clear()

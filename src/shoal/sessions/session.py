@@ -67,10 +67,6 @@ class Session:
         """Whether a page may be cached: not if it is logged out."""
         return self.login is None or not self.login.is_out(response)
 
-    async def flush(self) -> None:
-        """Store the cookies that pages have set since the last call."""
-        await self.jars.flush()
-
     def forget(self) -> None:
         """Drop what was read from the store, which went back in time."""
         self.jars.forget()
@@ -155,12 +151,14 @@ browser_cookies: ContextVar[SentCookies | None] = ContextVar("browser_cookies", 
 
 async def fetch_with(jars: Jars, jar: Jar, request: Request, fetch: Fetch, *, is_login: bool = False) -> Response:
     """Fetch a page with the cookies of a jar, and keep those that it sets."""
-    cookies = jar.cookies.values_for(request.url) if jar.cookies.domains else {}
-    cookies.update(request.cookies)
-    only_own = _cookie_header(request) is not None
-    sent = SentCookies(jars, jar, jar.epoch, request.url, own_cookies(request), only_own, is_login)
+    header = _cookie_header(request)
+    own = request.cookies if header is None else _read_header(header)
+    sent = SentCookies(jars, jar, jar.epoch, request.url, own, header is not None, is_login)
     browser_cookies.set(sent)  # each page has a task of its own
-    response = await send(request, cookies, fetch)
+    if header is None and jar.cookies.domains:
+        response = await send(request, jar.cookies.values_for(request.url) | own, fetch)
+    else:
+        response = await send(request, own, fetch)
     if not sent.is_rendered:
         sent.keep_answer(response)
     return response
@@ -179,11 +177,15 @@ async def send(request: Request, cookies: dict[str, str], fetch: Fetch) -> Respo
 def own_cookies(request: Request) -> dict[str, str]:
     """The cookies of the request itself: those of its ``Cookie`` header, if it has one."""
     header = _cookie_header(request)
-    if header is None:
-        return request.cookies
+    return request.cookies if header is None else _read_header(header)
+
+
+def _read_header(header: str) -> dict[str, str]:
     pairs = (pair.partition("=") for pair in header.split(";") if "=" in pair)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _cookie_header(request: Request) -> str | None:
+    if not request.headers:
+        return None
     return next((value for name, value in request.headers.items() if name.lower() == "cookie"), None)

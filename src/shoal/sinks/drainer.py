@@ -39,6 +39,7 @@ from shoal.errors import (
 )
 from shoal.ports import Claim, ItemSource, LoggedItem, Sink
 from shoal.sinks.patience import Patience
+from shoal.sinks.storage import OutputExistsError
 
 T = TypeVar("T")
 
@@ -222,6 +223,9 @@ class Drainer:
             if isinstance(exc, OutputChangedError):
                 await self._name_trimmed(exc)
             await self._release_role()
+            if isinstance(exc, OutputExistsError) and not claim.cursor:  # it never was an output of this run
+                with suppress(FrontierError):
+                    await self._frontier.forget(self._role)
             if isinstance(exc, msgspec.MsgspecError):
                 raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
             raise
@@ -262,8 +266,8 @@ class Drainer:
 
     def _other_store(self) -> SinkError:
         return SinkError(
-            f"another store has a run of the same name, which also writes to {self._name}. Stop one of them, and give "
-            "its run another name or another output"
+            f"another store has a run of the same name, which also writes to {self._name}, or two outputs of this run "
+            "are the same one. Stop one of them, and give its run another name or another output"
         )
 
     async def _go_back(self, last: int) -> None:

@@ -90,11 +90,15 @@ def changed(path: str, what: str, run_id: str = "") -> OutputChangedError:
     )
 
 
-def taken(path: str, owner: str | None) -> SinkError:
+class OutputExistsError(SinkError):
+    """A file has content that this run did not write. It stays as it is."""
+
+
+def taken(path: str, owner: str | None) -> OutputExistsError:
     """The error for a file that a new run may not replace."""
     whose = f"has the output of run {owner}" if owner else "exists and is not empty"
     name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
-    return SinkError(f"{name} {whose}. Use -O {name} to replace it, or choose another output")
+    return OutputExistsError(f"{name} {whose}. Use -O {name} to replace it, or choose another output")
 
 
 def checksum(tail: bytes) -> bytes:

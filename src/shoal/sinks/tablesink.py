@@ -120,11 +120,17 @@ class TableSink:
             await connection.open()
             return await connection.run(self._open_output())
 
+    def check_key(self, state: bytes) -> None:
+        """SinkError if the run itself, whose state this is, writes these tables with another key."""
+        WriteProgress(self._name, self._options.key).open(state, 0)
+
     async def _open_output(self) -> int | None:
         table, set_back_to = self._options.table, None
         if not self._options.export:
             await self._prepare_outputs()
             set_back_to = await self._retried(partial(self._take_row, await self._lost_tables()))
+            if table is not None and await self._is_output("") and self._is_named(table, await self._registered()):
+                raise self._written_twice(table)
         if table is not None and await self._columns(table) is None:
             await self._prepare(table, self._connected.batch(()))
         return set_back_to
@@ -560,6 +566,27 @@ class TableSink:
             await self._connected.execute(self._dialect.create_registry.format(table=registry))
         values = self._dialect.string(self._dialect.naming.fit(name))
         await self._connected.execute(self._dialect.add.format(table=registry, values=values))
+        if not self._options.export and await self._is_output(name):
+            raise self._written_twice(name)
+
+    async def _is_output(self, name: str) -> bool:
+        """Whether this run also has this output in the same database: a table, or "" for a table for each type."""
+        if await self._connected.columns(self._outputs) is None:  # somebody dropped it
+            return False
+        rows = await self._connected.fetch(f"SELECT output FROM {self._outputs} WHERE run = {self._run} AND log = 0")
+        return self._is_named(name, [output for (output,) in rows])
+
+    def _written_twice(self, table: str) -> SinkError:
+        """One output would remove rows of the other."""
+        return SinkError(
+            f"can't write {self._name}: two outputs of this run write its table {table!r}, one for a type of items and "
+            f"one for all of them; choose another name in {self._dialect.table_option}"
+        )
+
+    def _is_named(self, name: str, names: Iterable[str]) -> bool:
+        """Whether one of these names is equal to this one for the database."""
+        naming = self._dialect.naming
+        return naming.fold(naming.fit(name) if name else "") in map(naming.fold, names)
 
     async def _columns(self, name: str, *, locks: bool = False) -> Columns | None:
         """The columns of a table; None if there is no such table. SinkError for one that no sink created."""

@@ -8,7 +8,7 @@ import time
 from msgspec.structs import replace
 
 from shoal.frontier.rules import LOST_KIND
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Pushed
+from shoal.ports import Completion, CookieWrite, Failure, Frontier, FrontierOptions, Pushed
 from shoal.testing.harness import Harness
 from shoal.testing.steps import (
     TTL,
@@ -357,14 +357,51 @@ class LeasingContract(ContractTests):
         await push(frontier, "a", "b", "c")
         first = (await frontier.lease(1, TTL, nonce=b"12345678")).cookies
         key = "run/cookies/jar//a.example"
-        version = await frontier.store_cookies(key, b"1", replaces=b"", version=b"version1")
+        version, _ = await frontier.store_cookies(CookieWrite(key, b"1", b"", b"version1"))
         assert version > first
         assert (await frontier.lease(1, TTL, nonce=b"12345678")).cookies == version  # a repeat
         assert (await frontier.lease(1, TTL)).cookies == version
-        assert await frontier.store_cookies(key, b"2", replaces=b"another0", version=b"version2") == 0
+        assert await frontier.store_cookies(CookieWrite(key, b"2", b"another0", b"version2")) == (0, [])
         document = await harness.store.get_document(key)
         assert document is not None
         assert (document.value, document.version) == (b"1", b"version1")
-        assert await frontier.store_cookies(key, None, replaces=b"version1", version=b"version3") > version
+        assert (await frontier.store_cookies(CookieWrite(key, None, b"version1", b"version3")))[0] > version
         assert await harness.store.get_document(key) is None
         assert (await frontier.lease(1, TTL)).cookies > version
+
+    async def test_pages_are_completed_with_their_cookies(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a", "b")
+        pages = [
+            Completion(lease=lease, status=200, items=[b"item"], children=[page("child")])
+            for lease in (await frontier.lease(2, TTL)).leases
+        ]
+        write = CookieWrite("run/cookies/jar//a.example", b"1", b"", b"version1")
+        version, pushed = await frontier.store_cookies(write, pages)
+        assert version > 0
+        assert sorted(each.added for each in pushed if each) == [0, 1]
+        document = await harness.store.get_document(write.key)
+        assert document is not None
+        assert document.value == b"1"
+        stats = await frontier.stats()
+        assert (stats.done, stats.ready, stats.items) == (2, 1, 2)
+        # The answer was lost, and another process has changed the cookies since.
+        again = CookieWrite(write.key, b"2", b"", b"version2")
+        assert await frontier.store_cookies(again, pages) == (0, [])
+        repeated = CookieWrite(write.key, b"1", b"", b"version1")
+        version, pushed = await frontier.store_cookies(repeated, pages)
+        assert version > 0
+        assert [each is not None and each.added for each in pushed] == [0, 0]
+        assert (await frontier.stats()).items == 2
+
+    async def test_no_page_is_completed_without_its_cookies(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, "a")
+        (lease,) = (await frontier.lease(1, TTL)).leases
+        completion = Completion(lease=lease, status=200, items=[b"item"], children=[page("child")])
+        key = "run/cookies/jar//a.example"
+        assert (await frontier.store_cookies(CookieWrite(key, b"1", b"", b"version1")))[0]
+        assert await frontier.store_cookies(CookieWrite(key, b"2", b"", b"version2"), [completion]) == (0, [])
+        stats = await frontier.stats()
+        assert (stats.leased, stats.done, stats.items) == (1, 0, 0)
+        version, pushed = await frontier.store_cookies(CookieWrite(key, b"2", b"version1", b"version2"), [completion])
+        assert version
+        assert pushed == [Pushed(1, 0)]

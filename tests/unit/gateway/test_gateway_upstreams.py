@@ -304,6 +304,24 @@ async def test_what_no_proxy_is_asked_for(host: str, socks: SocksServer) -> None
     assert socks.connections == 0
 
 
+@pytest.mark.parametrize("host", [*SPELLINGS, *LOCAL_NAMES, "10.0.0.1", "[::1]"])
+async def test_what_no_proxy_is_asked_for_by_a_public_page(
+    host: str, site: MisbehavingServer, socks: SocksServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(socks.address("ann")) as listener:
+        client = await Client.to(listener)
+        assert (await client.get(f"http://shop.test:{port_of(site.url)}/leaf/1")).status == 200
+        before = socks.connections
+        assert (await client.get(f"http://{host}/")).status == 403
+        assert (await client.connect(f"http://{host}:80")).status == 403
+        assert "only pages from local addresses may contact" in str(failure_of(listener, host.strip("[]"), 80))
+        client.close()
+    assert socks.connections == before
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "a rendered page may not load everything it asks for"
+    ]
+
+
 async def test_a_guard_behind_a_proxy_allows_public_names(site: MisbehavingServer, socks: SocksServer) -> None:
     async with listening(socks.address("ann"), guard=AddressGuard([])) as listener:
         client = await Client.to(listener)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,9 @@ from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replac
 from shoal.cli.run_store import opened_run
 from shoal.cli.terminal import raw_stderr
 from shoal.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from shoal.ports import Frontier
 
 app = Commands()
 
@@ -38,9 +41,10 @@ def export(
 
     With --missing, existing rows stay as they are, including those of later runs.
     """
-    from shoal.sinks import open_sink
+    from shoal.sinks import open_sink, sink_id
     from shoal.sinks.drainer import export as drain
     from shoal.sinks.drainer import first_after
+    from shoal.sinks.tablesink import TableSink
 
     outputs = outputs_of(output, replace)
     if not outputs:
@@ -59,6 +63,9 @@ def export(
                 rejects: list[int] = []
                 mode: Literal["all", "missing"] = "missing" if missing else "all"
                 sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)
+                if isinstance(sink, TableSink):
+                    for state in await _saved_states(store, sink_id(spec)):
+                        sink.check_key(state)
                 count = await drain(store, sink, on_progress=_progress)
                 written = getattr(sink, "added", 0) if missing else count - sum(rejects)
                 print(f"wrote {written}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
@@ -79,6 +86,14 @@ def export(
                 )
 
     asyncio.run(work())
+
+
+async def _saved_states(frontier: Frontier, output: str) -> list[bytes]:
+    """The states of this output that the run itself has saved."""
+    from shoal.sinks.drainer import PREFIX, read_cursor, split_role
+
+    roles = [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
+    return [read_cursor(role.cursor).state for role in roles if split_role(role.role)[0] == output]
 
 
 def _progress(count: int) -> None:

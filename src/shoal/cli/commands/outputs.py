@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +17,7 @@ from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.config import mask
 from shoal.errors import ConfigError
 from shoal.sinks import is_of_plugin
-from shoal.sinks.drainer import PREFIX, first_after, output_name, split_role
+from shoal.sinks.drainer import PREFIX, first_after, name_items, output_name, split_role
 from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def print_outputs(run_id: str, reports: Sequence[OutputReport], frontier: str | 
         elif report.is_open:
             print("      repeat the command of the run: its last writer died before it completed this output")
         elif report.missing:
-            command = _repair(run_id, report)
-            print(f"      {command}{where if command.startswith('shoal') else ''}")
+            for line in _repair(run_id, report):
+                print(f"      {line}{where if line.startswith('shoal') else ''}")
 
 
 def _shown(report: OutputReport) -> str:
@@ -152,12 +152,32 @@ def _line(report: OutputReport) -> str:
     return f"{count.items:,} {what} {report.logged:,} items{rejected}{writer}{verdict}"
 
 
-def _repair(run_id: str, report: OutputReport) -> str:
-    """The command that writes the missing items."""
-    if is_replaceable(report.spec) and report.first_logged > 1:
-        return f"items 1 to {report.first_logged - 1} are no longer in the log (items.keep is false): restore the file"
+def _repair(run_id: str, report: OutputReport) -> Iterator[str]:
+    """The command that writes the missing items, and which items no command can write."""
+    trimmed = f"items 1 to {report.first_logged - 1} are no longer in the log (items.keep is false)"
+    lost = f"the log of this run does not have {name_items(report.lost)}" if report.lost else ""
     if is_replaceable(report.spec):
-        return f"shoal export {run_id} -O {shlex.quote(report.spec if '?' in report.spec else _shown(report))}"
-    if is_of_plugin(report.spec):
-        return "repeat the command of the run: it writes them again"
-    return f"shoal export {run_id} --missing -o {shlex.quote(mask(report.export))}"
+        if report.replaced_by:
+            name, ending = os.path.splitext(split_role(report.role)[0])
+            other = shlex.quote(os.path.relpath(f"{name}-{run_id}{ending}"))
+            yield f"run {report.replaced_by} has replaced the file, so write the items to another one:"
+            yield f"shoal export {run_id} -o {other}"
+        elif report.first_logged > 1:
+            yield f"{trimmed}: restore the file"
+        elif lost:  # perhaps the file has them
+            yield f"{lost}: keep the file, and export what the log has to another one"
+        else:
+            if not os.path.exists(report.spec.partition("?")[0]):
+                yield "there is no such file. If you moved it together with its .shoal file, pass its name with -o. Or:"
+            yield f"shoal export {run_id} -O {shlex.quote(report.spec if '?' in report.spec else _shown(report))}"
+        return
+    gone = sum(last - first + 1 for first, last in report.lost)
+    if report.missing > gone and report.expected - gone >= report.first_logged:
+        if is_of_plugin(report.spec):
+            yield "repeat the command of the run: it writes them again"
+        else:
+            yield f"shoal export {run_id} --missing -o {shlex.quote(mask(report.export))}"
+    if report.first_logged > 1:
+        yield f"{trimmed}: if some of them are missing, restore the output"
+    if lost:
+        yield f"{lost}: if some of them are missing, restore the output"

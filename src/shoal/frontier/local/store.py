@@ -24,6 +24,7 @@ from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
+    CookieWrite,
     Failure,
     Frontier,
     FrontierOptions,
@@ -132,15 +133,22 @@ class SocketFrontier(_Remote):
         return _restored(leases, answer, deadline)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Any]:
-        return await self._end("complete", completions)
+        answer: list[Any] = await self._end("complete", completions)
+        return answer
 
     async def fail(self, failures: Sequence[Failure]) -> list[Any]:
-        return await self._end("fail", failures)
-
-    async def _end(self, name: str, ended: Sequence[Completion | Failure]) -> list[Any]:
-        bare = [msgspec.structs.replace(each, lease=_bare_lease(each.lease)) for each in ended]
-        answer: list[Any] = await self._call(wire.FRONTIER[name], bare)
+        answer: list[Any] = await self._end("fail", failures)
         return answer
+
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Any]]:
+        answer: tuple[int, list[Any]] = await self._end("store_cookies", completions, cookies)
+        return answer
+
+    async def _end(self, name: str, ended: Sequence[Completion | Failure], *first: CookieWrite) -> Any:
+        bare = [msgspec.structs.replace(page, lease=_bare_lease(page.lease)) for page in ended]
+        return await self._call(wire.FRONTIER[name], *first, bare)
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
         answer: list[bool] = await self._call(wire.FRONTIER["release"], _bare(leases), contacted)

@@ -43,6 +43,7 @@ from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
+    CookieWrite,
     Documents,
     Failure,
     Holder,
@@ -159,11 +160,14 @@ class MemoryQueue:
         lanes.called, lanes.asked = now, now if len(leases) < limit else 0.0
         return Leased(leases, self._wait(now), cookies=self._cookies)
 
-    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Pushed | None]]:
+        key, value, replaces, version = msgspec.structs.astuple(cookies)
         if not await self._documents.put_document(key, value, replaces=replaces, version=version):
-            return 0
-        self._cookies += 1
-        return self._cookies
+            return 0, []
+        self._cookies = stored = self._cookies + 1
+        return stored, await self.complete(completions) if completions else []
 
     def _wait(self, now: float) -> float | None:
         """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""

@@ -49,6 +49,7 @@ from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
+    CookieWrite,
     Failure,
     FrontierOptions,
     History,
@@ -76,6 +77,7 @@ _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
 _NONE_MOVED = Moved(0, 0)
+_NO_COOKIES = (None,) * 4
 _COMPARED = ("pushed", *STATE_NAMES, "incoming")
 """The stored counters that an audit returns, in order."""
 
@@ -183,9 +185,15 @@ class PostgresFrontier:
             if leases or not limit or not (unreadable.places or late or moved):
                 return Leased(leases, wait, poll_after or 0.0, cookies or 0)
 
-    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
-        check_document(key, value, version)
-        return int(await self._database.value("store_cookies", self._run, key.encode(), value, replaces, version))
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Pushed | None]]:
+        check_document(cookies.key, cookies.value, cookies.version)
+        words = (cookies.key.encode(), cookies.value, cookies.replaces, cookies.version)
+        if completions:
+            stored, pushed = await self._complete(completions, words)
+            return stored, pushed if stored else []
+        return int(await self._database.value("store_cookies", self._run, *words)), []
 
     async def _help(self) -> bool:
         """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""
@@ -232,18 +240,22 @@ class PostgresFrontier:
 
     # -- ending a lease
 
-    async def _end(self, endings: EndingColumns) -> dict[int, tuple[int, Moved]]:
-        """End leases. Returns by position in the batch the new state and what became of the children, without lost
-        leases."""
+    async def _end(
+        self, endings: EndingColumns, cookies: Sequence[object] = _NO_COOKIES
+    ) -> tuple[int, dict[int, tuple[int, Moved]]]:
+        """End leases, and write ``cookies`` in the same step. Returns their version, and by position in the batch the
+        new state and what became of the children, without lost leases."""
         if not endings.places:
-            return {}
+            return 0, {}
         with self._receipts.watch(proven=True) as call:
             for page in endings.staged.values():
                 await self._stages.upload(page.lease, page.children)
             (row,) = await self._database.call(
-                "finish", self._run, self._offset(), *self._proof, *endings.as_arguments()
+                "finish", self._run, self._offset(), *self._proof, *cookies, *endings.as_arguments()
             )
-        states, added, refused, first, number, incoming, order = row
+        states, added, refused, first, number, incoming, order, cookie_version = row
+        if states is None:
+            return 0, {}
         if first is not None:
             self._receipts.completed(call, order, (number, endings.tokens[first - 1]))
         links = (_NONE_MOVED,) * len(states) if added is None else map(Moved, added, refused)
@@ -255,20 +267,26 @@ class PostgresFrontier:
                 result[place] = (state, await self._stages.move(page.lease.token))
         if incoming and not endings.staged:  # staged links of other pages
             await self._help()
-        return result
+        return cookie_version or 0, result
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        return (await self._complete(completions, _NO_COOKIES))[1]
+
+    async def _complete(
+        self, completions: Sequence[Completion], cookies: Sequence[object]
+    ) -> tuple[int, list[Pushed | None]]:
         endings = EndingColumns()
         for place, page in enumerate(completions):
             endings.add(place, page)
-        ended = await self._end(endings)
-        return [_pushed(page, *ended[place]) if place in ended else None for place, page in enumerate(completions)]
+        version, ended = await self._end(endings, cookies)
+        pushed = [_pushed(page, *ended[place]) if place in ended else None for place, page in enumerate(completions)]
+        return version, pushed
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         endings = EndingColumns()
         for place, failure in enumerate(failures):
             endings.add(place, failure)
-        ended = await self._end(endings)
+        _, ended = await self._end(endings)
         return [STATE_NAMES[ended[place][0]] if place in ended else None for place in range(len(failures))]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:

@@ -42,10 +42,10 @@ class RedisDocuments:
                 await self.put_document(each.key, None, replaces=each.version, version=bytes(8))
 
 
-def document_words(key: str, value: bytes | None, replaces: bytes, version: bytes) -> tuple[Word, ...]:
+def document_words(key: str, value: bytes | None, replaces: bytes, version: bytes) -> tuple[bytes, ...]:
     """A document as arguments of ``put_document``. StoreError if it is too large."""
     check_document(key, value, version)
-    return key.encode(), replaces, version, 0 if value is None else 1, value or b""
+    return key.encode(), replaces, version, b"0" if value is None else b"1", value or b""
 
 
 def _document(key: bytes, record: bytes) -> Document:

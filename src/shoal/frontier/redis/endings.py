@@ -11,8 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from shoal.errors import StoreAwayError
 from shoal.frontier.receipts import Receipts
+from shoal.frontier.redis.documents import document_words
 from shoal.frontier.redis.layouts import FOREVER, SETTLED
 from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
 from shoal.frontier.rules import (
@@ -27,7 +30,7 @@ from shoal.frontier.rules import (
     is_redirect,
 )
 from shoal.http import Request
-from shoal.ports import Completion, Failure, Lease, Pushed, RequestState
+from shoal.ports import Completion, CookieWrite, Failure, Lease, Pushed, RequestState
 from shoal.stores.redis.client import Answer
 
 _MAX_TRIES = 3
@@ -58,6 +61,16 @@ class Endings:
         self._receipts = receipts
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        return (await self._complete(completions, ()))[1] if completions else []
+
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Pushed | None]]:
+        return await self._complete(completions, document_words(*msgspec.structs.astuple(cookies)))
+
+    async def _complete(
+        self, completions: Sequence[Completion], cookies: Sequence[bytes]
+    ) -> tuple[int, list[Pushed | None]]:
         def add(parcel: Parcel, page: Completion, stage: _Stage | None) -> None:
             parcel.add_ending(
                 page.lease, DONE, contacted=page.contacted, redirected=page.redirected, status=page.status,
@@ -65,8 +78,8 @@ class Endings:
                 children=0 if stage else len(page.children), staged=stage or (0, 0),
             )  # fmt: skip
 
-        settled = await self._end(completions, add)
-        return [None if each.state < 0 else Pushed(each.added, each.known, each.refused) for each in settled]
+        version, settled = await self._end(completions, add, cookies)
+        return version, [None if each.state < 0 else Pushed(each.added, each.known, each.refused) for each in settled]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         def add(parcel: Parcel, failure: Failure, stage: _Stage | None) -> None:
@@ -77,7 +90,7 @@ class Endings:
                 staged=stage or (0, 0), item_errors=failure.item_errors,
             )  # fmt: skip
 
-        settled = await self._end(failures, add)
+        _, settled = await self._end(failures, add) if failures else (0, [])
         return [None if each.state < 0 else STATE_NAMES[each.state] for each in settled]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
@@ -86,12 +99,14 @@ class Endings:
         parcel = Parcel()
         for lease in leases:
             parcel.add_ending(lease, READY, contacted=contacted)
-        return [each.state >= 0 for each in await self._settle(parcel, leases)]
+        _, settled = await self._settle(parcel, leases)
+        return [each.state >= 0 for each in settled]
 
-    async def _end(self, endings: Sequence[E], add: Callable[[Parcel, E, _Stage | None], None]) -> list[_Settled]:
-        """End all in one script, after the links of the largest pages were staged."""
-        if not endings:
-            return []
+    async def _end(
+        self, endings: Sequence[E], add: Callable[[Parcel, E, _Stage | None], None], cookies: Sequence[bytes] = ()
+    ) -> tuple[int, list[_Settled]]:
+        """End all in one script, after the links of the largest pages were staged. The same script writes ``cookies``.
+        Returns the version of the cookies, and the result of each page, unless they were not written."""
         large = _large(endings)
         for _ in range(_MAX_TRIES):
             stages = {index: await self._upload(endings[index]) for index in large}
@@ -100,23 +115,27 @@ class Endings:
                 add(parcel, ended, stages.get(index))
                 if index not in stages:
                     _add_children(parcel, ended.lease, ended.children)
-            settled = await self._settle(parcel, [ended.lease for ended in endings])
-            if settled:
-                return [
+            version, settled = await self._settle(parcel, [ended.lease for ended in endings], cookies)
+            if settled or cookies:
+                return version, [
                     await self._move_links(endings[index].lease, each) if stages.get(index, _NO_STAGE).links else each
                     for index, each in enumerate(settled)
                 ]
         raise StoreAwayError("the store lost the links of a page while they were uploaded; try again in a moment")
 
-    async def _settle(self, parcel: Parcel, leases: Sequence[Lease]) -> list[_Settled]:
-        """The result of each. Empty if a stage has expired: then nothing was changed."""
+    async def _settle(
+        self, parcel: Parcel, leases: Sequence[Lease], cookies: Sequence[bytes] = ()
+    ) -> tuple[int, list[_Settled]]:
+        """The version of the cookies, and the result of each. Both are empty if a stage has expired, or if the cookies
+        have another version: then nothing was changed."""
         call = self._receipts.begin()
-        answer = await self._run("settle", *parcel.endings())
+        answer = await self._run("settle", *parcel.endings(cookies))
+        version, answer = answer if isinstance(answer, list) else (0, answer)
         settled = [_Settled._make(each) for each in SETTLED.iter_unpack(answer)]
         order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
         if order:
             self._receipts.completed(call, order, pack_leases([leases[index]]))
-        return settled
+        return version, settled
 
     async def _upload(self, ended: Completion | Failure) -> _Stage:
         """Stage the links of a page. Nothing is staged if its lease was lost."""

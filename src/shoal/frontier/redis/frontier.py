@@ -17,7 +17,6 @@ from shoal import clock
 from shoal.errors import RunError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.receipts import Receipts
-from shoal.frontier.redis.documents import document_words
 from shoal.frontier.redis.endings import Endings
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.lanes import Lanes
@@ -88,6 +87,7 @@ class RedisFrontier:
         self._has_stale_lanes = False
         """Whether the lanes were placed under other options, and must be placed again."""
         self.complete, self.fail, self.release = endings.complete, endings.fail, endings.release
+        self.store_cookies = endings.store_cookies
         self.update_host = self._lanes.update_host
         inspection = RunInspection(self._run, self._run_continued)
         self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
@@ -183,9 +183,6 @@ class RedisFrontier:
             if leases or not (records or buried):  # else there may be more after the unreadable ones
                 return Leased(leases, float(wait) if wait else None, float(poll_after), cookies)
             part += 1
-
-    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
-        return int(await self._run("cookies", *document_words(key, value, replaces, version)))
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         if not leases:

@@ -170,9 +170,10 @@ class Parcel:
         """The blob, then the names of the hosts."""
         return b"".join(self._parts), *(name.encode() for name in self._hosts)
 
-    def endings(self) -> tuple[bytes, ...]:
-        """The endings, then `arguments`."""
-        return b"".join(self._endings), *self.arguments()
+    def endings(self, document: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+        """The document to write first, the endings, then `arguments`."""
+        packed = b"".join(piece for word in document for piece in (SIZE.pack(len(word)), word))
+        return packed, b"".join(self._endings), *self.arguments()
 
 
 def pack_token(token: int) -> bytes:

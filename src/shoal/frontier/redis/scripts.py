@@ -15,7 +15,7 @@ SCRIPTS = ScriptFolder(
         *((script, "turns") for script in ("lease", "settle", "states")),
         ("lease", "choosing"),
         *((script, "faults") for script in ("audit", "audit_lanes", "audit_items", "repair")),
-        *((script, "put") for script in ("document", "cookies")),
+        *((script, "put") for script in ("document", "settle")),
         *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits", "upgrade")),
     ),
     tuple(lua_literals().items()),

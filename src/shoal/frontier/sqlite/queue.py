@@ -40,6 +40,7 @@ from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
+    CookieWrite,
     Documents,
     Failure,
     Holder,
@@ -176,11 +177,14 @@ class SQLiteQueue:
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
 
-    async def store_cookies(self, key: str, value: bytes | None, *, replaces: bytes, version: bytes) -> int:
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Pushed | None]]:
+        key, value, replaces, version = msgspec.structs.astuple(cookies)
         if not await self._documents.put_document(key, value, replaces=replaces, version=version):
-            return 0
-        self._cookies += 1
-        return self._cookies
+            return 0, []
+        self._cookies = stored = self._cookies + 1
+        return stored, await self.complete(completions) if completions else []
 
     def _granted_before(self, call: LeaseCall) -> list[Lease] | None:
         """What the same call leased before, if this is a repeat. The process that answered it may be gone."""

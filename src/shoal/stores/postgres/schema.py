@@ -226,5 +226,9 @@ async def _create_functions(link: Connection, component: Component, name: str, t
     await link.execute(f'SET LOCAL search_path = "{name}", {tables}, pg_temp')
     await link.execute(functions(component))
     await link.execute(
-        "INSERT INTO functions (name, component, version) VALUES ($1, $2, $3)", name, component.name, VERSION
+        # A dump of the tables alone has the entry, but not the functions.
+        "INSERT INTO functions (name, component, version) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING",
+        name,
+        component.name,
+        VERSION,
     )

@@ -3,14 +3,17 @@
 -- A lease without _kind is done, and its _reason is a note. Items and children of a request that waits are ignored.
 -- _chunks, _staged: numbers of uploaded chunks and their links. _uploads: whether there are any.
 -- _redirected: its child continues the page.
+-- _cookie_key: of a document with cookies of the run to write first, see store_cookies; null: none. If it has another version,
+-- nothing is changed, and the result is null except for cookies.
 -- From _status to _staged, an array may be empty: then all entries have the usual value (status 200, contacted, and no other
 -- property).
 -- Returns one row. states: the new state of each lease, or LOST, or ALREADY_DONE (under this token). added, refused: how
 -- many of its children were queued and refused; null: none of any. first, id: the position, from 1, and the number of a
 -- request that became done. incoming: how many links of the run are staged. done: how many of its requests are done; of two
--- calls, the later one has the higher number.
+-- calls, the later one has the higher number. cookies: the new version of the run's cookies; 0 if they were not written.
 CREATE FUNCTION finish(
     _run integer, _offset double precision, _receipt bigint, _receipt_token bigint,
+    _cookie_key bytea, _cookie_value bytea, _cookie_replaces bytea, _cookie_version bytea,
     _token bigint[], _fingerprint bytea[], _status integer[], _contacted boolean[], _redirected boolean[],
     _duplicates bigint[], _item_errors integer[],
     _kind text[], _reason text[], _retry_in double precision[], _waits text[],
@@ -19,7 +22,7 @@ CREATE FUNCTION finish(
     _hosts text[], _child_of integer[], _child bytea[], _child_host integer[], _child_rank double precision[],
     _child_url text[], _child_payload bytea[],
     OUT states integer[], OUT added integer[], OUT refused integer[], OUT first integer, OUT id bigint,
-    OUT incoming bigint, OUT done bigint
+    OUT incoming bigint, OUT done bigint, OUT cookies bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -58,6 +61,12 @@ BEGIN
     IF _knows IS NOT TRUE THEN                -- null: there is no such run
         PERFORM check_run(_run);
         PERFORM check_receipt(_run, _receipt, _receipt_token);
+    END IF;
+    IF _cookie_key IS NOT NULL THEN
+        cookies := store_cookies(_run, _cookie_key, _cookie_value, _cookie_replaces, _cookie_version);
+        IF cookies = 0 THEN
+            RETURN;
+        END IF;
     END IF;
     _at := real_clock(_offset);
     _now := CASE WHEN _at BETWEEN _seen AND _seen + 1 THEN _at + _skew ELSE clock(_offset) END;  -- mostly without a call

@@ -1,13 +1,11 @@
--- Write a document if its version is the expected one. ``from``: the place in ARGV of its key, expected version ('' for none),
--- new version, 1 to write or 0 to delete, and value; to create a run with it, the arguments of create_run follow. Returns 0
--- if it has another version.
-local function put_document(from)
-  local key, expected, version, writes, value = unpack(arguments_from(from))
+-- Write a document if its version is the expected one ('' for none). ``writes``: '1' to write or '0' to delete. ``run_at``: the
+-- place in ARGV of the arguments of create_run, if there are any, to create a run with it. Returns 0 if it has another version.
+local function put_document(run_at, key, expected, version, writes, value)
   local found = call('HGET', PREFIX .. 'document', key)
   local stored = found and sub(found, 2, 1 + string.byte(found)) or ''
   if stored == version or (writes == '0' and stored == '') then return 1 end
   if stored ~= expected then return 0 end
-  if ARGV[from + 5] then create_run(from + 5) end
+  if ARGV[run_at] then create_run(run_at) end
   if writes == '0' then
     call('ZREM', PREFIX .. 'documents', key)
     call('HDEL', PREFIX .. 'document', key)

@@ -1,12 +1,14 @@
--- End leases: done, failed, or released. ARGV: the endings; what follows those that have texts, items or children; then the
--- names of the children's hosts. The children of an ending may also be in a stage.
+-- End leases: done, failed, or released. ARGV: a document with cookies of the run to write first, see put_document, or nothing;
+-- the endings; what follows those that have texts, items or children; then the names of the children's hosts. The children of
+-- an ending may also be in a stage.
 -- Returns for each ending the new state (-1 if the lease was lost), how many children were added, known and refused, and the
 -- number of the completion, packed. A repeated completion is acknowledged again, without its children. Returns nothing, and
--- changes nothing, if a stage has expired.
+-- changes nothing, if a stage has expired. With cookies, returns the new version of the run's cookies, which each lease answers
+-- with, and this text. If the document has another version, changes nothing, and the version is 0.
 
 if now < met_until then define_turns() end
 
-local heads, blob, names = ARGV[5], ARGV[6], arguments_from(7)
+local document, heads, blob, names = ARGV[5], ARGV[6], ARGV[7], arguments_from(8)
 local count = #heads / ENDING_SIZE
 
 move_staged()
@@ -77,6 +79,14 @@ load_hosts(numbers)
 find_new()
 
 -- -- changing
+
+local cookies
+if document ~= '' then
+  local words, place = {}, 1
+  for i = 1, 5 do words[i], place = read(TEXT, document, place) end
+  if put_document(#ARGV + 1, unpack(words)) == 0 then return {0, ''} end
+  cookies = call('INCR', own.key .. ':cookies')
+end
 
 -- Called first, as it can fail: if another program wrote to the item log. The items of a page are one entry, whose id is
 -- the number of its last item. `index`: of the first item of this page.
@@ -175,4 +185,5 @@ finish()
 many('ZREM', LEASES, leases)
 forget(own, over)
 many('ZADD', own.key .. ':waiting', waiting)
-return table.concat(answer)
+answer = table.concat(answer)
+return cookies and {cookies, answer} or answer
