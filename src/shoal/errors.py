@@ -47,6 +47,7 @@
         ├── FencedError              the cluster slot has a new holder; nothing was changed
         ├── StoreBusyError           another process uses this store
         ├── StoreAwayError           the store cannot be reached, or cannot change anything now
+        │   └── StoreFullError       the store has no room left
         ├── StoreRewoundError        the store lost changes that it had acknowledged
         └── StoreError               the store cannot be opened, is damaged, or is not a Shoal store
 
@@ -56,6 +57,11 @@ Errors of libraries are wrapped where they occur, with ``raise ... from exc``.
 from __future__ import annotations
 
 from datetime import timedelta
+
+from msgspec import MsgspecError
+
+DECODING_ERRORS = (MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding data of other programs raises: it has another form, is no UTF-8, or is nested too deeply."""
 
 
 class ShoalError(Exception):
@@ -244,6 +250,11 @@ class StoreBusyError(FrontierError):
 class StoreAwayError(FrontierError):
     """The store cannot be reached, does not answer, or cannot change anything now (a failover, a full disk). The call
     was either applied completely or not at all. It may be repeated."""
+
+
+class StoreFullError(StoreAwayError):
+    """The store has no room: its memory or its disk is full, or what the API may use of it. Nothing was changed. The
+    call succeeds when there is room again."""
 
 
 class StoreRewoundError(FrontierError):

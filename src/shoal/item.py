@@ -7,12 +7,13 @@ nested ones. This module imports neither pydantic nor attrs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast, get_type_hints
 
 import msgspec
 
-from shoal.errors import ItemError
+from shoal.errors import DECODING_ERRORS, ItemError
 
 Record: TypeAlias = dict[str, Any]
 """The data of a decoded item: its fields by name."""
@@ -101,7 +102,7 @@ def decode_item(payload: bytes) -> tuple[str, Record]:
     """Return the type name and the data of an encoded item."""
     try:
         return _decode(payload)
-    except msgspec.MsgspecError as exc:
+    except DECODING_ERRORS as exc:
         raise ItemError(f"not an encoded item: {exc}") from exc
 
 
@@ -111,6 +112,101 @@ def as_text(value: object) -> str:
         return value
     text = _encode_json(value).decode()
     return text[1:-1] if text[0] == '"' else text
+
+
+class ItemTypes:
+    """The classes of a spider's items by name, so that a program gets its own types back.
+
+    A class is known once an item of it was encoded in this process, or if the module of the spider has it. Of two
+    classes with the same name neither is used."""
+
+    def __init__(self, spider: type) -> None:
+        self._spider = spider
+        self._types: dict[str, type | None] = {}
+        self._hints: dict[type, dict[str, Any]] = {}
+
+    def see(self, kind: type) -> None:
+        """Remember the class of an item that is encoded."""
+        name = kind.__name__
+        if self._types.setdefault(name, kind) is not kind:
+            self._types[name] = None
+
+    def restore(self, payload: bytes) -> Any:
+        """The item as an object of its class, without a call of its ``__init__``. Its data as a dict, if the class is
+        not known or cannot hold all of it. A value that does not have the annotated type stays as it is stored."""
+        name, record = decode_item(payload)
+        if name == PLAIN:
+            return record
+        if name not in self._types:
+            self._types[name] = self._find(name)
+        kind = self._types[name]
+        if kind is None:
+            return record
+        try:
+            return self._build(kind, record)
+        except Exception:  # the user's class may raise anything, and the data is good
+            return record
+
+    def _find(self, name: str) -> type | None:
+        for each in self._spider.__mro__:
+            kind = vars(sys.modules.get(each.__module__, object)).get(name)
+            if isinstance(kind, type) and kind.__name__ == name:
+                return kind
+        return None
+
+    def _build(self, kind: type, record: Record) -> object:
+        if issubclass(kind, msgspec.Struct):
+            return self._build_struct(kind, record)
+        if _is_pydantic(kind):
+            return _build_model(kind, record)
+        if issubclass(kind, Mapping):
+            return cast("Any", kind)(record)
+        item = object.__new__(kind)
+        for name, value in record.items():
+            object.__setattr__(item, name, self._convert(kind, name, value))
+        fields: Any = getattr(kind, "__dataclass_fields__", None)
+        names = fields or [field.name for field in cast("Any", kind).__attrs_attrs__]
+        return item if all(hasattr(item, name) for name in names) else record  # names with a leading _ are not stored
+
+    def _build_struct(self, kind: type[msgspec.Struct], record: Record) -> object:
+        names = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
+        if kind.__struct_config__.array_like:
+            names = {name: name for name in names.values()}
+        tag = kind.__struct_config__.tag_field
+        fields = {names[key]: value for key, value in record.items() if key != tag}
+        return kind(**{name: self._convert(kind, name, value) for name, value in fields.items()})
+
+    def _convert(self, kind: type, name: str, value: object) -> object:
+        """The value as its annotation says: a date, a set, a nested object."""
+        if kind not in self._hints:
+            try:
+                self._hints[kind] = get_type_hints(kind)
+            except Exception:  # names that exist only for type checkers
+                self._hints[kind] = {}
+        hint = self._hints[kind].get(name)
+        if hint is None or type(value) is hint:
+            return value
+        try:
+            return msgspec.convert(value, hint)
+        except _FAILURES:
+            return value
+
+
+def _build_model(kind: Any, record: Record) -> object:
+    """A pydantic model of stored data."""
+    fields = kind.model_fields
+    if any(key not in fields and key not in kind.model_computed_fields for key in record):
+        raise ValueError("the model has no such field")
+    data = {key: value for key, value in record.items() if key in fields}
+    aliases = {key: fields[key].validation_alias or key for key in data}
+    try:
+        if all(isinstance(alias, str) for alias in aliases.values()):
+            return kind.model_validate({aliases[key]: value for key, value in data.items()}, strict=False)
+    except ValueError:  # for example of a model that was made without validation
+        pass
+    model = kind.model_construct()
+    vars(model).update(data)
+    return model
 
 
 def _named(item: object) -> tuple[str, object]:

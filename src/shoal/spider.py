@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter, getsource, signature
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
@@ -18,10 +19,13 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
 from shoal.config import Config
 from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
+from shoal.item import ItemTypes
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.http.login import Login
 
+_log = logging.getLogger("shoal.spider")
 _MAX_COUNTERS = 1000
 """The limit of user counters. Further names share one counter, because names may come from pages."""
 OTHER = "(other)"
@@ -66,7 +70,11 @@ class RunControl(Protocol):
     """Only this process works on the run, and its frontier is in memory."""
 
     def stop(self) -> None:
-        """End the crawl: pages in flight are finished."""
+        """End the crawl of this process: pages in flight are finished."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """End the run, in all its processes: pages in flight are finished."""
         ...
 
     async def push(self, requests: Sequence[Request]) -> int:
@@ -160,6 +168,10 @@ class Spider:
 
     arguments: Mapping[str, object] = {}
     """The arguments this spider was started with."""
+    stop_reason: str | None = None
+    """What was passed to ``stop``. None: it was not called in this process."""
+    _control: RunControl | None = None
+    """The crawl that it takes part in."""
     _arguments_of_others: Collection[str] = ()
     """The names of arguments that others may have written: in the API, a schedule or a stored run."""
 
@@ -234,6 +246,13 @@ class Spider:
     def opened(self) -> object:
         """Called once in each process that works on the run, before its first page. It may be async."""
 
+    def stop(self, reason: str = "") -> None:
+        """End the run, in all its processes. Pages in flight are finished and their items stored; requests that are
+        left stay in the queue. The summary and `shoal runs` show the reason."""
+        self.stop_reason = reason
+        if self._control is not None:
+            self._control.end(reason)
+
     async def idle(self) -> bool:
         """Called when this process finds the run finished. Return True to keep it open: because requests were pushed,
         or will be. It is called again some seconds later."""
@@ -247,7 +266,7 @@ class Spider:
     def closed(self, reason: str) -> object:
         """Called once at the end of the process's work. It may be async.
 
-        ``reason``: ``finished``; ``limit`` (the page limit is reached); ``stopped``; ``failed``.
+        ``reason``: ``finished``; ``limit`` (a limit is reached, or ``stop`` was called); ``stopped``; ``failed``.
         """
 
     @cached_property
@@ -258,6 +277,11 @@ class Spider:
     def stats(self) -> SpiderStats:
         """The counters of this process, and your own: ``self.stats.inc("name")``. The summary shows yours."""
         return SpiderStats()
+
+    @cached_property
+    def item_types(self) -> ItemTypes:
+        """The classes of its items, for programs that read them."""
+        return ItemTypes(type(self))
 
     def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs of the spider, and then the ``given`` ones."""
@@ -272,8 +296,10 @@ class Spider:
 
 
 def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
-    """SpiderError for an argument that a spider with an ``__init__`` of its own does not declare."""
+    """SpiderError for an argument that a spider with an ``__init__`` of its own does not declare, and for one that
+    looks like a typo: nothing in the code of the spider has its name, and something has a similar one."""
     if kind.__init__ is Spider.__init__:
+        _check_used(kind, arguments)
         return
     parameters = [each for each in signature(kind.__init__).parameters.values() if each.name != "self"]
     declared = [
@@ -286,6 +312,46 @@ def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
         near = get_close_matches(name, declared, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(declared)}" if declared else ""
         raise SpiderError(f"{kind.__name__} has no argument {name!r}{hint}")
+    if not declared:
+        _check_used(kind, arguments)
+
+
+def _check_used(kind: type[Spider], arguments: Iterable[str]) -> None:
+    unknown = [name for name in arguments if not _is_data(kind, name)]
+    if not unknown or (source := _source_of(kind)) is None or re.search(r"\barguments\b", source):
+        return
+    for name in unknown:
+        if re.search(rf"\b{re.escape(name)}\b", source):
+            continue
+        read = re.findall(r"\b(?:self|spider)\.([a-z]\w*)", source)
+        known = [each for each in (*dir(kind), *read) if each[0] != "_" and not callable(getattr(kind, each, None))]
+        hint = did_you_mean(name, known)
+        if hint:
+            raise SpiderError(f"{kind.__name__} has no argument {name!r}{hint}")
+        _log.warning("%s: nothing in its code reads the argument %r", kind.__name__, name)
+
+
+def _source_of(kind: type[Spider]) -> str | None:
+    """The code of the modules that define the spider, its pipelines and its layers. None if some is not available."""
+    parts = (*kind.__mro__, *kind.pipelines, *kind.middlewares)
+    names = {getattr(part, "__module__", type(part).__module__) for part in parts}
+    try:
+        return "\n".join(
+            getsource(sys.modules[name]) for name in names if name != "builtins" and name.partition(".")[0] != "shoal"
+        )
+    except (KeyError, OSError, TypeError):
+        return None
+
+
+def _report_similar_names(kind: type[Spider]) -> None:
+    """Log attributes that have no effect, and whose names are similar to ones that have."""
+    known = [name for name in Spider.__annotations__ if name[0] != "_"]
+    for name, value in vars(kind).items():
+        if name[0] == "_" or callable(value) or name in known or isinstance(value, property | classmethod):
+            continue
+        near = get_close_matches(name, [each for each in known if each not in vars(kind)], 1, 0.8)
+        if near and not re.search(rf"\b(?:self|cls|spider)\.{name}\b", _source_of(kind) or name):
+            _log.warning("%s.%s has no effect; did you mean %s?", kind.__name__, name, near[0])
 
 
 def create_spider(kind: type[Spider], arguments: Mapping[str, object]) -> Spider:
@@ -294,6 +360,7 @@ def create_spider(kind: type[Spider], arguments: Mapping[str, object]) -> Spider
     Its ``arguments`` are all of these, also those that its ``__init__`` does not pass on: workers of a fleet create it
     again from them."""
     check_declared(kind, arguments)
+    _report_similar_names(kind)
     spider = kind(**arguments)
     spider.arguments = dict(arguments)
     return spider

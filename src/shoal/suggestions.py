@@ -1,8 +1,12 @@
-"""Suggests the nearest known name for an unknown one, for messages."""
+"""Suggestions in messages: the nearest known name for an unknown one, and how to install a missing package."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable, Mapping
+from functools import cache
+from urllib.parse import unquote, urlsplit
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -20,3 +24,20 @@ def did_you_mean_scheme(url: str, schemes: Iterable[str]) -> str:
     spelled = {scheme: f"{scheme}://" for scheme in schemes}
     scheme = url.partition(":")[0].lower()
     return "" if scheme in spelled else did_you_mean(scheme, spelled)
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs an extra of Shoal: from the folder that this Shoal was installed from, if it was."""
+    return f"pip install {shlex.quote(f'{_origin()}[{extra}]')}"
+
+
+@cache
+def _origin() -> str:
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        origin = json.loads(distribution("shoal").read_text("direct_url.json") or "{}")
+        url = urlsplit(origin.get("url", ""))
+        return unquote(url.path) if url.scheme == "file" and "dir_info" in origin else "shoal"
+    except (PackageNotFoundError, ValueError, OSError):
+        return "shoal"

@@ -540,7 +540,8 @@ def memory_of(api: Api) -> int:
 def test_a_webhook_is_signed_and_sent_again(api: Api, site: Target) -> None:
     with beside(Receiver(500, 200)) as receiver:
         webhook = {"url": f"{receiver.url}/done?x=1", "secret": "a long secret"}
-        session = api.batch([f"{site.url}/a", "no url"], webhook=webhook)["session_id"]
+        answer = api.batch([f"{site.url}/a", "no url"], webhook=webhook)
+        session = answer["session_id"]
         until(lambda: len(receiver.messages) == 2, 10, "a second attempt")
         time.sleep(0.2)
         assert len(receiver.messages) == 2
@@ -551,7 +552,8 @@ def test_a_webhook_is_signed_and_sent_again(api: Api, site: Target) -> None:
     message = json.loads(receiver.messages[0][1])
     assert message["event"] == "batch.done"
     assert (message["session_id"], message["state"]) == (session, "finished")
-    assert (message["stats"]["total"], message["stats"]["failed"]) == (2, 1)
+    assert message["stats"] == answer["stats"]
+    assert (message["stats"]["total"], message["stats"]["success"], message["stats"]["failed"]) == (2, 1, 1)
 
 
 def test_a_webhook_tells_of_a_cancelled_session(api: Api, site: Target) -> None:

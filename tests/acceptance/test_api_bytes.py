@@ -259,3 +259,14 @@ def test_connections_are_limited(tmp_path: Path) -> None:
             assert status_of(connection) == 503
         kept[0].close()
         until(lambda: api.get("/health")[0] == 200, what="room for a connection")
+
+
+def test_results_of_a_memory_store_are_on_disk(api: Api, site: Sized) -> None:
+    before = memory_of(api)
+    urls = [f"{site.url}/300000?{number}" for number in range(2000)]
+    session_id = api.batch(urls, wait=False)["session_id"]
+    assert api.wait(session_id, 200)["progress"]["done"] == 2000
+    assert memory_of(api, "VmHWM") - before < 250 * MB  # of 600
+    for after in (0, 1000, 1990):
+        page = api.get(f"/api/crawl/{session_id}?after={after}&limit=5")[1]
+        assert [len(result["content"]) for result in page["results"]] == [300_000] * 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -159,6 +160,63 @@ def test_tasks_that_somebody_else_wrote_are_refused(fleet: Celery, site: Target)
     until(lambda: sum(worker.said().count("invalid task") for worker in fleet.workers) >= 3, 20, "refusals")
     assert seen(site) == Counter(url.removeprefix(site.url) for url in urls), said
     assert not any("stolen" in visit.path for visit in site.visits())
+
+
+def crafted_messages(message: dict[str, Any], proof: Path) -> Iterator[bytes]:
+    """Messages that Shoal does not send: no envelopes at all, envelopes with wrong parts, and code."""
+    yield from (b"", b"\xff\xfe", b"no json", b"7", b"null", b"[]", b'"text"', b"{}", b"[" * 100_000, b"1" * 5000)
+    yield from (json.dumps({**message, name: None}).encode() for name in message)
+    yield from (json.dumps({key: message[key] for key in message if key != name}).encode() for name in message)
+    for body in ("%%%", b64encode(b"[" * 100_000).decode(), b64encode(b"\xff").decode(), 7, [], "x" * 20_000_000):
+        yield json.dumps({**message, "body": body}).encode()
+    pickled = b64encode(pickle.dumps(Touch(proof))).decode()
+    for kind in ("application/x-python-serialize", "application/x-yaml", "text/x-none", 7):
+        yield json.dumps({**message, "body": pickled, "content-type": kind}).encode()
+    headers = {
+        "task": ("os.system", "celery.chunks", "../../x", 7), "id": ("../../x", 7, "x" * 100_000), "lang": ("java",),
+        "eta": ("9999-12-31T23:59:59+00:00", "soon", 1e308), "expires": ("soon", -1), "retries": ("many", -1),
+        "timelimit": (["x", {}], 7), "reply_to": ("../../x", 7), "root_id": (7,), "argsrepr": ("x" * 100_000,),
+    }  # fmt: skip
+    for name, values in headers.items():
+        for value in values:
+            yield json.dumps({**message, "headers": {**message["headers"], name: value}}).encode()
+    words, _, embedded = json.loads(b64decode(message["body"]))
+    deep: dict[str, Any] = {"task": "os.system", "args": [f"touch {proof}"], "kwargs": {}, "options": {}}
+    for name in ("callbacks", "errbacks", "chain", "chord"):
+        value = deep if name == "chord" else [deep]
+        body = json.dumps([[7, *words[1:]], {}, {**embedded, name: value}])
+        yield json.dumps({**message, "body": b64encode(body.encode()).decode()}).encode()
+
+
+class Touch:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return (os.mkdir, (str(self.file),))
+
+
+def test_messages_that_somebody_else_wrote_to_the_broker(fleet: Celery, site: Target, tmp_path: Path) -> None:
+    """Nothing of them is run, no worker ends for good, and the pages of a session are done once."""
+    fleet.control("cancel_consumer", "shoal")
+    urls = pages(site, 6)
+    session = fleet.api.batch(urls, distributed=True, wait=False, options={"robots": False})["session_id"]
+    broker = redis.Redis.from_url(fleet.environ["CELERY_BROKER_URL"])
+    until(lambda: broker.llen("shoal") == 6, 20, "the queue")
+    message = json.loads(broker.lindex("shoal", 0))
+    message["headers"]["id"] = message["properties"]["correlation_id"] = "0" * 32
+    crafted = list(crafted_messages(message, tmp_path / "proof"))
+    before = {worker.process.pid for worker in fleet.workers}
+    broker.rpush("shoal", *crafted)  # taken before all others
+    fleet.control("add_consumer", "shoal")
+    fleet.api.wait(session, 120)
+    check_log(fleet, session, urls)
+    assert seen(site) == Counter(url.removeprefix(site.url) for url in urls)
+    assert not (tmp_path / "proof").exists()
+    assert {worker.process.pid for worker in fleet.workers if worker.process.poll() is None} == before
+    until(lambda: not broker.llen("shoal"), 60, "an empty queue")
 
 
 def test_a_session_holds_no_more_on_many_processes(tmp_path: Path) -> None:

@@ -180,9 +180,106 @@ async def test_every_kind_of_item_through_pipelines() -> None:
 
     async with SiteServer(pages=1) as site:
         done = await crawl(Items, settings(), arguments={"start_urls": [site.url]})
-    assert [item["name"] for item in done.items] == ["DICT", "dataclass", "struct", "pydantic"]
+    assert done.items == [
+        {"name": "DICT"}, DataclassItem("dataclass"), StructItem("struct"), PydanticItem(name="pydantic")
+    ]  # fmt: skip
     assert done.summary is not None
     assert done.summary.counters.dropped == 1
+
+
+async def test_a_stream_and_a_resumed_crawl_give_the_types_of_the_spider(tmp_path: Path) -> None:
+    """The second crawl yields nothing itself: the class of the items is only in the module of the spider."""
+
+    class Typed(Spider):
+        def parse(self, response: Response) -> Any:
+            yield DataclassItem("page")
+
+    config = settings(frontier=f"sqlite:///{tmp_path}/typed.db")
+    async with SiteServer(pages=1) as site:
+        arguments = {"start_urls": [site.url]}
+        assert [item async for item in crawl(Typed, settings(), arguments=arguments)] == [DataclassItem("page")]
+        first = await crawl(Typed, config, arguments=arguments)
+        again = await crawl(Typed, config, arguments=arguments)
+    assert first.items == again.items == [DataclassItem("page")]
+
+
+async def test_what_a_crawl_that_was_not_awaited_has_is_refused() -> None:
+    class Named(Spider):
+        start_urls = ["http://127.0.0.1:9/"]
+
+    made = crawl(Named, settings())
+    for name in ("items", "summary"):
+        with pytest.raises(RunError, match=r"has not run.*write: done = await crawl\(\.\.\.\)"):
+            getattr(made, name)
+    assert "await crawl" in repr(made)
+    with pytest.warns(RuntimeWarning, match=r"crawl\(Named\): this crawl has not run"):
+        made = None  # type: ignore[assignment]
+    done = await crawl(Named, settings(retry={"max_attempts": 1}))
+    assert done.items == []
+
+
+async def test_items_that_are_elsewhere_are_not_an_empty_list(tmp_path: Path) -> None:
+    async with SiteServer(pages=1) as site:
+        start = {"start_urls": [site.url]}
+        done = await crawl(Pages, settings(), arguments=start, outputs=[f"{tmp_path}/pages.jsonl"])
+        with pytest.raises(RunError, match=r"keeps no items in memory; they go to .*pages\.jsonl"):
+            _ = done.items
+        stream = crawl(Pages, settings(), arguments=start)
+        assert len([item async for item in stream]) == 2
+        with pytest.raises(RunError, match="`async for`"):
+            _ = stream.items
+
+
+@pytest.mark.parametrize("wrong", ["shop.py", Path("shop.py"), dict, None])
+def test_a_crawl_of_something_else_than_a_spider_says_what_it_needs(wrong: Any) -> None:
+    with pytest.raises(SpiderError, match=r"needs a class that inherits from shoal\.Spider, not "):
+        crawl(wrong)
+
+
+async def test_requests_that_are_created_and_never_yielded_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """In callbacks of every kind. Those that are yielded sometimes, later or in another form are not reported."""
+
+    class Forgetful(Spider):
+        later: list[Request] = []
+
+        def parse(self, response: Response) -> Any:
+            response.follow_all("a", self.sometimes)  # forgotten
+            Request(response.urljoin("/2"))  # forgotten
+            yield Request(response.url, self.coroutine, dont_filter=True)
+            yield Request(response.url, self.stream, dont_filter=True)
+            for request in response.follow_all("a", self.sometimes):
+                yield request.replace(priority=1)
+            self.later.append(response.follow("/?later", self.last))
+            yield from self.later
+            return response.follow("/3")  # forgotten
+
+        async def coroutine(self, response: Response) -> Any:
+            links = response.follow_all("a")  # forgotten
+            await asyncio.sleep(0)
+            return [{"links": len(links)}]
+
+        async def stream(self, response: Response) -> Any:
+            await asyncio.sleep(0)
+            form = Response(response.url, body=b"<form action=/4><input name=q></form>").form()
+            form.submit(self.last)  # forgotten
+            yield {"forms": 1}
+
+        def sometimes(self, response: Response) -> Any:
+            last = response.follow("/?sometimes", self.last, dont_filter=True)
+            if response.url.endswith("/1"):
+                yield last
+
+        def last(self, response: Response) -> None:
+            self.later.append(response.follow("/?kept"))
+
+    async with SiteServer(pages=5) as site:
+        await crawl(Forgetful, settings(), arguments={"start_urls": [site.url]})
+    lines = Path(__file__).read_text().splitlines()
+    forgotten = [f"line {number}:" for number, line in enumerate(lines, 1) if line.endswith("# forgotten")]
+    reports = [record.getMessage() for record in caplog.records if "never yielded" in record.getMessage()]
+    assert len(forgotten) == 5
+    assert [line for line in forgotten if any(line in report for report in reports)] == forgotten
+    assert len(reports) == 5
 
 
 async def test_errback_hears_of_a_death_and_may_go_on() -> None:

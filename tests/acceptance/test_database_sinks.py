@@ -38,6 +38,7 @@ from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.drainer import Drainer, is_retryable
 from shoal.sinks.keys import SYSTEM_COLUMNS
 from shoal.sinks.tables import Columns, Kind, Naming, join_kinds, kind_of
+from shoal.suggestions import pip_install
 from tests.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
 from tests.patience import allowance
 from tests.servers import SiteServer
@@ -936,7 +937,7 @@ def test_without_the_library(scheme: str, module: str, extra: str) -> None:
         f"sinks.sink_id('{scheme}://a/b'); sinks.open_sink('{scheme}://a/b')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.strip().endswith(f"pip install 'shoal[{extra}]'")
+    assert done.stderr.strip().endswith(pip_install(extra))
 
 
 def everything(error: BaseException | None) -> str:

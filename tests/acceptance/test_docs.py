@@ -20,6 +20,13 @@ from tests.forking import SHOAL
 from tests.object_storage import S3Server
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+AWAITS = re.compile(r"^(?:\w+ = )?await ", re.MULTILINE)
+NOTEBOOK = """
+import ast, asyncio, inspect, sys
+cell = eval(compile(sys.argv[1], "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names := {})
+asyncio.run(cell) if inspect.iscoroutine(cell) else None
+"""
+"""Runs the code in its argument as a notebook does: inside an event loop."""
 FRONTIERS = {"redis://127.0.0.1:6379/0": "redis", "postgresql://127.0.0.1:5432/crawl": "postgresql"}
 ZOOKEEPER = "127.0.0.1:2181"
 BUCKET = "s3://my-bucket/"
@@ -64,7 +71,7 @@ def test_the_code_of_a_document_runs(
             (tmp_path / named[1]).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / named[1]).write_text(text)
         elif kind == "python":
-            run([sys.executable, "-c", text], tmp_path)
+            run([sys.executable, "-c", *([NOTEBOOK] if AWAITS.search(text) else []), text], tmp_path)
         elif kind == "console":
             run_all(re.findall(r"^\$ ((?:shoal|python) .*)$", text, re.MULTILINE), tmp_path)
 

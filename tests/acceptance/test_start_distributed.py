@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from shoal.suggestions import pip_install
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import target
 from tests.acceptance.test_cli import ROOT
@@ -261,7 +262,7 @@ def test_a_worker_says_what_it_lacks() -> None:
     without = "import sys; sys.modules['celery'] = None; from shoal.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", without, "celery-worker"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "shoal: `shoal celery-worker` needs celery; install it with: pip install 'shoal[celery]'\n"
+    assert done.stderr == f"shoal: `shoal celery-worker` needs celery; install it with: {pip_install('celery')}\n"
     done = subprocess.run([*SHOAL, "celery-worker", "--log-level", "loud"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("shoal: --log-level: ")

@@ -76,6 +76,20 @@ class Site:
                 return await flood(request)
             case "/data.json":
                 return web.json_response({"secret": 7})
+            case "/filled-late":
+                fill = (
+                    "document.body.innerHTML = '<h1>late</h1>'; fetch('/data.json').then(() => document.title = 'all')"
+                )
+                return web.Response(
+                    text=f"<script>setTimeout(() => {{ {fill} }}, 400)</script>", content_type="text/html"
+                )
+            case "/empty":
+                return web.Response(text="<title>none</title><img src=x>", content_type="text/html")
+            case "/empty-with-script":
+                return web.Response(text="<script>window.x = 1</script>", content_type="text/html")
+            case "/shadow":
+                script = "document.body.attachShadow({mode: 'open'}).innerHTML = '<p>inside</p>'"
+                return web.Response(text=f"<body><script>{script}</script></body>", content_type="text/html")
             case "/missing":
                 return web.Response(status=404, text="<h1>gone</h1>", content_type="text/html")
             case "/deep/moved":
@@ -440,6 +454,33 @@ async def test_a_callback_can_use_the_page(site: Site) -> None:
 
     done = await crawl(Live)
     assert done.items == [{"out": "live"}]
+
+
+async def test_a_page_that_a_timer_fills_is_waited_for(site: Site) -> None:
+    fetcher = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=60.0, settle=50.0), "shoal-test")
+    try:
+        response = await fetcher.fetch(Request(f"{site.url}/filled-late"), Render())
+    finally:
+        await fetcher.close()
+    assert (response.css("h1::text").get(), response.css("title::text").get()) == ("late", "all")
+
+
+@pytest.mark.parametrize("path", ["/empty", "/shadow"])
+async def test_a_page_that_nothing_will_fill_is_not_waited_for(site: Site, path: str) -> None:
+    fetcher = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=30.0, settle=600.0), "shoal-test")
+    try:
+        assert (await fetcher.fetch(Request(site.url + path), Render())).ok  # a page that waits fails by its timeout
+    finally:
+        await fetcher.close()
+
+
+async def test_a_page_that_stays_empty_is_taken_as_it_is(site: Site) -> None:
+    fetcher = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=30.0, settle=0.5), "shoal-test")
+    try:
+        response = await fetcher.fetch(Request(f"{site.url}/empty-with-script"), Render())
+    finally:
+        await fetcher.close()
+    assert response.css("body").get() == "<body></body>"
 
 
 @pytest.mark.parametrize("path", ["/redirect", "/missing"])

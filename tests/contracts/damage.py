@@ -258,6 +258,14 @@ class Piece(NamedTuple):
     delete: Any
 
 
+class Crafted(NamedTuple):
+    """A value that another program wrote."""
+
+    kind: str
+    name: str
+    replacement: Any
+
+
 class DamagedStore(ABC):
     """Makes copies of a filled store, each with one piece missing."""
 
@@ -353,14 +361,58 @@ class DamagedRedis(DamagedStore):
         return []
 
     async def delete(self, piece: Piece) -> None:
+        async with redis.asyncio.from_url(self._url) as client:
+            await self._restore(client)
+            assert await client.execute_command(*piece.delete) == 1, piece
+
+    async def _restore(self, client: Any) -> None:
         self.clock.now = 0.0
-        async with redis.asyncio.from_url(self._url) as client, client.pipeline(transaction=False) as batch:
+        async with client.pipeline(transaction=False) as batch:
             for key in await client.keys(f"{{{self._prefix}}}:*"):
                 batch.delete(key)
             for key, (ttl, dump) in self._dumps.items():
                 batch.restore(key, ttl, dump)
-            batch.execute_command(*piece.delete)
-            assert (await batch.execute())[-1] == 1, piece
+            await batch.execute()
+
+    async def nest(self, before: bytes, after: bytes) -> None:
+        """Replace a part of the stored requests of the only run."""
+        async with redis.asyncio.from_url(self._url) as client:
+            key = f"{{{self._prefix}}}:run:1:req"
+            for field, record in (await client.hgetall(key)).items():
+                await client.hset(key, field, record.replace(before, after))
+
+    async def values(self, crafted: Sequence[Any]) -> list[Crafted]:
+        """Each kind of value, replaced by each of the crafted bytes."""
+        firsts = {piece.kind: piece for piece in reversed(await self.pieces())}
+        return [
+            Crafted(piece.kind, piece.name, (*piece.delete, value))
+            for piece in firsts.values()
+            for value in crafted
+            if isinstance(value, bytes)
+        ]
+
+    async def craft(self, crafted: Crafted) -> bool:
+        word, key, *member, value = crafted.replacement
+        async with redis.asyncio.from_url(self._url) as client:
+            await self._restore(client)
+            kind = await client.type(key)
+            if word == "DEL":  # then a key of another type has its name
+                await client.delete(key)
+                await (client.hset(key, b"x", value) if kind == b"string" else client.set(key, value))
+            elif word == b"HDEL":
+                await client.hset(key, member[0], value)
+            elif word == b"ZREM":
+                score = await client.zscore(key, member[0])
+                await client.zrem(key, member[0])
+                await client.zadd(key, {value: score})
+            elif word == b"LREM":
+                await client.lset(key, 0, value)
+            else:  # an entry of a stream cannot be changed: all of them are written again
+                entries: list[Any] = await client.xrange(key)
+                await client.delete(key)
+                for number, fields in entries:
+                    await client.xadd(key, dict.fromkeys(fields, value) if number == member[0] else fields, id=number)
+        return True
 
 
 _GROUPED = frozenset({"state", "place", "role", "finished", "id", "component"})
@@ -421,6 +473,11 @@ class DamagedSQLite(DamagedStore):
         assert db.execute(f"DELETE FROM {table} WHERE {where}", values).rowcount == 1
         db.commit()
         db.close()
+
+
+_PYTHON_TYPES = {
+    "bytea": bytes, "text": str, "double precision": float, "bigint": int, "integer": int, "smallint": int,
+}  # fmt: skip
 
 
 class DamagedPostgres(DamagedStore):
@@ -488,6 +545,54 @@ class DamagedPostgres(DamagedStore):
                     f" SELECT * FROM {self.schema}_copy.{table}"
                 )
             assert await link.execute(f"DELETE FROM {self.schema}.{target} WHERE {where}", *values) == "DELETE 1"
+
+    async def nest(self, before: bytes, after: bytes) -> None:
+        """Replace a part of the stored requests."""
+        async with self.linked() as link:
+            for row in await link.fetch(f"SELECT id, payload FROM {self.schema}.request"):
+                change = f"UPDATE {self.schema}.request SET payload = $1 WHERE id = $2"
+                await link.execute(change, row["payload"].replace(before, after), row["id"])
+
+    async def values(self, crafted: Sequence[Any]) -> list[Crafted]:
+        """Each column of each kind of row, replaced by each of the crafted values that its type can have. Of runs, it
+        is the row of ``run``."""
+        firsts = {piece.kind: piece for piece in reversed(await self.pieces())}
+        found: list[Crafted] = []
+        async with self.linked() as link:
+            number = await link.fetchval(f"SELECT id FROM {self.schema}.run WHERE run_id = 'run'")
+            firsts |= {each.kind: each for each in await self.pieces() if each.delete[::2] == ("run", (number,))}
+            columns = await link.fetch(
+                "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = $1",
+                self.schema,
+            )
+        for piece in firsts.values():
+            for table, column, kind in columns:
+                if table == piece.delete[0] and kind in _PYTHON_TYPES:
+                    found += [
+                        Crafted(f"{piece.kind} {column}", piece.name, (*piece.delete, column, value))
+                        for value in crafted
+                        if type(value) is _PYTHON_TYPES[kind]
+                    ]
+        return found
+
+    async def craft(self, crafted: Crafted) -> bool:
+        """Whether the database takes the value."""
+        self.clock.now = 0.0
+        target, where, values, column, value = crafted.replacement
+        async with self.linked() as link:
+            try:
+                async with link.transaction():
+                    for table in self._tables:
+                        await link.execute(f"DELETE FROM {self.schema}.{table}")
+                        await link.execute(
+                            f"INSERT INTO {self.schema}.{table} OVERRIDING SYSTEM VALUE"
+                            f" SELECT * FROM {self.schema}_copy.{table}"
+                        )
+                    change = f"UPDATE {self.schema}.{target} SET {column} = ${len(values) + 1} WHERE {where}"
+                    assert await link.execute(change, *values, value) == "UPDATE 1"
+            except (asyncpg.PostgresError, asyncpg.DataError):
+                return False
+        return True
 
 
 async def audit_all(store: Store, expected: Mapping[str, Expected]) -> list[Fault]:

@@ -62,7 +62,9 @@ class LocalMemoryHarness(_LocalHarness):
     """The owner has the frontier in memory."""
 
     async def open_owned(self) -> Store:
-        return MemoryStore(clock=self._clock)
+        store = MemoryStore(clock=self._clock)
+        store.item_space.limit = 5  # the other items are on disk
+        return store
 
 
 class LocalSQLiteHarness(_LocalHarness):

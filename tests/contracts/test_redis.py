@@ -21,7 +21,15 @@ from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shoal.errors import FencedError, FrontierError, RunError, StoreAwayError, StoreError, StoreRewoundError
+from shoal.errors import (
+    FencedError,
+    FrontierError,
+    RunError,
+    StoreAwayError,
+    StoreError,
+    StoreFullError,
+    StoreRewoundError,
+)
 from shoal.frontier import open_store
 from shoal.frontier.redis import RedisStore, audit, inspection
 from shoal.frontier.redis.store import FORMAT
@@ -344,9 +352,9 @@ async def test_a_store_from_before_claims_had_epochs(store: RedisStore, prefix: 
         ("NOREPLICAS Not enough good replicas to write.", StoreAwayError),
         ("ERR max number of clients reached", StoreAwayError),
         ("ERR Error running script (call to f_1): @user_script:12: -READONLY You can't write", StoreAwayError),
-        ("ERR Error running script (call to f_1): @user_script:12: -OOM command not allowed", StoreAwayError),
-        ("OOM command not allowed when used memory > 'maxmemory'.", StoreAwayError),
-        ("MISCONF Errors writing to the AOF file: No space left on device", StoreAwayError),
+        ("ERR Error running script (call to f_1): @user_script:12: -OOM command not allowed", StoreFullError),
+        ("OOM command not allowed when used memory > 'maxmemory'.", StoreFullError),
+        ("MISCONF Errors writing to the AOF file: No space left on device", StoreFullError),
         ("ERR Error running script: WRONGTYPE Operation against a key holding the wrong kind", StoreError),
         ("MOVED 3999 127.0.0.1:6381", StoreError),
         ("NOPERM this user has no permissions to run the 'evalsha' command", StoreError),

@@ -52,7 +52,7 @@ class Worker:
         self.jars.seen((await self._queue.lease(0, 1.0)).cookies)
         if not self.jars.is_fresh(self.jar, URL):
             await self.jars.refresh(self.jar, URL)
-        return self.jar.cookies.values_for(URL)
+        return dict(self.jar.cookies.pairs_for(URL))
 
 
 MakeWorker: TypeAlias = Callable[[], Worker]
@@ -108,7 +108,7 @@ async def test_a_new_process_has_the_cookies_of_all_jars(worker: MakeWorker) -> 
     await old.jars.flush()
     await new.jars.load()
     assert [each.name for each in new.jar.cookies.all()] == ["other", "sid"]
-    assert new.jars.jar("#alice/Müller").cookies.values_for(URL) == {"sid": "alice"}
+    assert new.jars.jar("#alice/Müller").cookies.pairs_for(URL) == [("sid", "alice")]
     assert set(await new.jars.stored()) == {"", "#alice/Müller"}
 
 

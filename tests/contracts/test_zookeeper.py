@@ -14,12 +14,12 @@ from uuid import uuid4
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError
+from kazoo.exceptions import NoAuthError, NoNodeError
 
 from shoal.cluster import open_coordinator
 from shoal.cluster.zookeeper import ZookeeperCoordinator
 from shoal.cluster.zookeeper.address import ZookeeperAddress
-from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
+from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError, ShoalError
 from shoal.ports import Counts
 from shoal.testing.coordination import COUNTS, TTL, holders, names, select_events
 from tests.acceptance.faults import Wire, wire
@@ -218,6 +218,60 @@ async def test_a_znode_that_something_else_has_changed(url: str, path: str) -> N
             client.set(f"{path}/shoal/cluster/config", b"{}")
         with pytest.raises(CoordinatorError, match="another program has changed it"):
             await member.beat()
+
+
+CRAFTED = (
+    b"", b"\xff", b"null", b"7", b"[]", b"{}", b"[" * 100_000, b'{"x":' * 100_000, b"9" * 5000,
+    b'{"runner": 1e308, "backup": -1}', b'{"runner": 1000000000000000000, "backup": 0}', b'{"name": 7, "epoch": "x"}',
+    b'{"name": "../../x", "epoch": 99999999999999999999999999}', b'{"fit": [], "doing": {}}', b"x" * 900_000,
+)  # fmt: skip
+
+
+async def test_crafted_znodes_raise_only_errors_of_shoal(url: str, path: str) -> None:
+    """Whatever their data and their names. When they are as before, the cluster works as before."""
+    top, wrong, refused = f"{path}/shoal/cluster", [], 0
+
+    async def use(member: ZookeeperCoordinator) -> None:
+        await member.beat()
+        await member.observe()
+        await member.events()
+        await member.take(0)
+
+    async def attempt(what: str) -> int:
+        async with opened(url) as other:
+            for member in (first, other):
+                try:
+                    await asyncio.wait_for(use(member) if member is first else other.observe(), 30)
+                except ShoalError as exc:
+                    if len(str(exc)) > 2000:
+                        wrong.append(f"{what}: a message of {len(str(exc))} characters")
+                    return 1
+                except Exception as exc:
+                    wrong.append(f"{what}: {type(exc).__name__} {exc!s:.150}")
+        return 0
+
+    async with opened(url) as first:
+        await first.join("a", COUNTS)
+        assert await first.take(0) is not None
+        with raw(shared(ZookeeperServer)) as client:
+            for place in ["", *client.get_children(top)]:
+                node = f"{top}/{place}".rstrip("/")
+                below = [f"{node}/{each}" for each in client.get_children(node)] if place else []
+                for each in [node, *below]:
+                    original = client.get(each)[0]
+                    for data in CRAFTED:
+                        client.set(each, data)
+                        refused += await attempt(f"{each} {data[:30]!r}")
+                    client.set(each, original)
+                for name in ("abc", "-1", "9" * 30, "%2e%2e%2f", "\u202e") if place else ():
+                    client.create(f"{node}/{name}", b"{}")
+                    refused += await attempt(f"{node}/{name}")
+                    with suppress(NoNodeError):  # a member that was never there is lost
+                        client.delete(f"{node}/{name}")
+        assert not wrong, "\n".join(wrong)
+        assert refused > 20
+        await first.beat()
+        assert names(await first.observe()) == ["a"]
 
 
 # -- sessions

@@ -365,6 +365,14 @@ async def test_start_requests_have_their_place() -> None:
     ]
 
 
+async def test_a_url_is_fetched_as_it_was_sent_and_other_spellings_are_duplicates() -> None:
+    urls = await UrlList.parse(["http://example.com/%7ea?s=%27", "http://example.com/~a?s='"])
+    requests = start_requests(BatchSpider(BatchOptions(), ""), urls)
+    assert [request.url for request in requests] == ["http://example.com/%7ea?s=%27"]
+    spider = BatchSpider(BatchOptions(depth=1), "", urls.positions)
+    assert followed(spider, page('<a href="/%7Ea?s=\'">x</a><a href=/%7Eb>x</a>')) == ["http://example.com/%7Eb"]
+
+
 def followed(spider: BatchSpider, response: Response) -> list[str]:
     return [each.url for each in spider.parse(response) if isinstance(each, Request)]
 
@@ -477,7 +485,9 @@ class RewoundLog:
     def __init__(self, items: list[LoggedItem]) -> None:
         self.items = items
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         if last is not None and last not in self.items:
             raise StoreRewoundError("the store went back in time")
         return [item for item in self.items if item.seq > after][:limit]

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import Crawl, Node, Spider
+from shoal.cli.commands.config import IMPORTANT, explanations
 from shoal.config import (
     Config,
     HttpSettings,
@@ -864,3 +865,17 @@ def test_the_later_of_attempts_and_retries_wins() -> None:
     assert (loaded.config.retry.max_attempts, loaded.config.retry.max_retries) == (2, 1)
     loaded = load_config(spider={"retry.max_attempts": 7}, command_line={"retry.max_retries": "1"})
     assert loaded.config.retry.max_attempts == 2
+
+
+def test_the_command_explains_every_setting() -> None:
+    meanings = explanations()
+    assert {key for key in flatten(Config()) if not meanings.get(key)} == set()
+    assert meanings["download_delay"].startswith("From the end of one fetch")
+    assert meanings["queue.overflow"].startswith("Links of pages beyond max_size")
+    assert len(IMPORTANT) == 10
+    assert set(IMPORTANT) <= set(flatten(Config()))
+    text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    chapter = text.partition("## The ten that matter")[2].partition("## Top level")[0]
+    names = [line.partition(":")[0] for line in chapter.splitlines() if line.startswith("- ")]
+    listed = [word for name in names for word in name.split("`")[1::2]]
+    assert sorted(listed) == sorted(IMPORTANT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import gzip
 import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,8 @@ from contextlib import suppress
 from typing import Self, TypeAlias, cast
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from shoal import Request, Response
 from shoal.config import HttpSettings
@@ -106,7 +109,7 @@ GOOD = [
     ([b"HTTP/1.1 299 \xff\xfe\r\n" + THREE], False, 299, b"abc"),
     ([b"HTTP/1.0 200 OK\r\n\r\n", b"abc", b"def"], True, 200, b"abcdef"),  # until the connection closes
     ([OK + b"\r\nabc"], True, 200, b"abc"),
-    ([OK + b"Transfer-Encoding: gzip\r\n\r\nabc"], True, 200, b"abc"),
+    ([OK + b"Transfer-Encoding: identity\r\n\r\nabc"], True, 200, b"abc"),
     ([CHUNKED + b"3\r\nabc\r\n0\r\n\r\n"], False, 200, b"abc"),
     ([CHUNKED + b"3;a=b\r\nabc\r\n2 \r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n"], False, 200, b"abcde"),
     ([CHUNKED, *(b"1\r\nx\r\n" for _ in range(20)), b"0\r\n\r\n"], False, 200, b"x" * 20),
@@ -139,14 +142,16 @@ BAD = [
     ([CHUNKED + b"zz\r\n"], "protocol", False),
     ([CHUNKED + b"fffffffffffffffff\r\n"], "protocol", False),
     ([OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"], "protocol", False),
-    ([CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n"], "protocol", False),
-    ([OK + b"Content-Length: 99999999999999999999999\r\n\r\n"], "protocol", False),
-    ([OK + b"no colon\r\n" + THREE], "protocol", False),
     ([b"HTTP/1.1 2000 OK\r\n" + THREE], "protocol", False),
     ([b"SSH-2.0-OpenSSH\r\n"], "protocol", False),
     ([OK + b"X: " + b"x" * 3000 + b"\r\n" + THREE], "protocol", False),
     ([OK + b"X: ", *(b"x" * 1000 for _ in range(4))], "protocol", False),
-    ([OK + b"".join(b"X-%d: 1\r\n" % number for number in range(200)) + THREE], "protocol", False),
+    ([OK + b"".join(b"X-%d: 1\r\n" % number for number in range(1001)) + THREE], "protocol", False),
+    ([OK + b"X : \0\r\n" + THREE], "protocol", False),
+    ([OK + b"Content-Length: 3, 4\r\n\r\nabcd"], "protocol", False),
+    ([OK + b"Content-Length: three\r\n\r\nabc"], "protocol", False),
+    ([OK + b"Content-Length: 99999999999999999999999\r\n\r\n"], "protocol", False),
+    ([CHUNKED + b"3 g\r\nabc\r\n0\r\n\r\n"], "protocol", False),
     ([OK + b"X: half a hea"], "reset", True),
     ([], "reset", True),
 ]
@@ -161,9 +166,106 @@ async def test_a_broken_response(fetch: Fetch, parts: list[bytes], error: str, r
     assert "\n" not in str(caught.value)
 
 
+ODD = [
+    # what the server sends before it closes the connection, and the body
+    ([CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"], b"abc"),
+    ([OK + b"Content-Length: 9\r\n" + CHUNKED[len(OK) :] + b"3\r\nabc\r\n0\r\nX-Trailer: 1\r\n\r\n"], b"abc"),
+    ([OK + b"Content-Length: 3\r\n" + THREE], b"abc"),
+    ([OK + b"Content-Length: 3, 03\r\n\r\nabc"], b"abc"),
+    ([OK + b"Server: a\rb\r\n" + THREE], b"abc"),
+    ([OK + b"Content-Type : text/html\r\n" + THREE], b"abc"),
+    ([OK + b"no colon\r\n" + THREE], b"abc"),
+    ([OK + b"two words: x\r\n" + THREE], b"abc"),
+    ([b"HTTP/1.1  200  OK\r\n" + THREE], b"abc"),
+    ([CHUNKED + b"3\nabc\n2\nde\n0\n\n"], b"abcde"),
+    ([b"HTTP/1.1 100 Continue\r\nX : 1\r\n\r\n" + OK + THREE], b"abc"),
+]
+
+
+@pytest.mark.parametrize(("parts", "body"), ODD)
+@pytest.mark.parametrize("split", [False, True], ids=["at once", "byte by byte"])
+async def test_an_odd_response_is_read_and_its_connection_closed(parts: list[bytes], body: bytes, split: bool) -> None:
+    """Only for the own client: aiohttp refuses them."""
+    fetcher = DirectFetcher(HttpSettings(max_body_bytes=5000, max_header_bytes=3000, read_timeout=5), "t")
+    pieces = [b"".join(parts)[at : at + 1] for at in range(len(b"".join(parts)))] if split else parts
+    async with Replaying(*pieces) as server:
+        for number in (1, 2):
+            response = await fetcher.fetch(Request(f"{server.url}/"))
+            assert (response.status, response.body) == (200, body)
+            assert response.flags[0].startswith("odd HTTP: ")
+            assert server.connections == number
+    await fetcher.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "location"),
+    [
+        (b"HTTP/1.1 301 Moved\r\nLocation: /x\r\n", 301, "/x"),
+        (b"HTTP/1.1 204 No Content\r\n", 204, None),
+        (b"HTTP/1.0 200 OK\n", 200, None),
+    ],
+)
+async def test_headers_without_an_end(sent: bytes, status: int, location: str | None) -> None:
+    """Only for the own client. The connection must end after a whole line."""
+    fetcher = DirectFetcher(HttpSettings(read_timeout=5), "t")
+    async with Replaying(sent[:9], sent[9:], close=True) as server:
+        response = await fetcher.fetch(Request(f"{server.url}/"))
+    await fetcher.close()
+    assert (response.status, response.body, response.headers.get("Location")) == (status, b"", location)
+    assert response.flags == ("odd HTTP: the headers have no end",)
+
+
+async def test_an_odd_response_to_head() -> None:
+    fetcher = DirectFetcher(HttpSettings(read_timeout=5), "t")
+    async with Replaying(OK + b"A : 1\r\nContent-Length: 9\r\n\r\n") as server:
+        response = await fetcher.fetch(Request(f"{server.url}/", method="HEAD"))
+    await fetcher.close()
+    assert (response.status, response.body, response.headers["A"]) == (200, b"", "1")
+
+
+async def test_many_headers_are_no_problem() -> None:
+    """Only for the own client: aiohttp takes 128."""
+    fetcher = DirectFetcher(HttpSettings(max_header_bytes=3000), "t")
+    async with Replaying(OK + b"".join(b"X-%d: 1\r\n" % number for number in range(900)) + THREE) as server:
+        response = await fetcher.fetch(Request(f"{server.url}/"))
+    await fetcher.close()
+    assert (response.body, response.headers["X-899"], response.flags) == (b"abc", "1", ())
+
+
+async def test_compressed_transfer() -> None:
+    """Only for the own client."""
+    fetcher = DirectFetcher(HttpSettings(read_timeout=5), "t")
+    packed = gzip.compress(b"abc")
+    head = OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n"
+    async with Replaying(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(packed), packed)) as server:
+        assert (await fetcher.fetch(Request(f"{server.url}/"))).body == b"abc"
+    await fetcher.close()
+
+
+@pytest.mark.parametrize("coding", ["none", "utf-8", "binary", "foo", "gzip, foo"])
+async def test_a_body_with_an_unknown_encoding_stays_as_it_is(fetch: Fetch, coding: str) -> None:
+    async with Replaying(OK + b"Content-Encoding: %s\r\n" % coding.encode() + THREE) as server:
+        response = await fetch(Request(f"{server.url}/"))
+    name = coding.rpartition(" ")[2]
+    assert (response.body, tuple(response.flags)) == (b"abc", (f"unknown content encoding {name!r}",))
+
+
+async def test_of_a_truncated_body_what_came_is_kept(fetch: Fetch) -> None:
+    whole = bytes(range(256)) * 10
+    packed = gzip.compress(whole)[:-20]
+    async with Replaying(
+        OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(packed), packed)
+    ) as server:
+        response = await fetch(Request(f"{server.url}/"))
+    assert response.body
+    assert whole.startswith(response.body)
+    assert tuple(response.flags) == ("truncated gzip",)
+
+
 ENDLESS = [
     ([CHUNKED, *(b"1;" + b"e" * 1000 for _ in range(200))], "protocol"),  # a chunk that never comes
-    ([CHUNKED + b"0\r\n", *(b"X-Trailer: 1\r\n" * 20 for _ in range(20))], "protocol"),
+    ([CHUNKED + b"0\r\n", *(b"X-Trailer: 1\r\n" * 20 for _ in range(60))], "protocol"),
+    ([OK, *(b"X-%d: %s\r\n" % (number, b"x" * 2900) for number in range(20))], "protocol"),
     ([b"HTTP/1.1 100 Continue\r\n\r\n" * 100], "protocol"),
     ([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"], "protocol"),
 ]
@@ -197,7 +299,7 @@ async def test_headers_arrive_as_they_are(fetch: Fetch) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/a%20b?c=%2F%7C&d=%C3%BC;e", "/a//b/'(x)*,;=:@!$&~", "/?q='%22%5B]", "/%7Bx%7D?{}"]
 )
-async def test_urls_are_sent_in_their_normal_form(fetch: Fetch, path: str) -> None:
+async def test_urls_are_sent_as_they_are(fetch: Fetch, path: str) -> None:
     async with Replaying(OK + THREE) as server:
         request = Request(server.url + path)
         await fetch(request)
@@ -622,3 +724,48 @@ async def test_a_name_with_several_addresses(monkeypatch: pytest.MonkeyPatch, gu
                 trap.close()  # uvloop waits for it when the loop is closed
     await fetcher.close()
     assert refused == []
+
+
+# -- the URL
+
+
+_LEGAL = "!$%&'()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz|~"
+_QUERY_LEGAL = _LEGAL + "{}^`\\"
+_TEXT = st.lists(
+    st.sampled_from([*map(chr, range(0x20, 0x7F)), "%3A", "%2f", "%7E", "%zz", "%C3%a9", "%2B", "é", "漢", "\x7f"]),
+    max_size=12,
+).map("".join)
+
+
+def _as_written(text: str, legal: str) -> str:
+    return "".join(each if each in legal else "".join(f"%{byte:02X}" for byte in each.encode()) for each in text)
+
+
+@pytest.mark.parametrize("through", ["directly", "a proxy"])
+async def test_a_url_is_sent_byte_for_byte(through: str) -> None:
+    """Only what a URL must not contain is quoted, and nothing is unquoted."""
+    async with Replaying(OK + THREE) as server:
+        proxy = server.url if through == "a proxy" else None
+        fetcher = DirectFetcher(HttpSettings(proxy=proxy), "t")
+        loop = asyncio.get_running_loop()
+
+        @settings(max_examples=200, deadline=None, database=None)
+        @given(_TEXT, st.none() | _TEXT)
+        @example("%7e%3A%40%28%zz%", "u=http%3A%2F%2Fx%2Fy&s=%7E%27")
+        @example("[a]|b", "{c}|^`\\'[d]")
+        @example("a", "")
+        def check(path: str, query: str | None) -> None:
+            path = "/p" + path.translate(str.maketrans("", "", "?#\\")).replace("/.", "/").replace("/%2", "/")
+            query = query if query is None else query.replace("#", "").rstrip(" ") + "."[: query[-1:] == " "]
+            url = f"{server.url}{path.rstrip(' ') if query is None else path}{'' if query is None else '?' + query}"
+            sent = url[len(server.url) :]
+            expected = _as_written(sent.partition("?")[0], _LEGAL)
+            if query is not None:
+                expected += "?" + _as_written(query, _QUERY_LEGAL)
+            response = asyncio.run_coroutine_threadsafe(fetcher.fetch(Request(url)), loop).result()
+            target = server.heard[-1].split(b" ")[1].decode()
+            assert target == (server.url + expected if proxy else expected)
+            assert response.url == Request(url).url == server.url + expected
+
+        await asyncio.to_thread(check)
+        await fetcher.close()

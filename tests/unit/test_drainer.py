@@ -54,9 +54,11 @@ class FrontierWithFaults:
         self.fault("after advance")
         return held
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         self.fault("before read")
-        return await self.inner.read_items(after, limit, last=last)
+        return await self.inner.read_items(after, limit, last=last, max_bytes=max_bytes)
 
 
 async def frontier_in_memory(clock: Callable[[], float] = time.time) -> FrontierWithFaults:

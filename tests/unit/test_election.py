@@ -200,3 +200,7 @@ def test_one_that_does_not_run_yet_takes_what_no_other_takes() -> None:
 def test_a_shortage_is_said() -> None:
     assert shortage(view(3, 2, ["n1", "n2"], {0: "n1", 1: "n2"})) == "2 of 3 Runners and 0 of 2 Backup Runners"
     assert shortage(view(1, 1, ["n1"], {0: "n1"})) == "0 of 1 Backup Runners"
+
+
+def test_any_number_of_runners_may_be_in_a_store() -> None:
+    assert vacant(view(10**18, 0, ["a", "b"], {0: "a"})) == [1, 2]

@@ -323,6 +323,7 @@ async def test_a_known_url(tmp_path: Path) -> None:
     assert await keeper.known("http://a.example/x.pdf") is None
     entry = await keeper.save(PDF, "http://a.example/x.pdf")
     assert await keeper.known("http://a.example/x.pdf") == entry
+    assert await keeper.known("http://a.example/%78.pdf") == entry  # another spelling of the URL
     assert await FileKeeper(settings, ImageSettings(thumbs=("50x50",))).known("http://a.example/x.pdf") is None
     assert await FileKeeper(FileSettings(store=str(tmp_path), max_age=0), ImageSettings()).known(entry["url"]) is None
     (index,) = (tmp_path / "urls").rglob("*.json")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import resource
+import stat
 from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -17,7 +20,7 @@ from shoal.errors import FencedError, QueueFullError, StoreError, StoreRewoundEr
 from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.memory.backlog import Backlog
 from shoal.frontier.memory.fingerprints import Fingerprints
-from shoal.frontier.memory.items import MemoryItemLog
+from shoal.frontier.memory.items import ItemSpace, MemoryItemLog
 from shoal.frontier.memory.records import NO_PARENT, Head, Records, encode_request, make_record, pack_head, read_record
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
@@ -304,11 +307,59 @@ def test_a_fence_refuses_earlier_epochs(clock: FakeClock) -> None:
 
 
 async def test_an_item_log_is_read_and_trimmed_in_memory() -> None:
-    log = MemoryItemLog(MemoryRoles(lambda: 0.0))
+    log = MemoryItemLog(MemoryRoles(lambda: 0.0), ItemSpace())
     assert log.append(b"a", [b"1", b"2"], 0) == 2
     assert log.append(b"a", [b"3"], 2) == 3
     await _check_log(log)
     assert log.count == 3
+
+
+def _open_files() -> list[Path]:
+    """Files without a name that this process has open."""
+    files = Path("/proc/self/fd").iterdir()
+    return [file for file in files if file.is_symlink() and os.readlink(file).endswith("(deleted)")]
+
+
+async def test_items_beyond_a_limit_are_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.frontier.memory.items._FILE_BYTES", 2_000_000)
+    space, roles = ItemSpace(), MemoryRoles(lambda: 0.0)
+    space.limit = 1_000_000
+    logs = [MemoryItemLog(roles, space), MemoryItemLog(roles, space)]
+    before = len(_open_files())
+    payloads = [random.Random(number).randbytes(300_000) for number in range(20)]
+    for number, payload in enumerate(payloads):
+        logs[number % 2].append(b"a", [payload], number // 2)
+    assert space.held == 900_000
+    files = _open_files()
+    assert len(files) - before == 3
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files[before:])
+    for place, log in enumerate(logs):
+        items = await log.read_items(0, 100)
+        assert [(item.seq, item.index, item.payload) for item in items] == [
+            (number + 1, number, payload) for number, payload in enumerate(payloads[place::2])
+        ]
+        assert [item.seq for item in await log.read_items(3, 100, max_bytes=700_000)] == [4, 5]
+    logs[0].clear()
+    await logs[1].trim_items(9)
+    assert len(_open_files()) - before == 1  # of the last item
+    assert space.held == 0
+    logs[1].append(b"a", [b"x"], 10)
+    assert (space.held, [item.seq for item in await logs[1].read_items(0, 9)]) == (1, [10, 11])
+    logs[1].clear()
+    assert (space.held, len(_open_files())) == (0, before)
+
+
+async def test_items_stay_in_memory_if_the_disk_is_full() -> None:
+    space = ItemSpace()
+    space.limit = 10
+    log = MemoryItemLog(MemoryRoles(lambda: 0.0), space)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        log.append(b"a", [b"%d" % number * 20 for number in range(5)], 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [item.payload for item in await log.read_items(0, 9)] == [b"%d" % number * 20 for number in range(5)]
 
 
 async def test_an_item_log_is_read_and_trimmed_in_a_file(run_file: RunFile) -> None:

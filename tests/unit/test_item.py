@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ItemError
-from shoal.item import as_text, decode_item, encode_item, is_item
+from shoal.item import ItemTypes, as_text, decode_item, encode_item, is_item
 from tests.names import steady
 
 
@@ -231,3 +231,85 @@ def test_a_msgpack_extension_is_refused() -> None:
         encode_item({"x": [msgspec.msgpack.Ext(1, b"")]})
     with pytest.raises(ItemError):
         encode_item({"x": msgspec.msgpack.Ext(1, b"")})
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Its values are worked on when it is made, so they must not be worked on again."""
+
+    price: Decimal
+    seen: datetime
+    tags: frozenset[str]
+    book: Book | None = None
+    note: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "note", self.note + 1)
+
+
+class Renamed(msgspec.Struct, rename="camel", tag=True):
+    full_name: str
+    born: date | None = None
+
+
+class Rows(msgspec.Struct, array_like=True):
+    first: int
+    second: str
+
+
+class Aliased(pydantic.BaseModel):
+    price: float = pydantic.Field(0.0, alias="p")
+    when: date | None = None
+
+
+@attrs.frozen
+class Frozen:
+    at: UUID
+    of: dict[str, int]
+
+
+class Own(dict[str, Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Priced(Decimal("1.50"), datetime(2026, 1, 2, tzinfo=UTC), frozenset("ab"), Book("Tides", 2.0, ["x"])),
+        Book(None, "free"),  # type: ignore[arg-type]
+        Renamed("A B", date(2026, 1, 2)),
+        Rows(1, "two"),
+        Aliased(p=3.5, when=date(2026, 1, 2)),
+        Frozen(UUID(int=5), {"a": 1}),
+        Own(a=1),
+        {"plain": [1, 2]},
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_an_item_comes_back_as_its_own_type(item: Any) -> None:
+    types = ItemTypes(type)
+    if type(item) is not dict:
+        types.see(type(item))
+    restored = types.restore(encode_item(item))
+    assert type(restored) is type(item)
+    assert restored == item
+
+
+def test_an_item_whose_class_is_unknown_or_ambiguous_or_too_small_is_a_dict() -> None:
+    unknown = ItemTypes(type)
+    assert unknown.restore(encode_item(Book("Tides", 1.0))) == {"title": "Tides", "price": 1.0, "tags": []}
+    ambiguous = ItemTypes(type)
+    ambiguous.see(Rows)
+    ambiguous.see(type("Rows", (Book,), {}))
+    assert ambiguous.restore(encode_item(Rows(1, "two"))) == {"first": 1, "second": "two"}
+    small = ItemTypes(type)
+    small.see(Frozen)
+    with_files = msgspec.msgpack.encode(("Frozen", {"at": "x", "of": {}, "files": ["a.pdf"]}))
+    assert small.restore(with_files) == {"at": "x", "of": {}, "files": ["a.pdf"]}
+
+
+def test_the_module_of_the_spider_has_the_classes_of_items_that_another_process_made() -> None:
+    class Spiderlike:
+        pass
+
+    assert ItemTypes(Spiderlike).restore(encode_item(Frozen(UUID(int=5), {}))) == Frozen(UUID(int=5), {})

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,7 +71,7 @@ class Site:
         response = found if isinstance(found, Response) else answer(body=found)
         return Response(
             request.url, status=response.status, headers=response.headers, body=response.body, request=request,
-            elapsed=response.elapsed,
+            elapsed=response.elapsed, flags=response.flags,
         )  # fmt: skip
 
 
@@ -203,6 +204,20 @@ async def test_the_group_is_found_by_a_word_of_the_user_agent(agent: str) -> Non
     assert not await allows(text, "/mine", agent)
 
 
+@pytest.mark.parametrize("line", ["Sitemap: http://ex.com/s.xml", "Unknown-Line: x", "Noindex: /x", "words", "a: b: c"])
+async def test_an_unknown_line_does_not_end_a_group(line: str) -> None:
+    assert not await allows(f"User-agent: mybot\n{line}\nUser-agent: other\n{line}\nDisallow: /x", "/x", "mybot")
+    assert await allows(
+        f"User-agent: mybot\n{line}\nDisallow: /y\n{line}\nUser-agent: other\nDisallow: /x", "/x", "mybot"
+    )
+
+
+@pytest.mark.parametrize("name", ["MyBot/1.0", "mybot 2", "MYBOT * # ours"])
+async def test_a_group_is_named_by_the_first_word_without_a_version(name: str) -> None:
+    assert not await allows(f"User-agent: {name}\nDisallow: /x", "/x", "MyBot/3.1 (+http://ex.com/)")
+    assert await allows(f"User-agent: {name}\nDisallow: /x", "/x", "other/1.0")
+
+
 @given(st.binary(max_size=400) | st.text(max_size=400).map(str.encode))
 async def test_any_robots_txt_can_be_read(text: bytes) -> None:
     await allows(text, "/a")
@@ -293,8 +308,17 @@ async def test_a_robots_txt_that_is_elsewhere(location: str, target: str) -> Non
 async def test_a_robots_txt_that_is_nowhere(location: str) -> None:
     site = Site({ROBOTS: answer(302, headers={"Location": location})})
     layer = await learned(robots_layer(), site)
-    assert len(site.requests) <= 5
+    assert len(site.requests) <= 6
     assert (await layer(Request(URL), site)).ok
+
+
+async def test_a_robots_txt_is_found_after_five_redirects() -> None:
+    hops = [ROBOTS, *(f"http://ex.com/{number}.txt" for number in range(1, 6))]
+    answers: dict[str, Answer] = {hop: answer(301, headers={"Location": to}) for hop, to in pairwise(hops)}
+    site = Site(answers | {hops[-1]: "User-agent: *\nDisallow: /"})
+    layer = await learned(robots_layer(), site)
+    assert site.urls == hops
+    assert (await refusal(layer, Request(URL), site)).kind == "robots"
 
 
 async def test_robots_txt_is_fetched_once_for_all_who_ask_at_the_same_time() -> None:
@@ -833,6 +857,14 @@ def test_the_public_suffix_list_is_loaded_only_when_it_is_needed() -> None:
         ("expires=Tuesday, 14-Nov-23 22:13:30 GMT", 10),
         ("Expires=Tue Nov 14 22:13:30 2023", 10),
         ("Expires=Thu, 01-Jan-1970 00:00:00 GMT", 0),
+        ("expires=Thu, 01-Jan-1970 00:00:01", 0),
+        ("expires=Thu 01 Jan 1970 00:00:01", 0),
+        ("Expires=14 Nov 2023 22:13:30", 10),
+        ("Expires=22:13:30 2023 Nov 14", 10),
+        ("Expires=Tue, 14-November-2023 22:13:30 CET", 10),
+        ("Expires=Tue, 31 Feb 2023 22:13:30 GMT", None),
+        ("Expires=Tue, 14 Nov 1600 22:13:30 GMT", None),
+        ("Expires=Tue, 14 Nov 2023 25:13:30 GMT", None),
         ("Expires=Fri, 31 Dec 9999 23:59:59 GMT; Max-Age=10", 10),
         ("Max-Age=soon; Expires=Tue, 14 Nov 2023 22:13:30 GMT", 10),
         ("Expires=soon", None),
@@ -853,7 +885,8 @@ async def test_cookies_end(ends: str, after: float | None) -> None:
 async def test_the_request_has_the_last_word() -> None:
     jar = Jar()
     await jar.set("a=1; Path=/", "b=1; Path=/")
-    assert await jar.sent(cookies={"a": "own", "c": "own"}) == "a=own; b=1; c=own"
+    await jar.set("a=here; Path=/a")
+    assert await jar.sent(cookies={"a": "own", "c": "own"}) == "b=1; a=own; c=own"
     assert await jar.sent(headers={"cookie": "mine=1"}, cookies={"a": "own"}) is None
     assert jar.site.requests[-1].headers == {"cookie": "mine=1"}
     assert await Jar().sent(cookies={"a": "own"}) == "a=own"
@@ -879,7 +912,7 @@ async def test_a_jar_that_keeps_nothing() -> None:
 async def test_the_nearest_comes_first() -> None:
     jar = Jar()
     await jar.set("a=root; Path=/", "a=here; Path=/a", "b=1; Path=/")
-    assert await jar.sent() == "a=here; b=1"
+    assert await jar.sent() == "a=here; a=root; b=1"  # as browsers do: a server takes the first one, or looks at all
 
 
 async def test_no_host_can_fill_the_jar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -978,6 +1011,19 @@ async def test_a_page_is_fetched_once(cache: Callable[..., Cache], page: Site) -
     assert (first.from_cache, again.from_cache) == (False, True)
     assert (again.url, again.status, again.body, again.request) == (URL, 201, b"\0page", request)
     assert list(again.headers.items()) == list(first.headers.items())
+
+
+async def test_an_odd_page_is_not_cached(cache: Callable[..., Cache]) -> None:
+    site = Site({URL: Response(URL, body=b"half", flags=("truncated gzip",))})
+    await cache()(Request(URL), site)
+    assert not (await cache()(Request(URL), site)).from_cache
+
+
+async def test_a_cached_page_has_the_url_that_was_asked_for(cache: Callable[..., Cache]) -> None:
+    url = URL + "?s=%27"
+    await cache()(Request(URL + "?s='"), Site({URL + "?s='": answer(200)}))
+    again = await cache()(Request(url), Site({}))
+    assert (again.from_cache, again.url) == (True, url)
 
 
 @pytest.mark.parametrize(

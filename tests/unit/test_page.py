@@ -124,6 +124,13 @@ async def test_a_cached_page_did_not_contact_its_host() -> None:
     assert sum(site.counters.latency.counts) == 0
 
 
+async def test_what_was_odd_about_an_answer_is_noted() -> None:
+    odd = Response(SITE + "page", body=b"<a href=/a>a</a><a href=/b>b</a>", flags=("odd HTTP: x", "truncated gzip"))
+    assert (await parsed(Site(odd))).completion.note == "odd HTTP: x; truncated gzip"
+    note = (await parsed(Site(odd, settings={"scope.max_links": 1}))).completion.note
+    assert note.startswith("odd HTTP: x; truncated gzip; 1 links were left out")
+
+
 async def test_links_beyond_the_limit_are_counted_and_noted() -> None:
     links = "".join(f"<a href=/{number}>x</a>" for number in range(5))
     site = Site(links, settings={"scope.max_links": 2})

@@ -64,8 +64,10 @@ class CountedLog:
         self._frontier = frontier
         self.bytes_read = 0
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        items = await self._frontier.read_items(after, limit, last=last)
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
+        items = await self._frontier.read_items(after, limit, last=last, max_bytes=max_bytes)
         self.bytes_read += sum(len(item.payload) for item in items)
         return items
 

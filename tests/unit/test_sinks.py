@@ -32,6 +32,7 @@ from shoal.sinks.csvfile import CsvSink, escape_formula
 from shoal.sinks.files import StreamSink
 from shoal.sinks.parquet import ParquetSink
 from shoal.sinks.recent import Recent
+from shoal.suggestions import pip_install
 from tests import forking
 
 KINDS = ["out.jsonl", "out.csv", "out.parquet", "out.db"]
@@ -835,7 +836,7 @@ async def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow() -> None:
     code = "import sys; sys.modules['pyarrow'] = None; from shoal.sinks import open_sink; open_sink('a.parquet')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.strip().endswith("SinkError: Parquet output needs pyarrow: pip install 'shoal[parquet]'")
+    assert done.stderr.strip().endswith(f"SinkError: Parquet output needs pyarrow: {pip_install('parquet')}")
 
 
 # -- SQLite

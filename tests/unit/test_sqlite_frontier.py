@@ -819,3 +819,18 @@ async def test_a_damaged_payload_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is damaged"):
         await frontier.lease(1, 60)
     await store.close()
+
+
+async def test_the_room_of_a_file_is_that_of_its_disk(store: SQLiteStore, frontier: Frontier) -> None:
+    before = await store.room()
+    await frontier.push([page(1)])
+    (lease,) = await lease_all(frontier)
+    await frontier.complete([Completion(lease=lease, items=[os.urandom(5_000_000)])])
+    full = await store.room()
+    await store.delete_run("r")
+    after = await store.room()
+    assert before is not None
+    assert full is not None
+    assert after is not None
+    assert before.total > full.used > 5_000_000
+    assert after.used < full.used - 4_000_000  # pages that are free inside of the file

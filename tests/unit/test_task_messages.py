@@ -57,6 +57,14 @@ async def test_what_a_session_sends_is_taken() -> None:
         check_belongs(taken, session)
 
 
+async def test_a_url_that_is_not_in_normal_form_belongs_to_its_session() -> None:
+    url = "http://example.com/%7ea?s=%27"
+    session = await Session.create(MemoryStore(), Config(), [url], BatchOptions(), caller="", distributed=True)
+    lease = lease_of(session.spider("").start_request(url, 0))
+    assert lease.request.url == url
+    check_belongs(lease, session)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

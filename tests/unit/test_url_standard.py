@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import RequestError
 from shoal.urls import normalize as links
-from shoal.urls.normalize import join_url, normalize_url, resolve
+from shoal.urls.normalize import join_url, normalize_url, resolve, written_url
 
 PIECES = st.sampled_from(
     [
@@ -51,7 +51,7 @@ def or_none(function: Callable[..., str], *arguments: str) -> str | None:
 
 
 def slow_join(base: str, href: str) -> str:
-    return links._normalize(links._join(base, links._clean(href)))
+    return links._write(links._join(base, links._clean(href)))
 
 
 def test_the_quick_path_gives_what_the_slow_one_would(thorough: bool) -> None:
@@ -68,7 +68,8 @@ def test_the_quick_path_gives_what_the_slow_one_would(thorough: bool) -> None:
 
 def test_links_mean_what_the_standard_says(thorough: bool) -> None:
     """Except in hosts. We refuse those with escapes, and those with odd characters. The libraries differ about which
-    international names are valid. A user with an empty password stays as it is written."""
+    international names are valid. A user with an empty password stays as it is written, and so does "'" in a query:
+    browsers quote it, but it is allowed."""
 
     @examples(thorough, 300)
     @given(BASES, LINKS)
@@ -82,7 +83,9 @@ def test_links_mean_what_the_standard_says(thorough: bool) -> None:
             standard = ada_url.join_url(base, href)
         except ValueError:
             standard = ""
-        assert or_none(join_url, base, href) == or_none(normalize_url, standard)
+        written = or_none(join_url, base, href)
+        assert written == or_none(written_url, standard.replace("%27", "'") if "'" in (written or "") else standard)
+        assert written is None or normalize_url(written) == normalize_url(standard)
 
     check()
 

@@ -6,6 +6,7 @@ import logging
 import time
 
 import pytest
+import turbohtml
 
 from shoal.errors import TooComplexError
 from shoal.http import Response
@@ -133,3 +134,63 @@ def test_the_first_bytes_are_read_in_linear_time(start: str) -> None:
 def test_a_feed_whose_entries_repeat_their_text_is_refused() -> None:
     with pytest.raises(TooComplexError, match="characters"):
         page("<rss><channel>" + "<item>" * 400 + "x" * 100_000 + "</item>" * 400 + "</channel></rss>").feed  # noqa: B018
+
+
+# -- feeds of old formats
+
+ATOM_03 = """<?xml version="1.0"?><feed version="0.3" xmlns="http://purl.org/atom/ns#">
+<title>News</title><tagline>of the harbour</tagline><modified>2004-01-03T00:00:00Z</modified>
+<link rel="service.feed" href="http://ex.com/feed"/><link rel="alternate" type="text/html" href="http://ex.com/"/>
+<entry><title>Tide</title><link rel="alternate" href="http://ex.com/1"/><id>tag:1</id><author><name>Ann</name></author>
+<issued>2004-01-01T00:00:00Z</issued><modified>2004-01-02T00:00:00Z</modified><created>2003-12-31T00:00:00Z</created>
+<summary>High.</summary><content type="text/html" mode="escaped">&lt;b&gt;High&lt;/b&gt; water</content></entry>
+<entry><title>Wind</title><created>2003-12-30T00:00:00Z</created>
+<content mode="xml"><div>Low <i>wind</i></div></content></entry></feed>"""
+RSS_090 = """<?xml version="1.0"?><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+xmlns="http://my.netscape.com/rdf/simple/0.9/"><channel><title>News</title><link>http://ex.com/</link>
+<description>of the harbour</description></channel><image><title>Logo</title></image>
+<item><title>Tide</title><link>http://ex.com/1</link></item><item><title>Wind</title><link>http://ex.com/2</link></item>
+</rdf:RDF>"""
+TERMS = "<t:created>2003</t:created><t:issued>2004</t:issued><t:modified>2005</t:modified>"
+RSS_WITH_TERMS = f"""<rss version="2.0" xmlns:t="http://purl.org/dc/terms/"><channel><title>News</title>
+<item><title>Tide</title>{TERMS}</item><item><title>Wind</title><pubDate>today</pubDate>{TERMS}</item>
+<item><title>Rain</title></item></channel></rss>"""
+RDF_WITH_TERMS = f"""<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns="http://purl.org/rss/1.0/"
+xmlns:t="http://purl.org/dc/terms/"><channel rdf:about="c"><title>News</title><items><rdf:Seq><rdf:li rdf:resource="2"/>
+<rdf:li rdf:resource="1"/></rdf:Seq></items></channel><item rdf:about="1"><title>Tide</title>{TERMS}</item>
+<item rdf:about="2"><title>Wind</title></item></rdf:RDF>"""
+
+
+def feed_of(text: str) -> turbohtml.Feed:
+    feed = Response("http://ex.com/feed", headers={"Content-Type": "text/xml"}, body=text.encode()).feed
+    assert feed is not None
+    return feed
+
+
+def test_atom_03() -> None:
+    feed = feed_of(ATOM_03)
+    assert feed[:5] == ("atom", "News", "http://ex.com/", "of the harbour", "2004-01-03T00:00:00Z")
+    assert feed.entries[0] == turbohtml.Entry(
+        title="Tide", link="http://ex.com/1", id="tag:1", updated="2004-01-02T00:00:00Z",
+        published="2004-01-01T00:00:00Z", summary="High.", content="<b>High</b> water", author="Ann",
+    )  # fmt: skip
+    wind = feed.entries[1]
+    assert (wind.title, wind.link, wind.published, wind.updated) == ("Wind", None, "2003-12-30T00:00:00Z", None)
+    assert isinstance(wind.content, str)
+    assert "Low <i>wind</i>" in wind.content
+
+
+def test_rss_090() -> None:
+    feed = feed_of(RSS_090)
+    assert feed[:5] == ("rdf", "News", "http://ex.com/", "of the harbour", None)
+    assert [(entry.title, entry.link) for entry in feed.entries] == [
+        ("Tide", "http://ex.com/1"), ("Wind", "http://ex.com/2"),
+    ]  # fmt: skip
+
+
+def test_dates_of_dublin_core_terms() -> None:
+    """They count only where an entry has no other date. An RDF feed says in which order its entries are."""
+    dates = [(entry.title, entry.published, entry.updated) for entry in feed_of(RSS_WITH_TERMS).entries]
+    assert dates == [("Tide", "2004", "2005"), ("Wind", "today", "2005"), ("Rain", None, None)]
+    dates = [(entry.title, entry.published, entry.updated) for entry in feed_of(RDF_WITH_TERMS).entries]
+    assert dates == [("Wind", None, None), ("Tide", "2004", "2005")]

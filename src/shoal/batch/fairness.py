@@ -129,10 +129,14 @@ class FairScheduler(Scheduler):
         max_pages: int | None,
     ) -> None:
         super().__init__(session.frontier, scope, ttl=ttl, max_pages=max_pages, shared=session.shared)
+        self._quota = session.quota
         self._round_robin = round_robin
         self._participant = participant
 
     async def next_requests(self, limit: int, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
+        if self._quota.must_wait:  # until the store has room; the pages stay in the frontier
+            await self._quota.room.measure()
+            return Leased([], wait=_POLL_EVERY, poll_after=_POLL_EVERY)
         return await self._round_robin.lease(self._participant, lambda: self._ask(limit, counts_attempt, nonce))
 
     async def _ask(self, limit: int, counts_attempt: bool, nonce: bytes) -> tuple[Leased, bool]:

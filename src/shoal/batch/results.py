@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import accumulate
 from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
@@ -17,10 +16,11 @@ from shoal.batch.spider import failed_result
 from shoal.errors import StoreRewoundError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem
+from shoal.urls.normalize import normalize_url
 
 Result: TypeAlias = dict[str, object]
 
-_READ_BATCH = (16, 1 << 20)  # results, and expected bytes: one result may have many megabytes
+_READ_BATCH = (16, 1 << 20)  # results and bytes: one result may have many megabytes
 _MAX_TITLE = 1000  # characters, in results without their content
 _FIRST_LOST = 10**12
 """The numbers of results that are not in the item log start after this one, in the order of their URLs."""
@@ -199,12 +199,11 @@ class SessionResults:
                 yield rest
 
     async def _read_log(self, after: int) -> AsyncIterator[list[LoggedItem]]:
-        """The item log after number ``after``. The size of the last items decides how many are read next."""
-        count = 1
+        """The item log after number ``after``, a few items at a time."""
         if self._last is not None and self._last.seq != after:
             self._last = None
-        while items := await self._frontier.read_items(after, count, last=self._last):
-            items, count = portion_of(items, count, *_READ_BATCH)
+        count, most = _READ_BATCH
+        while items := await self._frontier.read_items(after, count, last=self._last, max_bytes=most):
             yield items
             await asyncio.sleep(0)  # a memory store never suspends: let other tasks run
             after = items[-1].seq
@@ -263,7 +262,7 @@ class SessionResults:
         missing = {url: position for url, position in self._urls.positions.items() if position not in known}
         if not missing:
             return {}
-        dead = {history.url: history.reason async for history in self._frontier.dead()}
+        dead = {normalize_url(history.url): history.reason async for history in self._frontier.dead()}
         options = self._session.options
         is_full = bool(options.depth) and (await self._session.stats()).done >= options.max_pages
         results = {}
@@ -323,15 +322,6 @@ def _windows(results: Sequence[Result]) -> Iterator[list[tuple[int, Result]]]:
         size += own
     if window:
         yield window
-
-
-def portion_of(items: list[LoggedItem], count: int, max_count: int, max_bytes: int) -> tuple[list[LoggedItem], int]:
-    """Those of ``items`` that may be held at the same time, at least one, and how many to read next."""
-    sizes = [len(item.payload) for item in items]
-    next_count = max(1, min(max_count, 4 * count, max_bytes // max(1, *sizes)))
-    if sum(sizes) > max_bytes:
-        items = items[: max(1, sum(size <= max_bytes for size in accumulate(sizes)))]
-    return items, next_count
 
 
 def _outline(item: LoggedItem) -> Result:

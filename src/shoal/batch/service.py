@@ -14,6 +14,7 @@ from shoal.batch.admission import Admission
 from shoal.batch.listing import SessionSummary, list_sessions
 from shoal.batch.options import BatchOptions
 from shoal.batch.ownership import Ownership
+from shoal.batch.quota import room_of, size_of
 from shoal.batch.session import OVER, Session
 from shoal.batch.settings import Webhook
 from shoal.batch.spider import BatchSpider
@@ -24,6 +25,7 @@ from shoal.ports import Claim, Store
 log = logging.getLogger("shoal.batch")
 
 _SWEEP_EVERY = 30.0
+_ROOM_EVERY = 1.0
 _SEED_RETRY_EVERY = 1.0
 _NOTIFY_RETRY_EVERY = 5.0
 _CLOSE_TIMEOUT = 3.0
@@ -59,7 +61,8 @@ class BatchService:
         self._notify = notify
         self._keep_results = config.serve.keep_results
         self._project = config.project_name
-        self._admission = Admission(config)
+        self._room = room_of(store)
+        self._admission = Admission(config, self._room)
         self._ownership = Ownership(store, config.lease.ttl, distributed=distributed)
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._notifications: set[asyncio.Task[None]] = set()
@@ -74,7 +77,12 @@ class BatchService:
             if run.state not in OVER or run.settings.get("webhook"):
                 await self._ownership.watch(run.run_id)
         await self._take_over()
-        self._background = [asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._take_over_forever())]
+        await self._room.measure(now=True)
+        limit, own = self._admission.session_limit, self._config.serve.max_session_bytes
+        if limit < own:
+            log.info("sessions may hold %d bytes, not %d (serve.max_session_bytes): the store is small", limit, own)
+        loops = (self._sweep_forever(), self._take_over_forever(), self._watch_room_forever())
+        self._background = [asyncio.create_task(loop) for loop in loops]
 
     @property
     def running(self) -> int:
@@ -89,11 +97,13 @@ class BatchService:
         self, urls: Sequence[str], options: BatchOptions, *, caller: str, address: str = "",
         webhook: Webhook | None = None,
     ) -> Session:  # fmt: skip
-        """Start a batch. When this returns, its URLs are in the store. TooManySessionsError if a limit is reached."""
+        """Start a batch. When this returns, its URLs are in the store. TooManySessionsError if a limit is reached,
+        StoreFullError if the store has no room."""
+        await self._room.check(size_of(urls))
         with self._admission.starting(caller or address):
             session = await Session.create(
                 self._store, self._config, urls, options, caller=caller, address=address,
-                distributed=self._distributed, webhook=webhook,
+                distributed=self._distributed, webhook=webhook, max_bytes=self._admission.session_limit,
             )  # fmt: skip
             claim = await self._ownership.claim(session)
             if claim is not None:  # else another process has found it already
@@ -183,6 +193,31 @@ class BatchService:
                 log.warning("could not send the webhook of session %s: %s", session.id, exc)
                 return
             await asyncio.sleep(_NOTIFY_RETRY_EVERY)
+
+    # -- room in the store
+
+    async def is_full(self) -> bool:
+        """Whether the store has no room for results."""
+        await self._room.measure()
+        return self._room.is_full
+
+    async def _watch_room_forever(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ROOM_EVERY):
+                    await self._room.has_grown.wait()
+            self._room.has_grown.clear()
+            await _log_errors(self._watch_room)
+
+    async def _watch_room(self) -> None:
+        """End the sessions that hold too much of the store."""
+        await self._room.measure()
+        if self._distributed and self._room.free is not None:
+            for session in self.sessions:  # workers count what they store
+                await session.quota.sync()
+        for session, reason in self._admission.to_close():
+            log.warning("session %s ends: %s", session.id, reason)
+            await session.quota.close(reason)
 
     # -- sessions of other processes
 

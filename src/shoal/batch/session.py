@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from shoal.batch.options import BatchOptions
-from shoal.batch.quota import PER_ENTRY, Quota, size_of
+from shoal.batch.quota import PER_ENTRY, Quota, room_of, size_of
 from shoal.batch.settings import SessionSettings, Webhook, read_settings
 from shoal.batch.spider import BatchSpider, shortened, start_requests
 from shoal.batch.urls import UrlList
@@ -27,6 +27,7 @@ POLL_EVERY = (0.02, 0.25)
 """Seconds between polls for changes by other processes, first and at most."""
 _PUSH_BATCH = 1000
 _SEED_ROLE_TTL = 60.0
+_NEVER = 1_000_000_000
 
 
 class SessionTooLargeError(RequestError):
@@ -45,7 +46,7 @@ class Session:
         self.settings = settings
         self.options = options
         self.urls = settings.url_list()
-        self.quota = Quota(settings.max_bytes, initial_size(self.urls, options), frontier)
+        self.quota = Quota(settings.max_bytes, initial_size(self.urls, options), frontier, room_of(store))
         self.changed = asyncio.Event()
         """Set when work in this process has changed the session."""
         self.is_closing = False
@@ -58,15 +59,15 @@ class Session:
     @classmethod
     async def create(
         cls, store: Store, config: Config, urls: Sequence[str], options: BatchOptions, *, caller: str,
-        distributed: bool, address: str = "", webhook: Webhook | None = None,
+        distributed: bool, address: str = "", webhook: Webhook | None = None, max_bytes: int | None = None,
     ) -> Self:  # fmt: skip
-        """Create a session and push its URLs.
+        """Create a session and push its URLs. ``max_bytes``: instead of ``serve.max_session_bytes``.
 
         TooManyNamesError for too many non-ASCII host names. SessionTooLargeError if the URLs exceed the limit of a
         session.
         """
         parsed = await UrlList.parse(list(urls))
-        size, limit = initial_size(parsed, options), config.serve.max_session_bytes
+        size, limit = initial_size(parsed, options), max_bytes or config.serve.max_session_bytes
         if size > limit:
             raise SessionTooLargeError(
                 f"the URLs with their headers and cookies take {size} bytes; the limit of a session is {limit} bytes "
@@ -77,7 +78,7 @@ class Session:
             normalized=["" if new == old else new for old, new in zip(parsed.urls, parsed.normalized, strict=True)],
             invalid={str(position): shortened(reason) for position, reason in parsed.invalid.items()},
             options=options.model_dump(mode="json"), caller=caller, address=address,
-            distributed=distributed, networks=config.serve.allow, max_bytes=config.serve.max_session_bytes,
+            distributed=distributed, networks=config.serve.allow, max_bytes=limit,
             webhook=webhook, delay=config.download_delay, concurrency_per_host=config.concurrency_per_host,
             weight=config.weight, max_attempts=options.retries + 1,
         )  # fmt: skip
@@ -104,11 +105,16 @@ class Session:
     # -- for the processes that work on it
 
     def config(self, base: Config) -> Config:
-        """The server's config with the caller's options on top."""
-        options = self.options
+        """The server's config with the caller's options on top. What a host answers to one caller keeps others from it
+        for a moment only."""
+        options, longest = self.options, base.serve.max_block
         return base.with_settings(
             {
                 "retry.max_attempts": self.settings.max_attempts,
+                "throttle.max_retry_after": min(longest, base.throttle.max_retry_after),
+                "identities.rest": min(longest, base.identities.rest),
+                "identities.max_rest": min(longest, base.identities.max_rest),
+                "identities.give_up_after": _NEVER,
                 "robots.obey": options.robots,
                 "http.max_body_bytes": min(options.max_bytes, base.http.max_body_bytes),
                 "scope.max_depth": options.depth,
@@ -136,7 +142,7 @@ class Session:
             return not (await self.frontier.stats()).seeding
         # In a thread: checking the URLs of ten thousand requests takes a good part of a second.
         requests = await asyncio.to_thread(start_requests, self.spider(""), self.urls)
-        for begin in range(int(claim.cursor or b"0"), len(requests), _PUSH_BATCH):
+        for begin in range(claim.position, len(requests), _PUSH_BATCH):
             cursor = b"%d" % (begin + _PUSH_BATCH)
             await self.frontier.push(requests[begin : begin + _PUSH_BATCH], seed=claim, cursor=cursor)
             claim = claim.moved_to(cursor)

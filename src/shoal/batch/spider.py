@@ -15,7 +15,7 @@ from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.http.redirects import headers_for
 from shoal.spider import Spider
-from shoal.urls.normalize import host_of
+from shoal.urls.normalize import host_of, normalize_url
 
 POSITION = "place"
 """Key in the meta of a start request: the position of its URL in the batch."""
@@ -86,7 +86,7 @@ class BatchSpider(Spider):
         host = host_of(response.url)
         if response.meta.get(SITE, host) == host:
             for url in response.links():
-                if host_of(url) == host and url not in self._urls and not has_user(url):
+                if host_of(url) == host and not has_user(url) and not (self._urls and normalize_url(url) in self._urls):
                     headers, cookies = headers_for(response.request, url)
                     request = Request(
                         url, headers=headers, cookies=cookies, meta={SITE: host}, timeout=self._options.timeout,
@@ -147,4 +147,4 @@ def shortened(message: str) -> str:
 
 def start_requests(spider: BatchSpider, urls: UrlList) -> list[Request]:
     """One request for each distinct valid URL."""
-    return [spider.start_request(url, position) for url, position in urls.positions.items()]
+    return [spider.start_request(urls.urls[position], position) for position in urls.positions.values()]

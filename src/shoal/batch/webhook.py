@@ -7,6 +7,7 @@ import logging
 
 import msgspec
 
+from shoal.batch.results import SessionResults
 from shoal.batch.session import Session
 from shoal.batch.settings import Webhook
 from shoal.fetch.signed_post import post_signed
@@ -46,7 +47,7 @@ async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: 
         "event": "batch.done",
         "session_id": session.id,
         "state": await session.state(),
-        "stats": await session.progress(),
+        "stats": (await SessionResults(session).read_all()).stats,  # the same as in the answer
     }
     body = msgspec.json.encode(message)
     error = ""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shoal.browser import guardian, orphans
 from shoal.config import BrowserSettings
 from shoal.errors import BrowserError
+from shoal.suggestions import pip_install
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
@@ -153,7 +154,7 @@ class BrowserProcess:
         try:
             from playwright.async_api import Error, async_playwright
         except ImportError:
-            raise BrowserError("rendering needs Playwright: pip install 'shoal[browser]'") from None
+            raise BrowserError(f"rendering needs Playwright: {pip_install('browser')}") from None
         try:
             self._folder = tempfile.mkdtemp(prefix="shoal-browser-")
         except OSError as exc:

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
@@ -46,6 +47,16 @@ _GROWS = """async () => {
     window.scrollTo(0, before);
     return before;
 }"""
+_FILLED = """() => new Promise(resolve => {
+    const isFilled = () => document.body && document.body.innerText.trim() !== "";
+    if (isFilled() || !document.scripts.length || [...document.querySelectorAll("*")].some(each => each.shadowRoot))
+        return resolve(false);
+    new MutationObserver((changes, observer) => {
+        if (isFilled()) { observer.disconnect(); resolve(true); }
+    }).observe(document, {subtree: true, childList: true, characterData: true, attributes: true});
+})"""
+"""Waits until an empty page has text. Returns whether it had to wait. A page without scripts stays as it is, and the
+text of a shadow tree is not part of the page."""
 _HEIGHT = "() => document.scrollingElement.scrollHeight"
 
 
@@ -154,11 +165,16 @@ class Rendering:
             await self._wait_for(wanted)
 
     async def _settled(self) -> None:
-        """Wait until the page has loaded and is quiet; if it never is, not longer than `browser.settle`."""
+        """Wait until the page has loaded, is quiet and has text; if it never is, not longer than `browser.settle`."""
+        from playwright.async_api import Error
+
         try:
             async with asyncio.timeout(self._settings.settle):
                 await self._page.wait_for_load_state("load", timeout=0)
                 await self._watch.settle(_QUIET)
+                with suppress(Error):  # the page was replaced meanwhile: it is collected as it is then
+                    if await self._page.evaluate(_FILLED):
+                        await self._watch.settle(_QUIET)
         except TimeoutError:
             return
 

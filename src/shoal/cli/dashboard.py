@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import ConfigError
+from shoal.suggestions import pip_install
 
 if TYPE_CHECKING:
     from shoal.crawling.stats import Vitals
@@ -25,7 +26,7 @@ def check_installed() -> None:
     """ConfigError if the libraries of the dashboard are missing."""
     for name in _NEEDED:
         if find_spec(name) is None:
-            raise ConfigError(f"--ui needs {name}; install it with: pip install 'shoal[api]'")
+            raise ConfigError(f"--ui needs {name}; install it with: {pip_install('api')}")
 
 
 class Shown(Protocol):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shoal.config import Resolved, find_short_tokens, mask
 from shoal.errors import ConfigError, ShoalError
+from shoal.suggestions import pip_install
 
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "pycares", "yarl", "typer", "rich")
 _OPTIONAL = {
@@ -77,7 +78,7 @@ def _check_libraries() -> Iterator[CheckResult]:
         if version is not None:
             yield CheckResult(True, f"{name} {version} ({use})")
         else:
-            yield CheckResult(None, name, f"not installed; pip install 'shoal[{extra}]' for {use}")
+            yield CheckResult(None, name, f"not installed; {pip_install(extra)} for {use}")
 
 
 def _check_limits() -> Iterator[CheckResult]:
@@ -153,7 +154,7 @@ def _open_broker(url: str) -> None:
     try:
         from kombu.connection import Connection
     except ModuleNotFoundError as exc:
-        raise ConfigError("Celery is not installed; pip install 'shoal[celery]'") from exc
+        raise ConfigError(f"Celery is not installed; {pip_install('celery')}") from exc
     try:
         connect: Callable[..., Any] = Connection  # without types
         with connect(url, connect_timeout=_SERVER_TIMEOUT / 2) as connection:

@@ -38,7 +38,7 @@ class _Layout:
         for param in command.params:
             spare_pydantic(param)
         try:
-            return cast("list[str]", cast(_Click, super()).parse_args(ctx, args))
+            return cast("list[str]", cast(_Click, super()).parse_args(ctx, _with_run(command, args)))
         except UsageError as error:
             cast(_Click, error).ctx = ctx  # the parser does not always set it
             option = getattr(error, "option_name", None)
@@ -88,6 +88,28 @@ class _Layout:
             with formatter.section("Examples"):
                 for line in examples.strip().splitlines():
                     formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
+
+
+def _with_run(command: _Click, args: list[str]) -> list[str]:
+    """The arguments of a command, with its run where the command expects it: every command takes ``--run-id RUN``, and
+    RUN as an argument."""
+    options = [name for param in command.params for name in param.opts]
+    arguments = [_argument_name(param) for param in command.params if param.param_type_name == "argument"]
+    if "--run-id" in options:
+        is_group = isinstance(command, TyperGroup)
+        if not is_group or not args or args[0].startswith("-") or did_you_mean(args[0], command.commands):
+            return args
+        return ["--run-id", *args]
+    if arguments[:1] != ["RUN"]:
+        return args
+    for place, word in enumerate(args):
+        if word == "--run-id" and place + 1 < len(args):
+            return [args[place + 1], *args[:place], *args[place + 2 :]]
+        if word.startswith("--run-id="):
+            return [word.partition("=")[2], *args[:place], *args[place + 1 :]]
+        if word == "--":
+            break
+    return args
 
 
 class Command(_Layout, TyperCommand):

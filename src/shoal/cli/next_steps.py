@@ -16,9 +16,10 @@ _OUTPUT_FLAGS = {"-o": "-O", "--output": "--replace"}
 def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) -> list[str]:
     """Lines to print: a heading, and commands that can be pasted. ``command``: the words after ``shoal``."""
     if config.frontier.startswith("memory:"):
-        if summary.state == "finished":
-            return []
-        return ["the queue was in memory and is lost; to keep it, add: --frontier sqlite:///crawl.db"]
+        lines = _keep_items(summary, command)
+        if summary.state != "finished":
+            lines.append("the queue was in memory and is lost; to keep it, add: --frontier sqlite:///crawl.db")
+        return lines
     has_password = mask(config.frontier) != config.frontier
     at = [] if has_password else ["--frontier", config.frontier]
     run = [] if config.frontier.startswith("sqlite:") else [summary.run_id]
@@ -37,6 +38,18 @@ def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) ->
     return [heading, *(f"  shoal {shlex.join(step)}" for step in steps)]
 
 
+def _keep_items(summary: Summary, command: Sequence[str]) -> list[str]:
+    """What to write if the items of this run went nowhere."""
+    if summary.keeps_items or not summary.stats.items:
+        return []
+    output = ["-o", f"{summary.spider}.jsonl"]
+    count = "the only item was" if summary.stats.items == 1 else f"the {summary.stats.items:,} items were"
+    lost = f"{count} not written anywhere and {'is' if summary.stats.items == 1 else 'are'} lost"
+    if not command or _has_secrets(command):
+        return [f"{lost}; to keep them, add: {shlex.join(output)}"]
+    return [f"{lost}; to keep them:", f"  shoal {shlex.join([*command, *output])}"]
+
+
 def resume_command(words: Sequence[str]) -> str:
     """The command that continues a run, from the words after ``shoal``. Empty if it has a password."""
     return "" if _has_secrets(words) else shlex.join(["shoal", *(word for word in words if word != "--new-run")])
@@ -46,6 +59,10 @@ def _resume(summary: Summary, command: Sequence[str]) -> list[list[str]]:
     if not command or _has_secrets(command):
         return []
     command = [word for word in command if word != "--new-run"]
+    if summary.limit is not None and summary.limit.setting == "scope.max_items":
+        return [_with_option(command, "--max-items", str(2 * max(1, summary.stats.items)))]
+    if summary.limit is not None:
+        return [list(command)]
     if summary.state == "limit":
         return [_with_option(command, "--max-pages", str(2 * max(1, summary.stats.done)))]
     if summary.state == "failed" or (summary.stats.remaining and summary.state == "stopped"):

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]
+RunOrInProject = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The ID of the run; or pass --run-id RUN. With --scrapy: the spider, if SPIDER is a project.",
+        show_default=False,
+    ),
+]
 InProject = Annotated[
     str | None,
     typer.Argument(
@@ -26,10 +34,14 @@ ScrapySetting = Annotated[
     list[str],
     typer.Option("-s", metavar="NAME=VALUE", help="With --scrapy: set a setting of Scrapy. Repeatable."),
 ]
-OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`.")]
+OneRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`; or pass --run-id RUN.")
+]
 NewestRun = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="The ID of the run (default: the newest).", show_default=False),
+    typer.Argument(
+        metavar="RUN", help="The ID of the run (default: the newest); or pass --run-id RUN.", show_default=False
+    ),
 ]
 RunOption = Annotated[
     str | None, typer.Option("--run-id", metavar="ID", help="The ID of the run (default: the newest).")
@@ -91,6 +103,17 @@ Tor = Annotated[
 Warc = Annotated[
     str | None,
     typer.Option("--warc", metavar="FOLDER", help="Write what is sent and received to WARC files in FOLDER."),
+]
+MaxItems = Annotated[
+    int | None, typer.Option("--max-items", metavar="N", help="End the run soon after it has N items.")
+]
+MaxTime = Annotated[
+    str | None,
+    typer.Option("--max-time", metavar="TIME", help="End the run after this time: seconds, or such as 30m or 2h."),
+]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option("--max-bytes", metavar="SIZE", help="End the run after so many bytes of pages, such as 500MB."),
 ]
 SessionFile = Annotated[
     str | None,
@@ -176,6 +199,9 @@ _OPTION_NAMES = {
     "download_delay": "--delay",
     "concurrency": "--concurrency",
     "scope.max_pages": "--max-pages",
+    "scope.max_items": "--max-items",
+    "scope.max_seconds": "--max-time",
+    "scope.max_bytes": "--max-bytes",
     "scope.max_depth": "--depth",
     "frontier": "--frontier",
     "proxies": "--proxy",
@@ -232,6 +258,39 @@ def share_of(text: str, option: str) -> float:
     if not 0 <= share <= 1:
         raise ConfigError(f"{option} must be a share such as 10% or 0.1, not {text!r:.80}")
     return share
+
+
+_UNITS = {
+    "--max-time": {"s": 1, "m": 60, "h": 3600, "d": 86400},
+    "--max-bytes": {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30},
+}
+
+
+def amount_of(text: str, option: str) -> float:
+    """``30m`` as seconds, or ``500MB`` as bytes. ConfigError says which units the option takes."""
+    number, unit = text.strip(), ""
+    while number and number[-1].isalpha():
+        number, unit = number[:-1], number[-1] + unit
+    try:
+        return float(number) * _UNITS[option].get(unit.lower() or next(iter(_UNITS[option])), float("nan"))
+    except ValueError:
+        return float("nan")
+
+
+def limits_of(max_items: int | None, max_time: str | None, max_bytes: str | None) -> dict[str, object]:
+    """The settings of the options that end a run. ConfigError if one has no number, or an unknown unit."""
+    limits: dict[str, object] = {} if max_items is None else {"scope.max_items": max_items}
+    for option, text, key in (
+        ("--max-time", max_time, "scope.max_seconds"),
+        ("--max-bytes", max_bytes, "scope.max_bytes"),
+    ):
+        if text is not None:
+            amount = amount_of(text, option)
+            if not 0 < amount < 1e18:
+                example = "90, 30m or 2h" if option == "--max-time" else "1000000, 500MB or 2GB"
+                raise ConfigError(f"{option} must be positive, such as {example}, not {text!r:.80}")
+            limits[key] = amount if option == "--max-time" else max(1, round(amount))
+    return limits
 
 
 def shown_output(spec: str) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
+import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 from shoal.cli.plain import PlainConsole, is_plain
@@ -17,6 +21,7 @@ from shoal.printable import LogFormatter, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.live import Live
 
     from shoal.cli.plain import AnyConsole
 
@@ -125,6 +130,31 @@ class _Lines:
         )
 
 
+@contextmanager
+def _steps_aside(live: Live) -> Iterator[None]:
+    """Remove the panel while a debugger, or other code of the user, reads from the terminal."""
+    earlier_hook, earlier_input = sys.breakpointhook, builtins.input
+
+    def on_breakpoint(*args: object, **options: object) -> object:
+        live.stop()
+        if earlier_hook is not sys.__breakpointhook__ or "PYTHONBREAKPOINT" in os.environ:
+            return earlier_hook(*args, **options)
+        import pdb
+
+        pdb.Pdb().set_trace(sys._getframe(1))  # the frame of the user, not this one
+        return None
+
+    def ask(prompt: object = "", /) -> str:
+        live.stop()
+        return earlier_input(prompt)
+
+    sys.breakpointhook, builtins.input = on_breakpoint, ask
+    try:
+        yield
+    finally:
+        sys.breakpointhook, builtins.input = earlier_hook, earlier_input
+
+
 class _Panel:
     """Progress for a terminal."""
 
@@ -135,11 +165,12 @@ class _Panel:
     async def run(self, crawl: Watched) -> None:
         from rich.live import Live
 
-        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+        with Live(console=self._console, auto_refresh=False, transient=True) as live, _steps_aside(live):
             while True:
                 await asyncio.sleep(_PANEL_INTERVAL)
                 snapshot = await _snapshot(crawl)
-                if snapshot is not None:
+                if snapshot is not None and sys.gettrace() is None:  # a debugger has the terminal
+                    live.start()
                     live.update(self.render(snapshot), refresh=True)
 
     def render(self, snapshot: CrawlSnapshot) -> Group:

@@ -23,6 +23,7 @@ _MAX_OWN = 50
 """Counters of the spider that are shown."""
 _STOPPED = "stopped before it was finished"
 _ENDINGS = {"finished": "finished", "limit": "page limit reached (scope.max_pages)"}
+_LIMITS = {"scope.max_items": "item limit", "scope.max_seconds": "time limit", "scope.max_bytes": "byte limit"}
 _STYLES = {"good": "bold", "degraded": "bold yellow", "failed": "bold red"}
 
 
@@ -32,9 +33,9 @@ def show(console: AnyConsole, summary: Summary, config: Config, command: Sequenc
     if summary.state == "failed":
         _print(console, f"{summary.spider}: failed: {summary.error}", "bold red", before="\n", soft_wrap=True)
     elif outcome is None:
-        _print(console, f"{summary.spider}: {_STOPPED}", "bold", before="\n")
+        _print(console, f"{summary.spider}: {_ending(summary)}", "bold", before="\n")
     else:
-        headline = outcome.headline(_ENDINGS.get(summary.state, _STOPPED))
+        headline = outcome.headline(_ending(summary))
         _print(console, f"{summary.spider}: {headline}", _STYLES[outcome.verdict], before="\n", soft_wrap=True)
         for reason in outcome.reasons:
             _print(console, f"  {reason}", "yellow", soft_wrap=True)
@@ -45,6 +46,15 @@ def show(console: AnyConsole, summary: Summary, config: Config, command: Sequenc
         _print(console, f"  `{query}` matched nothing on {_count(pages, 'page')}", "yellow", soft_wrap=True)
     for hint in next_steps(summary, config, command):
         _print(console, f"  {hint}", "dim", soft_wrap=True)
+
+
+def _ending(summary: Summary) -> str:
+    limit = summary.limit
+    if limit is None or summary.state != "limit":
+        return _ENDINGS.get(summary.state, _STOPPED)
+    if limit.setting:
+        return f"{_LIMITS[limit.setting]} reached ({limit.setting})"
+    return f"stopped by the spider: {limit.reason}"
 
 
 def _print_rows(console: AnyConsole, heading: str, rows: list[tuple[str, str]]) -> None:

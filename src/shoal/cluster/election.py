@@ -50,9 +50,11 @@ def line(view: ClusterView) -> list[Member]:
 
 
 def vacant(view: ClusterView) -> list[int]:
-    """The slots to fill, lowest first. A holder that still has to retire counts as a Runner."""
+    """The slots to fill, lowest first, at most one for each member. A holder that still has to retire counts as a
+    Runner."""
     held = {slot.index for slot in view.slots if slot.holder}
-    free = [index for index in range(view.counts.runner) if index not in held]
+    enough = min(view.counts.runner, len(held) + len(view.members))  # any number may be in the store
+    free = [index for index in range(enough) if index not in held]
     return free[: max(0, view.counts.runner - len(held))]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from shoal.errors import ConfigError
+from shoal.suggestions import pip_install
 
 _MARK = "(?#linear)"
 """A comment for `re`."""
@@ -51,7 +52,7 @@ def _compile_linear(text: str) -> CompiledPattern:
     except ModuleNotFoundError as exc:
         raise ConfigError(
             "regular expressions of API callers, schedules and stored runs need RE2; install it with: "
-            "pip install 'shoal[re2]'"
+            + pip_install("re2")
         ) from exc
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, _MAX_MEMORY

@@ -51,7 +51,9 @@ class Config(Section, frozen=True, kw_only=True):
     aliases = {  # the names in Scrapy and in other crawlers
         "autothrottle_enabled": "throttle.enabled",
         "autothrottle_max_delay": "throttle.max_delay",
+        "closespider_itemcount": "scope.max_items",
         "closespider_pagecount": "scope.max_pages",
+        "closespider_timeout": "scope.max_seconds",
         "concurrent_requests": "concurrency",
         "concurrent_requests_per_domain": "concurrency_per_host",
         "cookies_enabled": "cookies",

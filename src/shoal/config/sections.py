@@ -55,6 +55,9 @@ class ScopeSettings(Section, frozen=True, kw_only=True):
     deny: tuple[str, ...] = ()  # regexes; a URL that matches one is skipped
     max_depth: CountFromZero | None = None  # links away from a start URL
     max_pages: Count | None = None  # fetched by the whole run
+    max_items: Count | None = None  # stored by the whole run; it ends soon after
+    max_seconds: Timeout | None = None  # that a process works on the run; then the run ends
+    max_bytes: Count | None = None  # of the pages that a process fetches; then the run ends
     max_url_length: Count = 2083  # longer URLs are mostly crawler traps
     max_links: Count = 100_000  # new links taken from one page; the page's history says how many were left out
 
@@ -161,7 +164,7 @@ class OutcomeSettings(Section, frozen=True, kw_only=True):
 class CacheSettings(Section, frozen=True, kw_only=True):
     """Responses cached on disk, for spider development."""
 
-    enabled: bool = False
+    enabled: bool = False  # read pages from the cache, and store them there
     folder: Text = ".shoal-cache"  # relative to the working directory
     ttl: Seconds | None = None  # how long a response is valid; none: forever
 
@@ -270,7 +273,7 @@ class BrowserSettings(Section, frozen=True, kw_only=True):
     sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
     max_pages: Count = 4  # rendered at the same time in one worker
     page_timeout: Timeout = 30.0  # one page, from its navigation to its result
-    settle: Timeout = 10.0  # how long a page without `wait_for` may load and make requests; then it is taken as it is
+    settle: Timeout = 10.0  # how long a page without `wait_for` may load, make requests or stay empty; then it is taken
     block: tuple[Literal["image", "media", "font"], ...] = ("image", "media", "font")  # not loaded
     block_urls: tuple[str, ...] = ()  # patterns with * of URLs that are not loaded, such as *://*.tracker.example/*
     max_requests: Count = 500  # of one page
@@ -323,8 +326,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_connections: Count = 1000  # open at the same time; half of them from one address
     max_answer_bytes: Count = 64 * 1024 * 1024  # of results in one answer
     max_session_bytes: Count = 1024**3  # of results in one session; beyond it, its other pages fail
-    max_kept_bytes: Count = 4 * 1024**3  # of results that a server keeps in memory; beyond it, it refuses batches
+    max_kept_bytes: Count = 4 * 1024**3  # of results with a frontier in memory; beyond it, the server refuses batches
+    max_memory_bytes: Count = 64 * 1024 * 1024  # of them that are in memory; the others are in temporary files
     max_sessions: Count = 200  # running at the same time
     max_sessions_per_caller: Count = 100  # running at the same time
     keep_results: Timeout = 3600.0  # how long the results of a session stay available
+    max_block: Timeout = 60.0  # how long an answer to one caller keeps the others from a host
     webhook_key: str | None = None  # signs the messages for callers that set no key of their own

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from inspect import isawaitable
-from types import GeneratorType
+from itertools import islice
+from types import CodeType, GeneratorType, coroutine
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,6 +22,7 @@ from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import DropItem, ItemError, ShoalError, SpiderError
 from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
+from shoal.http.request import Creation, record_created
 from shoal.item import encode_item, is_item
 from shoal.selector.usage import begin_page
 from shoal.spider import Spider
@@ -64,6 +69,8 @@ class Callbacks:
         self._counters = counters
         self._files = files
         self._fields = dict.fromkeys(spider.fields)
+        self._see_type = spider.item_types.see
+        self.unyielded = Unyielded()
         self.pipelines: list[Callable[..., object]] = [
             each() if isinstance(each, type) else each for each in spider.pipelines
         ]
@@ -81,9 +88,21 @@ class Callbacks:
             found.add(await self._files.fetched(request, response))
             return found
         begin_page()
-        result = self._spider.callback(name)(*arguments, **named)
-        outputs = list(result) if isinstance(result, GeneratorType) else await _collect(result)
-        return await self.take(outputs, request, response)
+        callback = self._spider.callback(name)
+        created: list[Creation] = []
+        record_created(created)
+        try:
+            result = callback(*arguments, **named)
+            outputs = list(result) if isinstance(result, GeneratorType) else None
+        finally:
+            record_created(None)
+        if outputs is None:
+            outputs = await _recorded(_collect(result), created)
+        result = None  # it may hold what it created
+        found = await self.take(outputs, request, response)
+        if len(created) > len(found.links) or name not in self.unyielded.checked:
+            self.unyielded.check(name, created, outputs)
+        return found
 
     async def take(self, outputs: Iterable[object], request: Request, response: Response | None = None) -> Found:
         """Sort the output of a callback: links, files, and items that pass the pipelines. ``response`` is None in an
@@ -148,7 +167,10 @@ class Callbacks:
 
     def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
         try:
-            return encode_item(self._fields | item if self._fields and type(item) is dict else item)
+            if type(item) is not dict:
+                self._see_type(type(item))
+                return encode_item(item)
+            return encode_item(self._fields | item if self._fields else item)
         except ItemError as error:
             self._refuse(error, request, found)
             return None
@@ -158,6 +180,83 @@ class Callbacks:
         self._counters.item_errors += 1
         self._counters.last_item_error = CodeError(time.time(), str(error), request.url)
         log.error("item not stored url=%s %s", request.url, error)
+
+
+class Unyielded:
+    """Finds places in callbacks that create requests or batches of links and never yield one: mostly a ``yield`` is
+    missing. Such a page has more of them than it yields, so other pages need no look."""
+
+    _FIRST = 100
+    """Calls of a callback that are looked at in any case, so that places that yield sometimes are known."""
+
+    def __init__(self) -> None:
+        self.checked: set[str | None] = set()
+        """Callbacks that were called often enough."""
+        self._calls: Counter[str | None] = Counter()
+        self._yielding: set[tuple[CodeType, int]] = set()
+        self._missing: Counter[tuple[CodeType, int]] = Counter()
+
+    def check(self, name: str | None, created: list[Creation], outputs: Sequence[object]) -> None:
+        """Look at what one call of a callback created, and at what it yielded."""
+        self._calls[name] += 1
+        if self._calls[name] >= self._FIRST:
+            self.checked.add(name)
+        yielded = {id(output) for output in outputs}
+        while created:
+            link, code, instruction, references = _take(created)
+            place = (code, instruction)
+            if id(link) in yielded or references > _ALONE:  # the spider keeps it, perhaps for later
+                self._yielding.add(place)
+            elif not code.co_filename.startswith(_LIBRARIES):
+                self._missing[place] += 1
+
+    def report(self) -> list[str]:
+        """A line for each such place."""
+        found = sorted(
+            (code.co_filename, _line(code, instruction), count)
+            for (code, instruction), count in self._missing.items()
+            if (code, instruction) not in self._yielding
+        )
+        return [
+            f"{name}, line {line}: what this line creates was never yielded, on {count} "
+            f"{'call' if count == 1 else 'calls'}, so its links were not followed: write `yield` before it"
+            for name, line, count in found
+        ]
+
+
+def _take(created: list[Creation]) -> tuple[object, CodeType, int, int]:
+    """Remove the last one, and count the references to it."""
+    link, code, instruction = created.pop()
+    return link, code, instruction, sys.getrefcount(link)
+
+
+_ALONE = _take([(Request("http://a.example/"), _take.__code__, 0)])[3]
+"""The count for an object that nothing else refers to. It depends on the version of Python."""
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    position = next(islice(code.co_positions(), instruction // 2, None), None)
+    return (position and position[0]) or code.co_firstlineno
+
+
+@coroutine
+def _recorded(work: Coroutine[Any, Any, list[object]], created: list[Creation]) -> Generator[Any, Any, list[object]]:
+    """Await ``work``, and record what it creates: only in its own steps, because other callbacks run between them."""
+    step: Callable[[Any], Any] = work.send
+    value: object = None
+    while True:
+        record_created(created)
+        try:
+            future = step(value)
+        except StopIteration as stop:
+            outputs: list[object] = stop.value
+            return outputs
+        finally:
+            record_created(None)
+        try:
+            step, value = work.send, (yield future)
+        except BaseException as exc:
+            step, value = work.throw, exc
 
 
 async def _collect(result: object) -> list[object]:

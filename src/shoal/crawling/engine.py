@@ -369,6 +369,11 @@ class Engine:
         return self._persist.away
 
     @property
+    def why_nothing(self) -> str:
+        """Why the run has no requests at all, if it has none. Empty if another process seeds it."""
+        return self._seeder.why_nothing
+
+    @property
     def in_flight(self) -> int:
         return len(self._active)
 
@@ -452,6 +457,8 @@ class Engine:
         self._recent.extend(map(lease_of, batch))
         try:
             await self._settler.settle(batch)
+            if self._options.on_settled is not None and not self.stopping:
+                await self._options.on_settled()
         except StoreRewoundError:
             self._settled = batch + self._settled  # `start_over` releases their leases
             raise

@@ -52,6 +52,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     may_work: Callable[[], bool] | None = None
     """Whether this process still holds its slot in a cluster, or its session as a worker. Checked before each page.
     None: it needs neither."""
+    on_settled: Callable[[], Awaitable[None]] | None = None
+    """Called after pages were stored: the run may have reached a limit."""
     archive: Archive | None = None
     """Where the exchanges of pages are kept. None: nowhere."""
     rejoin: Callable[[], Awaitable[None]] | None = None

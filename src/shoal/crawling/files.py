@@ -22,7 +22,7 @@ from shoal.http.files import FILE_CALLBACK, FileEntry
 from shoal.item import decode_item, encode_item, encode_record
 from shoal.spider import SpiderStats
 from shoal.stores.objects import is_object_url
-from shoal.urls.normalize import join_url, normalize_url
+from shoal.urls.normalize import join_url
 from shoal.urls.scope import Scope
 
 log = logging.getLogger("shoal.files")
@@ -175,7 +175,7 @@ def _wanted(file: File, page: Request, response: Response | None) -> Wanted:
     is_absolute = file.url.startswith(("http://", "https://"))  # then the page need not be parsed for its base
     base = page.url if response is None else response.url if is_absolute else response.base_url
     try:
-        url = normalize_url(join_url(base, file.url))
+        url = join_url(base, file.url)
     except RequestError as exc:
         return Wanted(file.field, file.url, error=f"not fetched: {exc}")
     Request(url, headers=file.headers, cookies=file.cookies)  # checks them, for all files of the item

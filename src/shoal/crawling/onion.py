@@ -17,7 +17,7 @@ from shoal.http.rendering import RenderChoice
 from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.spider import Spider
-from shoal.suggestions import did_you_mean
+from shoal.suggestions import did_you_mean, pip_install
 from shoal.urls.normalize import host_of
 from shoal.urls.scope import Scope
 
@@ -131,6 +131,7 @@ def make_fetcher(
     from shoal.fetch.guard import AddressGuard
     from shoal.fetch.routing import RoutingFetcher
 
+    _check_packages(config, render)
     guard = None if networks is None else AddressGuard(networks)
     if config.http.client not in OWN_CLIENTS:
         http = make_plugged_fetcher(config, is_guarded=guard is not None)
@@ -145,6 +146,28 @@ def make_fetcher(
         scope=scope,
         hosts=hosts,
     )
+
+
+def _check_packages(config: Config, render: RenderChoice) -> None:
+    """ConfigError if a package is missing that pages will need."""
+    from shoal.identities.roster import all_proxies
+
+    proxies = [config.http.proxy or "", *(all_proxies(config.proxies) if config.proxies else ())]
+    needs_socks = config.tor.enabled or any(proxy.startswith("socks5") for proxy in proxies)
+    if needs_socks and not _is_installed("aiohttp_socks"):
+        name = "Tor" if config.tor.enabled else "a SOCKS proxy"
+        raise ConfigError(f"{name} needs aiohttp-socks: {pip_install('socks')}")
+    if isinstance(render, Render) and not _is_installed("playwright"):
+        raise ConfigError(f"rendering needs Playwright: {pip_install('browser')}")
+
+
+def _is_installed(module: str) -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # somebody has set it to None
+        return False
 
 
 async def open_fetcher(

@@ -82,6 +82,8 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Items that pipelines of this process dropped, and the most frequent reasons."""
     drop_reasons: tuple[str, ...] = ()
+    why_nothing: str = ""
+    """Why the run has no requests, if it has none. Empty: not known."""
     rule: str = ""
     """Why the run failed by the spider's own rule. Empty: it did not."""
 
@@ -175,7 +177,7 @@ def _why_no_pages(facts: RunFacts) -> str:
     failed = {kind: count for kind, count in facts.dead_kinds.items() if count}
     total = sum(failed.values())
     if not facts.stats.pushed:
-        return "nothing was crawled: the spider has no start requests in its scope"
+        return f"nothing was crawled: {facts.why_nothing or 'the spider has no start requests in its scope'}"
     if not total:
         return "nothing was crawled"
     if set(failed) == {"robots"}:

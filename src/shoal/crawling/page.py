@@ -182,6 +182,8 @@ class PageHandler:
         note = _dropped(found.dropped) if found.dropped else ""
         if forbidden:
             note = f"{note}; {forbidden}" if note else forbidden
+        if response.flags:
+            note = "; ".join((note, *response.flags) if note else response.flags)
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
             most = self._scheduler.scope.max_links

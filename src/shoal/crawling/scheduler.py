@@ -70,6 +70,7 @@ class Scheduler:
         """How many pages may still be leased. None: not counted yet, or no limit."""
         self._pending = False
         """Whether fewer pages than the limit were done at the last count."""
+        self._is_ended = False
         self._nonce, self._asked = b"", 0
         """The nonce of the last lease under a page limit, and how many requests it asked for."""
         self._known = KnownLinks()
@@ -233,6 +234,8 @@ class Scheduler:
         """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
 
         For ``counts_attempt`` and ``nonce`` see ``Queue.lease``."""
+        if self._is_ended:
+            return await self._lease_none()
         if self._max_pages is None:
             return await self.frontier.lease(limit, self._ttl, counts_attempt=counts_attempt, nonce=nonce)
         if nonce and nonce == self._nonce:  # a repeat: its own leases must not count as pages of others
@@ -250,10 +253,23 @@ class Scheduler:
         self._left -= len(leased.leases)
         return leased
 
+    async def _lease_none(self) -> Leased:
+        if self._shared:
+            self._pending = (await self.frontier.stats()).leased > 0
+            if self._pending:
+                await self.frontier.lease(0, self._ttl)  # release expired leases
+        return Leased([], None)
+
+    def end(self) -> None:
+        """Lease nothing more: the run ends, although requests are left."""
+        if not self._is_ended:
+            self._is_ended, self._pending = True, self._shared
+
     @property
     def limit_reached(self) -> bool:
-        """Whether the page limit allows no further page. False while other processes have pages that may fail."""
-        return self._left == 0 and not (self._shared and self._pending)
+        """Whether no further page may be fetched: the page limit is reached, or the run was ended. False while other
+        processes have pages: they may fail."""
+        return (self._is_ended or self._left == 0) and not (self._shared and self._pending)
 
     def uncount(self, count: int) -> None:
         """Do not count ``count`` leases for the page limit: they ended without a page."""

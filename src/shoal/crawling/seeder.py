@@ -74,6 +74,8 @@ class Seeder:
         """Counts of the requests that this seeder pushed."""
         self._batch: list[Request] = []
         self._pushing = asyncio.Lock()
+        self._bad_url: RequestError | None = None
+        """The first one among the start requests."""
         self.failure: SpiderError | None = None
         """The error of ``start``. Requests before it are crawled, and the run stays unfinished."""
 
@@ -125,7 +127,7 @@ class Seeder:
 
     async def _seed(self, source: Source) -> None:
         assert self._claim is not None
-        self._position = skip = int(self._claim.cursor or b"0")
+        self._position = skip = self._claim.position
         ended = asyncio.Event()
         timer = asyncio.create_task(self._flush_in_time(ended))
         try:
@@ -151,13 +153,24 @@ class Seeder:
                 await timer
         await self._flush()
         if self.failure is None and not (await self._persist(self._frontier.stats)).pushed:
-            why = "none of the start requests is in scope" if self._position else "the spider has no start requests"
-            log.warning("nothing to crawl: %s", why)
+            log.warning("nothing to crawl: %s", self.why_nothing)
         claim, self._claim = self._claim, None
         await self._persist(lambda: self._frontier.relinquish(claim, finished=self.failure is None))
         self._pushed()
 
+    @property
+    def why_nothing(self) -> str:
+        """Why no start request was pushed, if none was. Empty if another process seeds."""
+        if self._source is None:
+            return ""
+        if self._bad_url is not None and not self._position:
+            count = self._counters.errors["bad url"]
+            which = "the only start URL is wrong" if count == 1 else f"all {count} start URLs are wrong, for example"
+            return f"{which}: {self._bad_url}"
+        return "none of the start requests is in scope" if self._position else "the spider has no start requests"
+
     def _log_bad_url(self, error: RequestError) -> None:
+        self._bad_url = self._bad_url or error
         self._counters.errors["bad url"] += 1
         count = self._counters.errors["bad url"]
         if count <= _LOGGED:

@@ -225,19 +225,41 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """What blocks its event loop, if that did not run for some seconds."""
 
 
+class LimitReached(Struct, frozen=True, kw_only=True):
+    """The limit at which a run stopped, or why its spider stopped it."""
+
+    setting: str
+    """Such as ``scope.max_pages``. Empty: the spider called ``stop``."""
+    value: int | float = 0
+    left: int = 0
+    """Requests that were in the queue then."""
+    at: float
+    reason: str = ""
+    """What the spider passed to ``stop``."""
+
+    def __str__(self) -> str:
+        left = "1 request" if self.left == 1 else f"{self.left} requests"
+        if not self.setting:
+            return f"was stopped by its spider ({self.reason}) with {left} left"
+        return f"stopped at the limit {self.setting}={self.value:g} with {left} left"
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """How a crawl ended."""
 
     run_id: str
     spider: str
     state: str
-    """``finished``, ``stopped``, ``limit`` (scope.max_pages was reached), or ``failed`` (see ``error``)."""
+    """``finished``, ``stopped``, ``limit`` (a limit was reached, or the spider called ``stop``: see ``limit``), or
+    ``failed`` (see ``error``)."""
     error: str
     stats: Stats
     dead_kinds: dict[str, int]
     counters: Counters
     elapsed: float
     outputs: tuple[str, ...]
+    keeps_items: bool = True
+    """Whether its items went to outputs, to pipelines, or stay in the item log."""
     own_counters: dict[str, int] = {}
     """What the spider counted with ``self.stats.inc``."""
     failed_url: str = ""
@@ -246,6 +268,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Queries that found nothing on any page of this process, with the number of pages."""
     processes: int = 1
     """How many processes ``counters`` are of."""
+    limit: LimitReached | None = None
+    """The limit that this process found reached. None: none, or scope.max_pages."""
     outcome: Outcome | None = None
     """The outcome of the run. None if it has not ended, or this process failed."""
 

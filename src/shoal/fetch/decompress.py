@@ -32,10 +32,17 @@ _MAX_CODINGS = 5
 _MAX_MEMBERS = 10_000
 
 
-def decompress(body: bytes, coding: str, limit: int) -> bytes:
-    """Undo ``coding``, the value of a Content-Encoding header.
+class _TruncatedError(zlib.error):
+    """The end of the compressed data is missing."""
 
-    FetchError if the result is larger than ``limit`` bytes, if the body is damaged, or if the coding is unknown.
+
+def decompress(body: bytes, coding: str, limit: int) -> tuple[bytes, tuple[str, ...]]:
+    """Undo ``coding``, the value of a Content-Encoding or Transfer-Encoding header, and say what was odd about the
+    body. Chunks are joined already.
+
+    If a coding is unknown, the body stays as it is: servers write ``none``, ``utf-8`` and the like. If the end is
+    missing, the result is what came before. FetchError if the result is larger than ``limit`` bytes, or if the body is
+    damaged, or too short to contain anything.
     """
     names = [part.strip().lower() for part in coding.split(",") if part.strip()]
     if len(names) > _MAX_CODINGS:
@@ -43,30 +50,42 @@ def decompress(body: bytes, coding: str, limit: int) -> bytes:
             f"the body has {len(names)} content codings; at most {_MAX_CODINGS} are allowed",
             kind="bad encoding", retryable=False,
         )  # fmt: skip
+    flags: tuple[str, ...] = ()
     for name in reversed(names):
-        if name == "identity" or not body:
+        if name in ("identity", "chunked") or not body:
             continue
+        if (chunks := _chunks(body, name)) is None:
+            return body, (*flags, f"unknown content encoding {name[:40]!r}")
         try:
-            body = _collect(_chunks(body, name), limit)
+            body, is_whole = _collect(chunks, limit)
         except _ERRORS as exc:
             raise FetchError(f"the body is not valid {name}: {exc}", kind="bad encoding", retryable=True) from exc
-    return body
+        if not is_whole:
+            flags = (*flags, f"truncated {name}")
+    return body, flags
 
 
-def _collect(chunks: Iterator[bytes], limit: int) -> bytes:
-    parts, size = [], 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > limit:
-            raise FetchError(
-                f"the decompressed body is larger than {limit} bytes (http.max_body_bytes)",
-                kind="too large", retryable=False,
-            )  # fmt: skip
-        parts.append(chunk)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _collect(chunks: Iterator[bytes], limit: int) -> tuple[bytes, bool]:
+    """The decompressed body, and whether its end was there."""
+    parts, size, is_whole = [], 0, True
+    try:
+        for chunk in chunks:
+            size += len(chunk)
+            if size > limit:
+                raise FetchError(
+                    f"the decompressed body is larger than {limit} bytes (http.max_body_bytes)",
+                    kind="too large", retryable=False,
+                )  # fmt: skip
+            parts.append(chunk)
+    except _TruncatedError:
+        if not size:
+            raise
+        is_whole = False
+    return parts[0] if len(parts) == 1 else b"".join(parts), is_whole
 
 
-def _chunks(body: bytes, name: str) -> Iterator[bytes]:
+def _chunks(body: bytes, name: str) -> Iterator[bytes] | None:
+    """The decompressed body in portions; None if the coding is unknown."""
     if name in ("gzip", "x-gzip"):
         return gunzip(body)
     if name == "deflate":
@@ -78,7 +97,7 @@ def _chunks(body: bytes, name: str) -> Iterator[bytes]:
         return _brotli(body)
     if name == "zstd" and zstandard is not None:
         return _zstd(body)
-    raise FetchError(f"the body has the unknown content coding {name!r}", kind="bad encoding", retryable=False)
+    return None
 
 
 def gunzip(body: bytes) -> Iterator[bytes]:
@@ -100,10 +119,9 @@ def _inflate(body: bytes, position: int, window: int) -> Generator[bytes, None, 
         yield engine.decompress(data, _STEP)
         position += len(data) - len(engine.unconsumed_tail) - len(engine.unused_data)
     if not engine.eof:
-        rest = engine.flush()
+        yield engine.flush()
         if not engine.eof:
-            raise zlib.error("it is truncated")
-        yield rest
+            raise _TruncatedError("it is truncated")
     return position
 
 
@@ -113,7 +131,7 @@ def _brotli(body: bytes) -> Iterator[bytes]:
     while not engine.is_finished():
         chunk = engine.process(b"", output_buffer_limit=_STEP)
         if not chunk:
-            raise brotli.error("it is truncated")
+            raise _TruncatedError("it is truncated")
         yield chunk
 
 
@@ -128,7 +146,7 @@ def _zstd(body: bytes) -> Iterator[bytes]:
         while not engine.eof:
             data = body[position : position + _FEED_ZSTD]
             if not data:
-                raise zstandard.ZstdError("it is truncated")
+                raise _TruncatedError("it is truncated")
             yield engine.decompress(data)
             position += len(data) - len(engine.unused_data)
         if not _is_frame_start(body[position : position + 4]):

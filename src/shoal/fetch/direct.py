@@ -147,7 +147,7 @@ class DirectFetcher:
         url = request.url
         try:
             if not _URL.fullmatch(url):
-                raise ValueError("the URL is not in normal form")
+                raise ValueError("a character of the URL is not quoted")
             path, host = url[url.index("/", 8) :], host_of(url)
             if not request.headers and request.method == "GET" and not request.body and "@" not in url[: -len(path)]:
                 return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{self._default_lines}\r\n".encode()
@@ -295,11 +295,16 @@ def _response(request: Request, connection: HttpConnection, elapsed: float, limi
     )
     body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
     connection.forget()
+    flags = connection.flags
+    if connection.transfer_coding and body:
+        body, odd = decompress(body, connection.transfer_coding, limit)
+        flags += odd
     coding = headers.get("Content-Encoding")
     if coding and body:
-        body = decompress(body, coding, limit)
+        body, odd = decompress(body, coding, limit)
+        flags += odd
     return Response(
-        request.url, status=connection.status, headers=headers, body=body, request=request, elapsed=elapsed
+        request.url, status=connection.status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
     )  # fmt: skip
 
 

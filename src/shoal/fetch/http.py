@@ -160,7 +160,7 @@ class HttpFetcher:
         started = time.monotonic()
         answer = await session.request(
             request.method,
-            URL(request.url, encoded=True),
+            _exact_url(request.url),
             headers=request.headers or None,
             data=request.body or None,
             allow_redirects=False,
@@ -178,11 +178,13 @@ class HttpFetcher:
         if exchanges is not None:
             exchanges.append(_exchange_of(answer, request, body, began, elapsed))
         coding = answer.headers.get("Content-Encoding")
+        flags: tuple[str, ...] = ()
         if coding and body:
-            body = decompress(body, coding, limit)
+            body, flags = decompress(body, coding, limit)
         return Response(
-            request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed
-        )
+            request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed,
+            flags=flags,
+        )  # fmt: skip
 
     async def _read(self, answer: aiohttp.ClientResponse, limit: int) -> bytes:
         """Read the body. FetchError as soon as it is too large."""
@@ -290,6 +292,12 @@ def _exchange_of(
         elapsed=elapsed,
         address=getattr(answer, "address", "") if request.proxy is None else "",
     )
+
+
+def _exact_url(url: str) -> URL:
+    """The URL as the library sends it byte for byte. It would drop an empty query."""
+    exact = URL(url, encoded=True)
+    return exact.with_path(exact.raw_path + "?", encoded=True) if url.find("?") == len(url) - 1 else exact
 
 
 def _asks_for_plain_http(request: Request, proxy: str | None) -> bool:

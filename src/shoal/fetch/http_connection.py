@@ -16,9 +16,11 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from shoal.errors import FetchError
 from shoal.fetch.connecting import one_line, system_text
+from shoal.fetch.lenient_parser import LenientParser
 from shoal.fetch.tls import TlsTransport
 
-_MAX_HEADERS = 128
+_MAX_HEADERS = 1000
+_MAX_HEAD = 16  # all headers together, as a multiple of the longest one that is allowed
 _MAX_INTERIM = 16  # responses with a status below 200 before the response itself
 _OVERHEAD = 8  # bytes on the wire for each byte of a body: chunks of a single byte need six
 _LONG_UPLOAD = 1 << 14  # bytes of a request; a shorter one is sent at once
@@ -48,7 +50,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._on_idle_close = on_idle_close
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = self._new_parser()
+        self._parser: HttpResponseParser | LenientParser = self._new_parser()
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.origin = ""
@@ -75,12 +77,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.version = "1.1"
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: bytes | bytearray = b""
+        self.flags: tuple[str, ...] = ()
+        """What was odd about the response."""
+        self.transfer_coding = ""
+        """The Transfer-Encoding, if it is more than chunks."""
         self.answered_at = 0.0
         """When all headers had arrived, by `time.monotonic`."""
         self._head_only = head_only
         self._heard_at = 0.0
         self._unsent = 0  # bytes of a long request at the last check
         self._received = 0
+        self._early: bytes | None = b""  # what arrived so far, while that is no more than headers
         self._header_count = 0  # of all interim responses, and with the trailers
         self._unparsed = 0  # bytes since the last complete header or part of the body
         self._interim = 0
@@ -181,26 +188,50 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._heard_at = self._loop.time()
         self._received += nbytes
         self._unparsed += nbytes
-        problem = ""
-        try:
-            self._parser.feed_data(self._buffer[:nbytes])
-        except HttpParserUpgrade:
-            problem = "an upgrade that nobody asked for"
-        except HttpParserError as exc:
-            problem = one_line(exc) if self.status or self.headers else "Bad status line"
+        problem = self._feed(self._buffer[:nbytes])
+        if problem and self._waiter is not None and self._early is not None:
+            problem = self._read_again(self._early + self._buffer[:nbytes], problem)
         if self._waiter is None:  # complete, or failed; later bytes are unrequested
             self.reusable = self.reusable and not problem
         elif problem:
             self._fail(self._invalid(problem))
         elif self._unparsed > self._limits.max_header_bytes:
             self._fail(self._header_too_long())
+        elif not self.answered_at and self._received > _MAX_HEAD * self._limits.max_header_bytes:
+            self._fail(self._invalid("Too many headers"))
         elif self._received > _OVERHEAD * self._limits.max_body_bytes + _MAX_UNUSED:
             self._fail(too_large(self._limits.max_body_bytes))
+        elif self._early is not None:
+            self._early = None if self.body else self._early + self._buffer[:nbytes]
+
+    def _feed(self, data: bytes | memoryview) -> str:
+        """Parse some bytes. Return what is wrong with them."""
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            return "an upgrade that nobody asked for"
+        except HttpParserError as exc:
+            is_clear = self.status or self.headers or isinstance(self._parser, LenientParser)
+            return one_line(exc) if is_clear else "Bad status line"
+        return ""
+
+    def _read_again(self, data: bytes, problem: str) -> str:
+        """Read a response that the parser refused, from its first byte, with the lenient parser. Then the connection
+        is closed. Return what is wrong with it even so."""
+        heard_at, received, unparsed = self._heard_at, self._received, self._unparsed
+        self._reset(head_only=self._head_only)
+        self._heard_at, self._received, self._unparsed, self._early = heard_at, received, unparsed, None
+        self._parser = LenientParser(self)
+        self.flags = (f"odd HTTP: {problem}",)
+        return self._feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        del self._parser  # they refer to each other, and garbage is collected rarely
         self.reusable = False
+        waits = self._waiter is not None and not self.answered_at
+        if waits and exc is None and self._early and self._early.endswith(b"\n"):
+            self._read_again(self._early + b"\n", "the headers have no end")
+        del self._parser  # they refer to each other, and garbage is collected rarely
         if self._waiter is None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -238,7 +269,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             if len(name) == 14 and name.lower() == b"content-length":
                 self._declared = int(value)
             elif len(name) == 17 and name.lower() == b"transfer-encoding":
-                self._chunked = value.strip().lower().endswith(b"chunked")
+                coding = value.strip().lower()
+                self._chunked = coding.endswith(b"chunked")
+                if coding != b"chunked":
+                    self.transfer_coding = coding.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._unparsed = 0

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from shoal.errors import DECODING_ERRORS
 from shoal.http import Response
 from shoal.ports import Hosts
 from shoal.urls.normalize import host_of
@@ -80,7 +81,7 @@ async def _recall(hosts: Hosts, host: str) -> dict[str, LearnedNeeds]:
         return {}
     try:
         found = _decoder.decode(stored)
-    except msgspec.DecodeError:  # another version wrote it
+    except DECODING_ERRORS:  # another version wrote it
         return {}
     return {kind: each for kind, each in found.items() if each.until > time.time()}
 

@@ -15,6 +15,7 @@ from yarl import URL
 from shoal.errors import FetchError, ProxyError
 from shoal.fetch.connecting import unresolved
 from shoal.fetch.resolving import ResolvedAddress
+from shoal.suggestions import pip_install
 
 SCHEMES = ("socks5://", "socks5h://")
 """They mean the same here: the proxy resolves the names."""
@@ -108,7 +109,7 @@ def _library() -> ModuleType:
         import aiohttp_socks
     except ImportError:
         raise FetchError(
-            "SOCKS proxies need aiohttp-socks: pip install 'shoal[socks]'",
+            f"SOCKS proxies need aiohttp-socks: {pip_install('socks')}",
             kind="proxy", retryable=False, contacted=False,
         ) from None  # fmt: skip
     return aiohttp_socks

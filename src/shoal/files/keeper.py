@@ -13,9 +13,11 @@ from typing import TypeVar
 import msgspec
 
 from shoal.config import FileSettings, ImageSettings
-from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
+from shoal.errors import DECODING_ERRORS, ConfigError, FileStoreError, FileTooLargeError
 from shoal.files.stores import FileStore, open_file_store
 from shoal.http.files import FileEntry, describe_file, is_image
+from shoal.suggestions import pip_install
+from shoal.urls.normalize import normalize_url
 
 _LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
 _RETRY_DELAYS = (0.25, 0.75, 2.0)
@@ -67,7 +69,7 @@ class FileKeeper:
         else:
             entry = await asyncio.to_thread(describe_file, body, url, content_type)
         await self.store(entry, body)
-        indexed = _Indexed(url, time.time(), self._images.thumbs, entry)
+        indexed = _Indexed(normalize_url(url), time.time(), self._images.thumbs, entry)
         await self._put(_index_path(url), _encode(indexed), "application/json", replace=True)
         return entry
 
@@ -88,10 +90,10 @@ class FileKeeper:
         try:
             indexed = _decode(found)
             paths = [str(indexed.entry["path"]), *map(str, indexed.entry.get("thumbs", {}).values())]
-        except (msgspec.MsgspecError, KeyError, AttributeError):
+        except (*DECODING_ERRORS, KeyError, AttributeError):
             return None
         is_fresh = 0 <= time.time() - indexed.fetched_at < self._max_age
-        if indexed.url != url or not is_fresh or indexed.sizes != self._images.thumbs:
+        if indexed.url != normalize_url(url) or not is_fresh or indexed.sizes != self._images.thumbs:
             return None
         for path in paths:
             if not await self._call(partial(self._store.exists, path)):
@@ -147,7 +149,7 @@ async def _retried(step: Callable[[], Awaitable[T]], delays: Sequence[float] = _
 
 
 def _index_path(url: str) -> str:
-    name = sha256(url.encode()).hexdigest()
+    name = sha256(normalize_url(url).encode()).hexdigest()
     return f"urls/{name[:2]}/{name}.json"
 
 
@@ -160,4 +162,4 @@ def _need_pillow() -> None:
     try:
         import PIL  # noqa: F401
     except ImportError as exc:
-        raise ConfigError("\"images.thumbs\" needs Pillow: pip install 'shoal[images]'") from exc
+        raise ConfigError(f'"images.thumbs" needs Pillow: {pip_install("images")}') from exc

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shoal.errors import ConfigError, FileStoreError, FileTooLargeError
 from shoal.stores.objects import is_object_url, parse_place
+from shoal.suggestions import pip_install
 
 _TEMPORARY = ".tmp"
 """The folder of files that are being written. A rename moves them to their place in one step."""
@@ -61,7 +62,7 @@ def open_file_store(location: str) -> FileStore:
     try:
         from shoal.files.object_store import ObjectFileStore
     except ImportError as exc:
-        raise ConfigError(f"\"files.store\" {place.name} needs obstore: pip install 'shoal[objects]'") from exc
+        raise ConfigError(f'"files.store" {place.name} needs obstore: {pip_install("objects")}') from exc
     return ObjectFileStore(place)
 
 

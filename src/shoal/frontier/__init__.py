@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from shoal.errors import StoreAwayError, StoreError
 from shoal.ports import Store
+from shoal.suggestions import pip_install
 
 _RETRY_DELAYS = (0.1, 0.3)  # seconds
 
@@ -95,7 +96,7 @@ def needs_extra(name: str, scheme: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as exc:
-        raise StoreError(f"{scheme}:// needs {exc.name}; install it with: pip install 'shoal[{name}]'") from exc
+        raise StoreError(f"{scheme}:// needs {exc.name}; install it with: {pip_install(name)}") from exc
 
 
 def _sqlite_path(url: str, rest: str) -> str:

@@ -109,7 +109,7 @@ _LOSSES = {
 
 def describe_losses(lost: Iterable[tuple[str, str]]) -> list[str]:
     """What a repair could not restore, as sentences for people, from (kind, name)."""
-    return [_LOSSES[kind].format(name) for kind, name in lost]
+    return [_LOSSES.get(kind, "what another program wrote as {}").format(name) for kind, name in lost]
 
 
 def make_fault(kind: str, count: int, example: str = "") -> Fault:
@@ -123,7 +123,8 @@ def make_faults(found: Iterable[tuple[str, int, str]]) -> tuple[Fault, ...]:
     they may be the same ones: the larger count stands."""
     counts: dict[str, int] = {}
     examples: dict[str, str] = {}
-    for kind, count, example in found:
+    for name, count, example in found:
+        kind = name if name in _MEANINGS else "inventory"  # another program wrote one of another kind
         if count:
             counts[kind] = max(counts.get(kind, 0), count)
             examples[kind] = examples.get(kind) or example

@@ -23,7 +23,8 @@ DEFAULT_HOST = "*"
 
 _MOST_SPECIFIC = ("host", "all", "run")
 """Delay and concurrency are taken from the first place that sets them. A run always does."""
-_DELAY_REASONS = ("set for this host", "set for all hosts", "download_delay")
+SET_FOR_HOST, SET_FOR_ALL = "set for this host", "set for all hosts"
+_DELAY_REASONS = (SET_FOR_HOST, SET_FOR_ALL, "download_delay")
 _AT_LEAST = {"crawl_delay": "robots.txt Crawl-delay", "learned_delay": "learned from its answers"}
 """A host is never contacted faster than these say."""
 

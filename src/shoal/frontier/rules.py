@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
-from shoal.errors import FencedError, QueueFullError, RequestError, RunError, StoreRewoundError
+from shoal.errors import (
+    DECODING_ERRORS,
+    FencedError,
+    QueueFullError,
+    RequestError,
+    RunError,
+    StoreError,
+    StoreRewoundError,
+)
 from shoal.http import Request
 from shoal.ports import Claim, Completion, Event, EventKind, Failure, Holder, RequestState, Run, RunState
-from shoal.urls.normalize import derived_fingerprint
+from shoal.urls.normalize import derived_fingerprint, normalize_url
+
+log = logging.getLogger("shoal.frontier")
+
+T = TypeVar("T")
+
+_SHOWN = 200  # characters of what another program wrote
+_LATEST = 1e11  # seconds since 1970, as far as a calendar goes
+_decode_settings = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 # -- states
 
@@ -37,6 +55,17 @@ _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 _ENDED: frozenset[RunState] = frozenset({"finished", "cancelled"})
 
 
+def count_fitting(sizes: Iterable[int], max_bytes: int) -> int:
+    """How many of these sizes, from the first on, fit together. At least one, if there is one."""
+    fitting = total = 0
+    for size in sizes:
+        total += size
+        if total > max_bytes and fitting:
+            break
+        fitting += 1
+    return fitting
+
+
 def no_run(run_id: str) -> RunError:
     """The error for a run that does not exist."""
     return RunError(f"there is no run {run_id}")
@@ -45,6 +74,42 @@ def no_run(run_id: str) -> RunError:
 def run_exists(run_id: str) -> RunError:
     """The error for a new run whose name is taken."""
     return RunError(f"run {run_id} already exists")
+
+
+def read_run(
+    run_id: str, spider: str, state: str, created_at: float, settings: bytes, project: str, ended_at: float | None
+) -> Run:
+    """A stored run. StoreError if another program wrote it."""
+    try:
+        values = {
+            "run_id": run_id, "spider": spider, "state": state, "created_at": created_at,
+            "settings": _decode_settings(settings), "project": project, "ended_at": ended_at,
+        }  # fmt: skip
+        return msgspec.convert(values, Run)
+    except DECODING_ERRORS as exc:
+        raise unreadable_run(run_id, exc) from exc
+
+
+def unreadable_run(run_id: object, exc: Exception) -> StoreError:
+    """The error for a run that another program wrote."""
+    name, reason = str(run_id)[:_SHOWN], str(exc)[:_SHOWN]
+    return StoreError(f"cannot read run {name!r} ({reason}): another program has changed it. `shoal remove` deletes it")
+
+
+def readable_runs(rows: Iterable[T], read: Callable[[T], Run]) -> list[Run]:
+    """The runs in these rows, without those that another program wrote: they must not hide all others."""
+    runs: list[Run] = []
+    for row in rows:
+        try:
+            runs.append(read(row))
+        except StoreError as exc:
+            _warn(str(exc))
+    return runs
+
+
+@lru_cache(1000)  # once for each
+def _warn(message: str) -> None:
+    log.warning("a list of runs lacks one: %s", message)
 
 
 def check_transition(run_id: str, run: Run | None, state: RunState) -> None:
@@ -134,7 +199,13 @@ def retry_reason(detail: str) -> str:
 def read_event(at: float, stored: str, detail: str, worker: str = "") -> Event:
     """An event as it is stored: its kind, and the number of an attempt."""
     kind, _, attempt = stored.partition(" ")
-    return Event(at, cast("EventKind", kind), detail, worker, int(attempt) if attempt.isdecimal() else 0)
+    number = int(attempt) if attempt.isdecimal() and len(attempt) < 10 else 0
+    return Event(moment(at), cast("EventKind", kind), detail, worker, number)
+
+
+def moment(at: float) -> float:
+    """A stored time; 0 if no calendar has it."""
+    return at if 0 <= at <= _LATEST else 0.0
 
 
 # -- fingerprints of requests
@@ -165,6 +236,11 @@ def sought_fingerprint(request: Request, parent: bytes) -> bytes:
     """The fingerprint that ``find`` looks for: that of the request. With a ``parent``, that of its first child, if the
     child is this request and was not filtered."""
     return derived_fingerprint(request.fingerprint(), parent, b"0") if parent else request.fingerprint()
+
+
+def sought_urls(request: Request) -> list[str]:
+    """The URLs that ``find`` searches for, if no request has the fingerprint: as written, and in normal form."""
+    return list(dict.fromkeys((request.url, normalize_url(request.url))))
 
 
 # -- encoding

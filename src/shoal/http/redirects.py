@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.http.request import Request
-from shoal.urls.normalize import host_of
+from shoal.urls.normalize import host_of, normalize_url
 
 # Headers that describe the client. All others may hold a secret (X-Api-Key, Private-Token, X-Amz-Security-Token ...):
 # a list of secret headers is never complete, so this is the list of harmless ones.
@@ -52,5 +52,6 @@ def redirected_request(request: Request, url: str, status: int) -> Request:
         body=request.body if keeps_body else b"",
         headers=headers,
         cookies=cookies,
-        dont_filter=request.dont_filter or url in trail,  # a page may set a cookie and redirect to itself
+        # A page may set a cookie and redirect to itself, or to another spelling of its URL.
+        dont_filter=request.dont_filter or normalize_url(url) in map(normalize_url, trail),
     )

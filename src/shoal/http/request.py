@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any, TypeAlias, TypedDict
 from urllib.parse import urlencode
 
@@ -12,7 +14,7 @@ from msgspec import Struct
 
 from shoal.errors import RequestError
 from shoal.http.rendering import RenderChoice, render_choice
-from shoal.urls.normalize import normalize_url, resolve, url_fingerprint
+from shoal.urls.normalize import resolve, url_fingerprint, written_url
 
 Callback: TypeAlias = Callable[..., object] | str
 """A method of the spider, or its name."""
@@ -55,6 +57,9 @@ class RequestOptions(LinkOptions, total=False):
 class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A page to fetch. ``json`` or ``form`` set the body and its content type, and turn a GET into a POST.
 
+    ``url`` is sent as it was written: only what is not allowed in a URL is quoted, and dot segments and the fragment
+    are removed.
+
     ``callback`` and ``errback`` are methods of the spider, or their names. They are stored by name. ``cb_kwargs`` are
     passed to the callback as keyword arguments. ``meta`` is available on the response. The values of both must be
     msgpack types. ``priority`` is a number, higher first. ``dont_filter`` fetches the URL even if the run has seen it
@@ -82,7 +87,7 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
     form: Any = None
 
     def __post_init__(self) -> None:
-        self.url = normalize_url(self.url)
+        self.url = written_url(self.url)
         if self.callback is not None:
             if not isinstance(self.callback, str):
                 self.callback = callback_name(self.callback)
@@ -106,6 +111,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             _check_names("cb_kwargs", self.cb_kwargs)
         if self.render is not None:
             self.render = render_choice(self.render)
+        if _created is not None:
+            _record(self)
 
     def _make_body(self) -> None:
         if self.body or (self.json is not None and self.form is not None):
@@ -156,11 +163,13 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
         self.dont_filter = bool(self.dont_filter)
 
     def fingerprint(self) -> bytes:
-        """Return 16 bytes that are equal for requests with the same method, URL and body."""
+        """Return 16 bytes that are equal for requests with the same method, URL and body. The spelling of the URL does
+        not matter: ``/%7Eann`` is ``/~ann``."""
         return url_fingerprint(self.url, self.method, self.body)
 
     def replace(self, **changes: Any) -> Request:
         """Return a copy with these values changed."""
+        forget_created(self)
         return msgspec.structs.replace(self, **changes)
 
 
@@ -181,11 +190,16 @@ class LinkBatch(Struct, kw_only=True):
     proxy: str | None = None
     render: RenderChoice = None
 
+    def __post_init__(self) -> None:
+        if _created is not None:
+            _record(self)
+
     def __len__(self) -> int:
         return len(self.hrefs)
 
     def __iter__(self) -> Iterator[Request]:
         """Return a request for each URL, for ``yield from``: without duplicates and URLs that cannot be crawled."""
+        forget_created(self)
         return map(self.request, resolve(self.base, self.hrefs))
 
     def request(self, url: str) -> Request:
@@ -201,6 +215,35 @@ class Duplicates(Struct):
     """Requests that a callback did not make, because the frontier has their pages (``RunControl.is_known``)."""
 
     count: int
+
+
+Creation: TypeAlias = tuple[Request | LinkBatch, CodeType, int]
+"""A request or a batch, and where the code of the user created it: a function, and the index of the instruction."""
+_created: list[Creation] | None = None
+"""What the callback that runs now has created. None while no callback runs."""
+
+
+def record_created(created: list[Creation] | None) -> None:
+    """Add each request and batch that is created from now on to this list; None: to none."""
+    global _created
+    _created = created
+
+
+def _record(link: Request | LinkBatch) -> None:
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__package__") == "shoal.http" and frame.f_back is not None:
+        frame = frame.f_back
+    if _created is not None:
+        _created.append((link, frame.f_code, frame.f_lasti))
+
+
+def forget_created(link: Request | LinkBatch) -> None:
+    """It need not be yielded: others are yielded in its place, or it is part of something else."""
+    if _created:
+        for index in range(len(_created) - 1, -1, -1):
+            if _created[index][0] is link:
+                del _created[index]
+                break
 
 
 def _check_names(field: str, value: object) -> None:

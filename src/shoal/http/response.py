@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.errors import RequestError, SelectorError
-from shoal.http.request import Callback, LinkBatch, LinkOptions, Request, RequestOptions, Values, callback_name
+from shoal.http.request import (
+    Callback,
+    LinkBatch,
+    LinkOptions,
+    Request,
+    RequestOptions,
+    Values,
+    callback_name,
+    forget_created,
+)
 from shoal.urls.hostnames import MAX_PER_PAGE
 from shoal.urls.normalize import LinkJoiner, join_url, resolve
 
@@ -44,7 +53,7 @@ class Response:
 
     __slots__ = (
         "_base_url", "_budget", "_document", "_encoding", "_joiner", "_json", "_selector", "_text", "body",
-        "elapsed", "from_cache", "headers", "request", "saved", "status", "url",
+        "elapsed", "flags", "from_cache", "headers", "request", "saved", "status", "url",
     )  # fmt: skip
 
     # What a browser adds, see `RenderedResponse`.
@@ -70,9 +79,11 @@ class Response:
         request: Request | None = None,
         elapsed: float = 0.0,
         from_cache: bool = False,
+        flags: Sequence[str] = (),
     ) -> None:
         if request is None:
             request = Request(url)
+            forget_created(request)
             url = request.url
         self.url = url
         self.status = status
@@ -82,6 +93,8 @@ class Response:
         self.elapsed = elapsed
         """Seconds from sending the request to receiving all headers."""
         self.from_cache = from_cache
+        self.flags = flags
+        """What was odd about the answer, though it could be read: an unknown encoding, truncated compression ..."""
         self.saved: list[FileEntry] | None = None
         """The entries that ``save`` returned. The engine stores them after the callback."""
         self._base_url: str | None = None

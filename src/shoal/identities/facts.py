@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from shoal.errors import DECODING_ERRORS
 from shoal.ports import Hosts
 
 DAY = 86400.0
@@ -101,7 +102,7 @@ class IdentityFacts:
             return None
         try:
             return msgspec.msgpack.decode(value, type=kind)
-        except msgspec.MsgspecError:  # written by another version
+        except DECODING_ERRORS:  # written by another version
             return None
 
     async def _remember(self, key: str, value: object, seconds: float) -> None:

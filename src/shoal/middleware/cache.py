@@ -28,8 +28,8 @@ class _Entry(msgspec.Struct, array_like=True):
 
 
 class Cache:
-    """One file per page. It keeps answers to GET and HEAD with a 2xx or 3xx status. They never expire without a
-    ``ttl``: the cache is for developing a spider, not for fresh pages."""
+    """One file per page. It keeps answers to GET and HEAD with a 2xx or 3xx status, unless they were odd. They never
+    expire without a ``ttl``: the cache is for developing a spider, not for fresh pages."""
 
     def __init__(self, config: CacheSettings, keeps: Callable[[Response], bool] = lambda response: True) -> None:
         """``keeps``: whether a page may be stored."""
@@ -44,10 +44,11 @@ class Cache:
         entry = await asyncio.to_thread(self._load, path)
         if entry is not None:
             return Response(
-                entry.url, status=entry.status, headers=entry.headers, body=entry.body, request=request, from_cache=True
-            )
+                request.url, status=entry.status, headers=entry.headers, body=entry.body, request=request,
+                from_cache=True,
+            )  # fmt: skip
         response = await fetch(request)
-        if 200 <= response.status < 400 and self._keeps(response):
+        if 200 <= response.status < 400 and not response.flags and self._keeps(response):
             headers = [(str(name), _encodable(value)) for name, value in response.headers.items()]
             entry = _Entry(time.time(), response.url, response.status, headers, response.body)
             try:

@@ -15,11 +15,16 @@ from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.http import Request, Response
 from shoal.middleware import Postponed
 from shoal.ports import Fetch, Hosts, HostUpdate
-from shoal.urls.normalize import host_of, join_url, origin_of
+from shoal.urls.normalize import host_of, join_url, normalize_url, origin_of
 
 _DISALLOW = re.compile("dia?s", re.IGNORECASE)  # includes common misspellings
 _EMPTY_RULE = re.compile(r"\s*+[a-z]++\s*+:?\s*+(#.*)?", re.IGNORECASE)  # `Disallow:` allows everything
-_AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^#]*)", re.IGNORECASE)
+_AGENT = re.compile(r"\s*user(?:-|\s+)?agent[\s:]+([^\s#][^\s#/]*)", re.IGNORECASE)  # without a version
+_RULE = re.compile(
+    r"\s*(?:user(?:-|\s+)?agent|allow|dis{1,2}al{1,2}[oa]w|diasllow|crawl[-\s]delay|request[-\s]rate|visit[-\s]time)"
+    r"(?![\w-])",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"(?<![\w-])(?=\S)")
 MAX_BYTES = 500 * 1024  # of one file; RFC 9309 asks for this at least
 _MAX_CACHED = 64 * 1024 * 1024  # characters of all files together
@@ -74,7 +79,7 @@ class Robots:
         known = self._rules.get(origin)
         if known is None or known.error is not None or known.expires <= time.monotonic():
             known = await self._rules_of(origin, fetch)
-        if known.rules is not None and not known.rules.can_fetch(request.url, self._user_agent):
+        if known.rules is not None and not known.rules.can_fetch(normalize_url(request.url), self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
 
@@ -86,7 +91,7 @@ class Robots:
             known = await self._recall(origin)
         if known is None or known.error is not None:
             return False
-        return known.rules is None or known.rules.can_fetch(url, self._user_agent)
+        return known.rules is None or known.rules.can_fetch(normalize_url(url), self._user_agent)
 
     async def fetch_first(self, request: Request, fetch: Fetch) -> Response:
         """Fetch only the robots.txt that applies to the request, unless it is known. The request itself is Postponed,
@@ -193,16 +198,17 @@ def read_rules(text: str, user_agent: str, config: RobotsSettings) -> RobotsRule
 def _with_own_group(text: str, user_agent: str) -> str:
     """The file with ``*`` as the name of the group for this user agent, and one name for all others.
 
-    The parser stores each rule of a group once for each of its robots: thousands of both would fill the memory.
+    The parser stores each rule of a group once for each of its robots: thousands of both would fill the memory. It also
+    ends a list of robots at a line that it does not know, so these lines are left out.
     """
     name = user_agent.lower()
     starts = [word.start() for word in _WORD.finditer(name)]
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if _RULE.match(line)]
     robots: dict[int, str] = {}
     ours = ""
     for number, line in enumerate(lines):
         if match := _AGENT.match(line):
-            robot = robots[number] = match[1].replace("*", "").strip().lower()
+            robot = robots[number] = match[1].replace("*", "").lower()
             if len(robot) > len(ours) and any(name.startswith(robot, start) for start in starts):
                 ours = robot
     for number, robot in robots.items():
@@ -214,7 +220,7 @@ async def _text(origin: str, fetch: Fetch) -> str:
     """The text of the file; empty if there is none. FetchError if the host can't answer now."""
     url = origin + "/robots.txt"
     try:
-        for _ in range(_MAX_REDIRECTS):
+        for _ in range(1 + _MAX_REDIRECTS):
             response = await fetch(Request(url, render=False))
             location = response.headers.get("Location")
             if response.status == 429 or response.status >= 500:  # a spider may handle these statuses itself

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import time
 
-from msgspec import Struct
-
+from shoal.config import ScopeSettings
+from shoal.crawling.stats import Counters
+from shoal.crawling.stats import LimitReached as LimitReached
 from shoal.ports import Documents, Run, Stats
 from shoal.stores.documents import StoredValue
-
-
-class LimitReached(Struct, frozen=True, kw_only=True):
-    """The limit at which a run stopped."""
-
-    setting: str
-    """Such as ``scope.max_pages``."""
-    value: int
-    left: int
-    """Requests that were in the queue then."""
-    at: float
-
-    def __str__(self) -> str:
-        left = "1 request" if self.left == 1 else f"{self.left} requests"
-        return f"stopped at the limit {self.setting}={self.value} with {left} left"
 
 
 async def limit_of(documents: Documents, run: Run) -> LimitReached | None:
@@ -41,6 +27,31 @@ def page_limit(max_pages: int | None, stats: Stats) -> LimitReached | None:
     if stats.finished or max_pages is None:
         return None
     return LimitReached(setting="scope.max_pages", value=max_pages, left=stats.remaining, at=time.time())
+
+
+def passed_limit(scope: ScopeSettings, counters: Counters, items: int) -> LimitReached | None:
+    """The limit that a process has reached with these counts. ``items``: of the whole run. Times are not checked."""
+    for setting, limit, count in (
+        ("scope.max_items", scope.max_items, items),
+        ("scope.max_bytes", scope.max_bytes, counters.bytes),
+    ):
+        if limit is not None and count >= limit:
+            return LimitReached(setting=setting, value=limit, at=time.time())
+    return None
+
+
+async def announce_end(documents: Documents, run_id: str, limit: LimitReached | None) -> None:
+    """Let all processes of a run end it, or no longer."""
+    await _announced(documents, run_id).change(lambda earlier: limit if limit is None else earlier or limit)
+
+
+async def announced_end(documents: Documents, run_id: str) -> LimitReached | None:
+    """Why the processes of a run shall end it; None: they shall not."""
+    return await _announced(documents, run_id).read()
+
+
+def _announced(documents: Documents, run_id: str) -> StoredValue[LimitReached]:
+    return StoredValue(documents, f"run/{run_id}/end", LimitReached)
 
 
 def _stored(documents: Documents, run_id: str) -> StoredValue[LimitReached]:

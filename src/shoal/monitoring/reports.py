@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from shoal.crawling.stats import CodeError, FailingHost
+from shoal.errors import DECODING_ERRORS
 from shoal.item import PLAIN, Record
 from shoal.ports import Document, Documents
 from shoal.stores.documents import StoredValue
@@ -220,7 +221,7 @@ async def read_recent_items(documents: Documents, run_id: str, limit: int = 20) 
     for document in await _read_all(documents, recent_items_key(run_id, "")):
         try:
             recent = _decode_items(document.value)
-        except msgspec.MsgspecError:  # of another version
+        except DECODING_ERRORS:  # of another version
             continue
         found += [(recent.at, number, item) for number, item in enumerate(recent.items)]
     return [item for _, _, item in sorted(found, reverse=True)[:limit]]
@@ -238,7 +239,7 @@ async def _read_all(documents: Documents, prefix: str) -> list[Document]:
 def _report(document: Document) -> ProcessReport | None:
     try:
         return _decode_report(document.value)
-    except msgspec.MsgspecError:  # of another version
+    except DECODING_ERRORS:  # of another version
         return None
 
 

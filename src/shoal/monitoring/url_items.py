@@ -34,7 +34,7 @@ async def read_url_items(documents: Documents, frontier: Frontier, run_id: str, 
     found: list[LoggedItem] = []
     size, count = 0, _READ[0]
     while first < end and size < _MAX_BYTES and len(found) < wanted:
-        items = await frontier.read_items(first, min(count, end - first))
+        items = await frontier.read_items(first, min(count, end - first), max_bytes=_MAX_BYTES)
         if not items:
             break
         found += [item for item in items if item.fingerprint == history.fingerprint]

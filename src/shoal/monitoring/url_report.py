@@ -13,7 +13,7 @@ from shoal.http import Request
 from shoal.middleware.robots import fact_name, read_rules
 from shoal.monitoring.reports import read_processes
 from shoal.ports import Documents, Frontier, History, HostState, RequestState
-from shoal.urls.normalize import host_of, origin_of
+from shoal.urls.normalize import host_of, normalize_url, origin_of
 
 MAX_PARENTS = 20
 """The longest chain of pages that leads to a URL."""
@@ -187,7 +187,7 @@ async def _robots(frontier: Frontier, history: History, agent: Agent, config: Co
     if stored is None:
         return "allowed when it was fetched, or not checked" if history.status else "not read yet, or not checked"
     rules = read_rules(stored.decode("utf-8", "replace"), agent.user_agent, config.robots).rules
-    if rules is None or rules.can_fetch(history.url, agent.user_agent):
+    if rules is None or rules.can_fetch(normalize_url(history.url), agent.user_agent):
         return "allowed"
     return (
         "disallowed, but fetched: the run does not obey robots.txt, or it changed" if history.status else "disallowed"

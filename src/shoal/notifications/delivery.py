@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shoal.errors import DECODING_ERRORS
 from shoal.monitoring.problem import Problem
 from shoal.monitoring.problems import FailingChannel
 from shoal.notifications.channels import Channel
@@ -54,7 +55,7 @@ async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
         for document in page:
             try:
                 report = decoder.decode(document.value)
-            except msgspec.MsgspecError as exc:
+            except DECODING_ERRORS as exc:
                 log.warning("ignoring the document %s: %s", document.key, exc)
                 continue
             found[report.problem.key] = report

@@ -40,7 +40,7 @@ from shoal.ports.queue import (
 )
 from shoal.ports.roles import Claim, Roles, RoleState
 from shoal.ports.runs import Run, RunState
-from shoal.ports.store import Frontier, ItemSource, RunView, Store
+from shoal.ports.store import Frontier, ItemSource, Room, RunView, Store
 from shoal.ports.workers import Heartbeat, SilentWorker, Workers, WorkerState
 
 __all__ = [
@@ -89,6 +89,7 @@ __all__ = [
     "Rewind",
     "RoleState",
     "Roles",
+    "Room",
     "Run",
     "RunState",
     "RunView",

@@ -27,8 +27,11 @@ class LoggedItem(Struct, frozen=True):
 class ItemLog(Protocol):
     """The items of a run in the order in which their pages were completed."""
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        """Up to ``limit`` items with a sequence number above ``after``, in order.
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
+        """Up to ``limit`` items with a sequence number above ``after``, in order. With ``max_bytes``: as many as have
+        no more bytes together, but at least one. The store does not read the others.
 
         ``last``: the item ``after`` as the caller read it. StoreRewoundError if the log ends before it, or has another
         item in its place. A trimmed item is not checked."""

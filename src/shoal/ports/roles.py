@@ -6,7 +6,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from shoal.errors import StoreError
 from shoal.ports.items import LoggedItem
+
+_MAX_DIGITS = 18
 
 
 class Claim(Struct, frozen=True):
@@ -24,6 +27,16 @@ class Claim(Struct, frozen=True):
     def moved_to(self, cursor: bytes) -> Claim:
         """The same claim after its cursor was moved."""
         return Claim(self.role, self.token, cursor, self.epoch)
+
+    @property
+    def position(self) -> int:
+        """The cursor as a number; 0 if there is none. StoreError if another program wrote it."""
+        if not self.cursor:
+            return 0
+        if not self.cursor.isdigit() or len(self.cursor) > _MAX_DIGITS:
+            shown = self.cursor[:_MAX_DIGITS]
+            raise StoreError(f"the cursor of role {self.role} is {shown!r}, no number: another program has changed it")
+        return int(self.cursor)
 
 
 class RoleState(Struct, frozen=True, kw_only=True):

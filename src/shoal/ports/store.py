@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from msgspec import Struct
+
 from shoal.ports.documents import Documents
 from shoal.ports.hosts import Hosts
 from shoal.ports.inspection import Inspection, Rewind
@@ -13,6 +15,25 @@ from shoal.ports.queue import FrontierOptions, Holder, Queue
 from shoal.ports.roles import Roles
 from shoal.ports.runs import Run, RunState
 from shoal.ports.workers import Workers
+
+_RESERVE = 256 << 20  # bytes
+
+
+class Room(Struct, frozen=True):
+    """How full a store is, in bytes. What other programs keep on the same server or disk counts too."""
+
+    used: int
+    total: int
+
+    @property
+    def usable(self) -> int:
+        """Without a reserve for what must be stored even if the store is full: failures, and the ends of runs."""
+        return self.total - min(self.total // 10, _RESERVE)
+
+    @property
+    def free(self) -> int:
+        """Bytes that may still be used. Not above 0 if the store is full."""
+        return self.usable - self.used
 
 
 class ItemSource(Roles, ItemLog, Inspection, Protocol):
@@ -87,6 +108,10 @@ class Store(Documents, Protocol):
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run and everything that belongs to it. Hosts stay. RunError if there is no such run."""
+        ...
+
+    async def room(self) -> Room | None:
+        """How full the store is. None if it does not know, and refused nothing for lack of room in the last seconds."""
         ...
 
     async def frontier(

@@ -8,10 +8,11 @@ import os
 import secrets
 import signal
 import threading
+import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
@@ -19,11 +20,10 @@ from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
-from shoal.errors import RunError, ShoalError, SinkError
+from shoal.errors import RunError, ShoalError, SinkError, SpiderError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore
-from shoal.item import Record
 from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.frontier_access import open_served
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.crawl")
 
+_NOT_AWAITED = (
+    "this crawl has not run; in a notebook or in async code, write: done = await crawl(...), "
+    "or: async for item in crawl(...)"
+)
 _OUTPUT_TIMEOUT = 5.0
 """Seconds that outputs have after a stop, if the frontier is on a server."""
 _OUTPUT_SILENCE = 15.0
@@ -59,15 +63,17 @@ def crawl(
     """Crawl with a spider. ``arguments`` are those of the spider class.
 
     Without a running event loop, it crawls to the end and returns the finished `Crawl` (``.items``, ``.summary``).
-    Inside a running loop it returns at once: ``await`` the `Crawl`, or read its items with ``async for``.
+    Inside a running loop (in a notebook, or in async code) it returns at once: write ``done = await crawl(...)``, or
+    read the items with ``async for item in crawl(...)``. Items have the types that the spider yielded.
     """
-    if isinstance(spider, type):
+    if isinstance(spider, type) and issubclass(spider, Spider):
         spider = create_spider(spider, arguments or {})
     made = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return run_blocking(made)
+    made.must_be_awaited = True
     return made
 
 
@@ -151,11 +157,14 @@ class Crawl:
         self._urls = urls
         self._store = store
         self._networks = networks
-        self.spider = spider() if isinstance(spider, type) else spider
+        self._has_started = False
+        self.must_be_awaited = False
+        """Warn if the program drops this crawl without an ``await``."""
+        self.spider = _spider_of(spider)
         self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
         self.outputs = self.spider.with_outputs(outputs)
-        self.items: list[Record] = []
-        self.summary: Summary | None = None
+        self._items: list[Any] | None = None
+        self._summary: Summary | None = None
         self.error: ShoalError | None = None
         """Why the crawl ended early; also in the summary."""
         self.run: Run | None = None
@@ -176,30 +185,58 @@ class Crawl:
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
         self._worker_id = new_worker_id()
-        self._has_started = False
         self._stop_asked = False
+
+    def __repr__(self) -> str:
+        name = type(self.spider).__name__
+        return f"<Crawl of {name}>" if self._has_started else f"<Crawl of {name}, {_NOT_AWAITED}>"
+
+    def __del__(self) -> None:
+        if not self._has_started and self.must_be_awaited:
+            warnings.warn(f"crawl({type(self.spider).__name__}): {_NOT_AWAITED}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def items(self) -> list[Any]:
+        """The items, in the types that the spider yielded. RunError if the crawl was not awaited, or if its items are
+        elsewhere: in its outputs, or in the hands of an ``async for``."""
+        if not self._has_started:
+            raise RunError(_NOT_AWAITED)
+        if self._items is None:
+            where = ", ".join(map(mask, self.outputs)) or "the `async for` that reads this crawl"
+            raise RunError(f"this crawl keeps no items in memory; they go to {where}")
+        return self._items
+
+    @property
+    def summary(self) -> Summary | None:
+        """How the crawl ended; None until then. RunError if it was not awaited."""
+        if not self._has_started:
+            raise RunError(_NOT_AWAITED)
+        return self._summary
 
     def __await__(self) -> Generator[object, None, Crawl]:
         return self._run_to_end().__await__()
 
     async def _run_to_end(self) -> Crawl:
-        sink = CollectSink(self.items) if self._collect else None
-        self.summary = await self._execute(sink)
+        sink = None
+        if self._collect and not self._has_started:
+            self._items = []
+            sink = CollectSink(self._items, self.spider.item_types.restore)
+        self._summary = await self._execute(sink)
         return self
 
-    async def __aiter__(self) -> AsyncGenerator[Record, None]:
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
         """The items as they arrive. Leaving the loop early stops the crawl. A failed crawl raises at the end."""
-        queue: asyncio.Queue[Record | None] = asyncio.Queue(1000)
-        sink = CollectSink(queue)
+        queue: asyncio.Queue[Any] = asyncio.Queue(1000)
+        sink = CollectSink(queue, self.spider.item_types.restore)
 
         async def execute() -> None:
             try:
-                self.summary = await self._execute(sink)
+                self._summary = await self._execute(sink)
             finally:
                 await queue.put(None)
 
         task = asyncio.create_task(execute())
-        item: Record | None = {}
+        item: object = ()
         try:
             while (item := await queue.get()) is not None:
                 yield item
@@ -376,6 +413,15 @@ class Crawl:
             scheme, _, path = self.config.frontier.partition(":///")
             if scheme == "sqlite" and _is_same_file(identity.partition("?")[0], path):
                 raise SinkError(f"{spec} is the file of the frontier; choose another file for the items")
+
+
+def _spider_of(spider: object) -> Spider:
+    if isinstance(spider, Spider):
+        return spider
+    if isinstance(spider, type) and issubclass(spider, Spider):
+        return create_spider(spider, {})
+    hint = ": import its class, or use `shoal run`" if isinstance(spider, str | os.PathLike) else ""
+    raise SpiderError(f"a crawl needs a class that inherits from shoal.Spider, not {spider!r:.80}{hint}")
 
 
 def _is_same_file(first: str, second: str) -> bool:

@@ -24,13 +24,13 @@ from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.stats import Counters, CrawlSnapshot, Standing, Summary, Vitals
+from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
 from shoal.files.keeper import check_store
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
-from shoal.monitoring.limits import page_limit, store_limit
+from shoal.monitoring.limits import announce_end, announced_end, page_limit, passed_limit, store_limit
 from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Stats, Store
 from shoal.runs.outcome import read_facts, store_outcome
@@ -81,6 +81,9 @@ class RunLifecycle:
         self._recorder: RunRecorder | None = None
         self.queries = QueryUsage()
         self._outcome: Outcome | None = None
+        self.limit: LimitReached | None = None
+        """Why the run ends although requests are left, beside ``scope.max_pages``."""
+        self._announcing: asyncio.Task[None] | None = None
         self._decided_on: Stats | None = None
         """The counters of the run when its outcome was decided."""
         self._deadline: float | None = None
@@ -115,6 +118,38 @@ class RunLifecycle:
         """Stop or resume leasing: the run is paused, or runs again."""
         if self.engine is not None:
             self.engine.halt(halted)
+
+    def end_run(self, limit: LimitReached, *, announces: bool = True) -> None:
+        """End the run in all its processes, although requests are left. Pages in flight are finished."""
+        if self.limit is not None or self._scheduler is None:
+            return
+        self.limit = limit
+        why = f"{limit.setting}={limit.value:g} is reached" if limit.setting else f"the spider says: {limit.reason}"
+        log.warning("ending the run: %s", why)
+        self._scheduler.end()
+        if self.engine is not None:
+            self.engine.release_ahead()
+            self.engine.poll_now()
+        if announces and self._plan.shared:
+            announcing = partial(announce_end, self._store, self.run_id, limit)
+            self._announcing = asyncio.create_task(self._persist(announcing))
+
+    async def check_limits(self, counters: Counters | None = None) -> None:
+        """End the run if it has reached a limit. ``counters``: instead of those of this process."""
+        scope = self._plan.config.scope
+        if self.limit is not None or self.engine is None or self.frontier is None:
+            return
+        items = (await self._persist(self.frontier.stats)).items if scope.max_items is not None else 0
+        limit = passed_limit(scope, counters or self.engine.counters, items)
+        if limit is not None:
+            self.end_run(limit)
+
+    async def check_end(self) -> None:
+        """End the run if another process wants that."""
+        if self.limit is None and self._plan.shared:
+            limit = await announced_end(self._store, self.run_id)
+            if limit is not None:
+                self.end_run(limit, announces=False)
 
     async def snapshot(self) -> CrawlSnapshot | None:
         """The state of the crawl now. None before it begins."""
@@ -172,6 +207,8 @@ class RunLifecycle:
                 if watch is not None:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
+            for line in self.engine.handler.callbacks.unyielded.report():
+                log.warning("%s", line)
             summary = await self._summarize(scheduler, started)
             failure = await hooks.close(summary.state)
             if failure is not None and self.error is None:
@@ -243,12 +280,14 @@ class RunLifecycle:
                 may_work=may_work,
                 archive=archive,
                 rejoin=None if session is None else session.rejoin,
+                on_settled=self.check_limits if config.scope.max_items or config.scope.max_bytes else None,
             ),
         )
         if session is not None:
             fenced = FencedError(f"worker {session.worker} was silent for too long")
             session.on_fenced = partial(self.engine.interrupt, fenced)
         await self._persist(self._mark_running)
+        await self._persist(self.check_end)
         if plan.resumes:
             await self._report_resumed()
         return scheduler
@@ -274,13 +313,28 @@ class RunLifecycle:
         """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
         assert self.engine is not None
         self._plan.spider.stats.bind(self.engine.counters.numbers)
-        self._plan.spider.joined(_Control(self, scheduler, is_private=self._plan.is_private and not self._plan.shared))
+        control = _Control(self, scheduler, is_private=self._plan.is_private and not self._plan.shared)
+        self._plan.spider._control = control
+        self._plan.spider.joined(control)
         before = current_queries.set(self.queries)
+        timer = self._limit_time()
         try:
             self.error = await hooks.open()
             await (self._work(scheduler) if self.error is None else self._end(scheduler))
         finally:
             current_queries.reset(before)
+            if timer is not None:
+                timer.cancel()
+
+    def _limit_time(self) -> asyncio.TimerHandle | None:
+        seconds = self._plan.config.scope.max_seconds
+        if seconds is None:
+            return None
+
+        def end() -> None:
+            self.end_run(LimitReached(setting="scope.max_seconds", value=seconds, at=time.time()))
+
+        return asyncio.get_running_loop().call_later(seconds, end)
 
     async def _report_resumed(self) -> None:
         """Log how far the run is, if an earlier process began it."""
@@ -300,6 +354,10 @@ class RunLifecycle:
         assert self.frontier is not None
         state = await self._store.run_state(self.run_id)
         has_more = state == "finished" and not (await self.frontier.stats()).finished
+        if has_more and self._plan.resumes:
+            await announce_end(self._store, self.run_id, None)
+        elif has_more and await announced_end(self._store, self.run_id) is not None:
+            has_more = False  # a worker does not undo what ended the run; `shoal resume` does
         if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
             await self._move_to("running")
 
@@ -386,6 +444,8 @@ class RunLifecycle:
         return fenced or isinstance(error, StoreRewoundError)
 
     async def _finish(self, scheduler: Scheduler) -> bool:
+        if self._announcing is not None:
+            await self._announcing
         has_ended = self.error is None and await self._has_ended(scheduler)
         if not has_ended and not self.stopping and self.error is None:
             await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
@@ -448,7 +508,10 @@ class RunLifecycle:
         """Store with the run whether it stops at a limit. See `shoal.monitoring.limits`."""
         if self._plan.process is not None:  # not for a batch, which has its own limits
             assert self.frontier is not None
-            limit = page_limit(self._plan.config.scope.max_pages, await self.frontier.stats())
+            stats = await self.frontier.stats()
+            limit = page_limit(self._plan.config.scope.max_pages, stats)
+            if self.limit is not None and not stats.finished:
+                limit = msgspec.structs.replace(self.limit, left=stats.remaining)
             await store_limit(self._store, self.run_id, limit)
 
     async def _decide(self) -> None:
@@ -459,6 +522,7 @@ class RunLifecycle:
         facts = await read_facts(self.frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
         facts = msgspec.structs.replace(
             facts,
+            why_nothing=self.engine.why_nothing,
             dropped=counters.dropped,
             drop_reasons=tuple(name for name, _ in counters.drop_reasons.most_common(3)),
         )
@@ -490,7 +554,8 @@ class RunLifecycle:
         assert self.engine is not None
         deadline = self._deadline if self.stopping else None
         stats, kinds = await last_stats(self.frontier, deadline)
-        state = "finished" if stats.finished else "limit" if scheduler.limit_reached else "stopped"
+        at_limit = scheduler.limit_reached or self.limit is not None
+        state = "finished" if stats.finished else "limit" if at_limit else "stopped"
         return Summary(
             run_id=self.run_id,
             spider=self._run.spider,
@@ -501,8 +566,10 @@ class RunLifecycle:
             counters=self.engine.counters,
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
+            keeps_items=bool(self._outputs or self._plan.spider.pipelines or self._plan.keep_items),
             failed_url=await failed_url(self.frontier, deadline) if kinds else "",
             unmatched=self.queries.unmatched(),
+            limit=self.limit,
             outcome=self._outcome if self.error is None else None,
         )
 
@@ -532,6 +599,7 @@ class RunLifecycle:
             log.log(logging.INFO if state == "finished" else logging.WARNING, "run %s is %s", self.run_id, state)
             self._shown = state
             self.halt(state == "paused")
+        await self.check_end()
         self._polls += 1
         if self._polls % _SEEDING_POLLS == 0 and self._plan.on_unseeded is not None:
             await self._check_seeding(self._plan.on_unseeded)
@@ -574,6 +642,9 @@ class _Control:
 
     def stop(self) -> None:
         self._life.stop()
+
+    def end(self, reason: str) -> None:
+        self._life.end_run(LimitReached(setting="", reason=reason or "no reason given", at=time.time()))
 
     def is_known(self, url: str) -> bool:
         return self._scheduler.is_known(url)

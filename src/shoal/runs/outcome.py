@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.config import OutcomeSettings
 from shoal.crawling.outcome import Outcome, RunFacts, decide
+from shoal.errors import DECODING_ERRORS
 from shoal.frontier.rules import UNREADABLE
 from shoal.ports import Documents, ItemSource, Run
 from shoal.runs.queries import closing
@@ -67,7 +68,7 @@ def _rejected(cursor: bytes) -> int:
     state = read_cursor(cursor).state
     try:
         return _decode_state(state).rejected if state else 0
-    except msgspec.MsgspecError:  # of a plugin
+    except DECODING_ERRORS:  # of a plugin
         return 0
 
 

@@ -24,6 +24,7 @@ from shoal.frontier import file_of, share_store
 from shoal.frontier.local.sharing import start_new_owner
 from shoal.ports import Frontier, Sink, Store
 from shoal.runs.crawl import Crawl
+from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Plan
 from shoal.runs.process_fork import ForkedProcesses
 from shoal.runs.process_part import ProcessPart
@@ -159,6 +160,15 @@ class ProcessCrawl(Crawl):
             self._workers.stop()
         on_begin()
 
+    async def _check_limits(self, life: RunLifecycle, scheduler: Scheduler) -> None:
+        if self._workers.have_ended:
+            await life.check_end()
+        elif self.config.scope.max_bytes is not None:
+            await life.check_limits(self._workers.counters)
+        has_limit = self.config.scope.max_pages is not None or life.limit is not None
+        if has_limit and (life.limit is None or self._workers.have_ended):  # until then they store pages
+            await scheduler.next_requests(0)  # counts the pages of all workers
+
     async def _supervise(self) -> None:
         """Let the engine check whether the run has ended, and stop it when no worker is left."""
         life, scheduler = self._life, self._scheduler
@@ -167,11 +177,10 @@ class ProcessCrawl(Crawl):
         assert scheduler is not None
         while not life.stopping:
             await self._workers.wait_for_end(_POLL)
-            if self.config.scope.max_pages is not None:
-                try:
-                    await scheduler.next_requests(0)  # counts the pages of all workers
-                except FrontierError as exc:
-                    log.debug("could not count the pages of the run: %s", exc)
+            try:
+                await self._check_limits(life, scheduler)
+            except FrontierError as exc:
+                log.debug("could not count the pages of the run: %s", exc)
             if self._workers.have_ended:
                 if self._workers.error and not self._stop_asked:
                     life.error = life.error or ShoalError(self._workers.error)

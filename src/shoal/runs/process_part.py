@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
-from shoal.config import Config
+from shoal.config import Resolved
 from shoal.config.checks import frontier_kind
 from shoal.crawling.stats import Counters, Latency
 from shoal.errors import RunError
@@ -113,9 +113,11 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
 class CrawlPart(Crawl):
     """Fetches and parses pages of a run. Another process seeds it, writes its outputs, and ends it."""
 
-    def __init__(self, spider: Spider, config: Config, part: ProcessPart) -> None:
-        config = config.with_settings({"concurrency": part.concurrency})
-        super().__init__(spider, config, collect=False)
+    def __init__(self, spider: Spider, resolved: Resolved, part: ProcessPart) -> None:
+        """``resolved`` is complete: the command line is above the settings of the spider, also where it names a
+        default."""
+        config = resolved.config.with_settings({"concurrency": part.concurrency})
+        super().__init__(spider, Resolved(config, resolved.sources), collect=False)
         self._part = part
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
@@ -197,10 +199,10 @@ class _Tether:
         self._send(msgspec.structs.replace(report, matched=matched, unmatched=unmatched))
 
 
-def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, config: Config) -> int:
+def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, resolved: Resolved) -> int:
     """Work as a worker process until the run is finished, or this process is stopped. Returns the exit code."""
     name_process("shoal-worker")
-    made = CrawlPart(spider, config, part)
+    made = CrawlPart(spider, resolved, part)
     tether = _Tether(made, connection)
     error = ""
     try:

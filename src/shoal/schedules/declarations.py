@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from shoal import clock
+from shoal.errors import DECODING_ERRORS
 from shoal.ports import Document, Documents
 from shoal.stores.documents import StoredValue
 
@@ -113,5 +114,5 @@ class Declarations:
 def _names(document: Document) -> tuple[str, ...]:
     try:
         return _decode(document.value).names
-    except msgspec.MsgspecError:  # of another version
+    except DECODING_ERRORS:  # of another version
         return ()

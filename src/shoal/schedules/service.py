@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from shoal.errors import ConfigError, RunError
+from shoal.errors import DECODING_ERRORS, ConfigError, RunError
 from shoal.monitoring.actions import ActionLog
 from shoal.ports import Run, RunState, Store
 from shoal.schedules.declarations import Declarations
@@ -58,7 +58,7 @@ class Schedules:
             for document in page:
                 try:
                     found.append(msgspec.msgpack.decode(document.value, type=Schedule))
-                except msgspec.MsgspecError as exc:
+                except DECODING_ERRORS as exc:
                     log.error("schedule %s is unreadable: %s", document.key.removeprefix(prefix), exc)
             after = page[-1].key
         return found

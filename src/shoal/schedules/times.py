@@ -17,7 +17,7 @@ from itertools import islice, takewhile
 from typing import Protocol
 
 from shoal.errors import ConfigError
-from shoal.suggestions import did_you_mean
+from shoal.suggestions import did_you_mean, pip_install
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MAX_INTERVAL = 366 * 86400
@@ -68,7 +68,7 @@ class Cron:
         try:
             from cronsim import CronSim, CronSimError
         except ModuleNotFoundError as exc:
-            raise ConfigError(f"cron needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
+            raise ConfigError(f"cron needs {exc.name}; install it with: {pip_install('api')}") from exc
         try:
             found = CronSim(self._expression, datetime.fromtimestamp(moment // 1, self._zone))
         except CronSimError as exc:

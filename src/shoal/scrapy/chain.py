@@ -279,6 +279,7 @@ def shoal_response(response: Response, stored: http.Request, *, final: bool) -> 
     found = made(
         stored.url if page is None else page.url, status=response.status, headers=headers, body=response.body,
         request=stored, elapsed=0.0 if page is None else page.elapsed, from_cache=page is None or page.from_cache,
+        flags=() if page is None else page.flags,
     )  # fmt: skip
     if isinstance(found, FinalResponse):
         found.scrapy = response

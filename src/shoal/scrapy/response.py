@@ -70,6 +70,8 @@ class Response(Message):
         made._body = page.body
         made.request = request
         made._page = page
+        if page.flags:
+            made._flags = list(page.flags)
         made._begin()
         return made
 

@@ -11,13 +11,102 @@ from turbohtml import Document, Element, Node
 from shoal.errors import SelectorError, TooComplexError
 
 _MAX_TEXT = (8 << 20, 4)  # characters, or this multiple of the page's size if that is more
+_ATOM_03 = "http://purl.org/atom/ns#"
+_RSS_090 = "http://my.netscape.com/rdf/simple/0.9/"
+_DC_TERMS = "http://purl.org/dc/terms/"
 _VALUES = ("content", "href", "src", "data", "datetime", "value")
 
 
 def read_feed(document: Document, size: int) -> turbohtml.Feed | None:
     """Return an RSS, Atom or RDF document as a feed, or else None. TooComplexError if its entries are huge."""
     _check_texts(document.select("item, entry"), size)
-    return document.feed()
+    feed, root = document.feed(), document.root
+    if root is None:
+        return feed
+    namespaces = {str(value): name for name, value in root.attrs.items() if name.startswith("xmlns")}
+    if feed is None:
+        return _read_atom_03(root) if _ATOM_03 in namespaces else None
+    if not feed.entries and _RSS_090 in namespaces:
+        return _read_rss_090(root)
+    if _DC_TERMS in namespaces:
+        return _with_dates(feed, document, namespaces[_DC_TERMS].partition(":")[2] + ":")
+    return feed
+
+
+def _read_atom_03(root: Element) -> turbohtml.Feed:
+    entries = tuple(map(_read_atom_03_entry, _children(root, "entry")))
+    return turbohtml.Feed(
+        type="atom", title=_child(root, "title"), link=_link(root), description=_child(root, "tagline"),
+        updated=_child(root, "modified"), entries=entries,
+    )  # fmt: skip
+
+
+def _read_atom_03_entry(entry: Element) -> turbohtml.Entry:
+    content = next(_children(entry, "content"), None)
+    has_markup = content is not None and any(isinstance(child, Element) for child in content.children)
+    return turbohtml.Entry(
+        title=_child(entry, "title"), link=_link(entry), id=_child(entry, "id"), updated=_child(entry, "modified"),
+        published=_child(entry, "issued", "created"), summary=_child(entry, "summary"), author=_author(entry),
+        content=content.inner_xml if content is not None and has_markup else _child(entry, "content"),
+    )  # fmt: skip
+
+
+def _read_rss_090(root: Element) -> turbohtml.Feed:
+    """Its items stand beside the channel, without identifiers and dates."""
+    channel = next(_children(root, "channel"), root)
+    return turbohtml.Feed(
+        type="rdf", title=_child(channel, "title"), link=_child(channel, "link"),
+        description=_child(channel, "description"), updated=None,
+        entries=tuple(map(_read_rss_090_item, _children(root, "item"))),
+    )  # fmt: skip
+
+
+def _read_rss_090_item(item: Element) -> turbohtml.Entry:
+    return turbohtml.Entry(
+        title=_child(item, "title"), link=_child(item, "link"), id=None, updated=None, published=None,
+        summary=_child(item, "description"), content=None, author=None,
+    )  # fmt: skip
+
+
+def _with_dates(feed: turbohtml.Feed, document: Document, prefix: str) -> turbohtml.Feed:
+    """The feed with the dates of Dublin Core's terms, where its entries have no others."""
+    elements: Iterable[Element] = document.select("entry" if feed.type == "atom" else "item")
+    if feed.type == "rdf":  # its entries can be in another order
+        by_id = {element.attr("rdf:about"): element for element in elements}
+        elements = [by_id[entry.id] for entry in feed.entries if entry.id in by_id]
+    elements = list(elements)
+    if len(elements) != len(feed.entries):
+        return feed
+    entries = [
+        entry._replace(
+            published=entry.published or _child(element, f"{prefix}issued", f"{prefix}created", f"{prefix}date"),
+            updated=entry.updated or _child(element, f"{prefix}modified"),
+        )
+        for entry, element in zip(feed.entries, elements, strict=True)
+    ]
+    return feed._replace(entries=tuple(entries))
+
+
+def _children(element: Element, name: str) -> Iterator[Element]:
+    """The child elements of this name, with any prefix."""
+    for child in element.children:
+        if isinstance(child, Element) and (child.tag == name or child.tag.endswith(f":{name}")):
+            yield child
+
+
+def _child(element: Element, *names: str) -> str | None:
+    """The text of the first child that has one, in the order of the names."""
+    texts = (child.text.strip() for name in names for child in _children(element, name))
+    return next(filter(None, texts), None)
+
+
+def _link(element: Element) -> str | None:
+    links = [link for link in _children(element, "link") if link.attr("rel") in (None, "alternate")]
+    return links[0].attr("href") if links else None
+
+
+def _author(element: Element) -> str | None:
+    return next((_child(author, "name") for author in _children(element, "author")), None)
 
 
 def read_structured_data(document: Document, size: int, url: str) -> turbohtml.StructuredData:

@@ -21,6 +21,7 @@ from shoal.errors import (
     RunError,
     ShoalError,
     StoreAwayError,
+    StoreFullError,
 )
 from shoal.server.bodies import BodyError
 from shoal.server.responses import json_response
@@ -33,11 +34,13 @@ _STATUSES: dict[type[ShoalError], tuple[int, str]] = {
     ConfigError: (422, "bad request"),
     BrowserError: (503, "no browser"),
     StoreAwayError: (503, "store away"),
+    StoreFullError: (503, "store full"),
     CoordinatorAwayError: (503, "coordinator away"),
     TooManySessionsError: (429, "too many sessions"),
 }
 _PUBLIC_MESSAGES: dict[str, str] = {
     "store away": "the frontier's server does not respond; try again later",
+    "store full": "the store has no room for more results; try again when some have expired",
     "coordinator away": "the coordinator's server does not respond; try again later",
     "internal": "internal error; see the server's log",
 }

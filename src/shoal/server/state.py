@@ -24,6 +24,7 @@ from shoal.crawling.shared_fetcher import SharedFetcher
 from shoal.crawling.stats import Vitals
 from shoal.errors import FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import join_store, open_store
+from shoal.frontier.memory import MemoryStore
 from shoal.monitoring.charts import SpeedHistory
 from shoal.monitoring.problem import Problem
 from shoal.monitoring.problems import store_away
@@ -130,7 +131,10 @@ class Server:
         """Open the store. If it is in memory or in a file, commands of this machine use it through a socket."""
         url = self.config.frontier
         if not self.ui_only and url.startswith(("memory:", "sqlite:")):
-            return (await open_served(url, "server", self._opened)).store
+            opened = (await open_served(url, "server", self._opened)).store
+            if isinstance(opened, MemoryStore):
+                opened.item_space.limit = self.config.serve.max_memory_bytes
+            return opened
         store = await (join_store if self.ui_only else open_store)(url)
         self._opened.push_async_callback(store.close)
         return store
@@ -140,6 +144,11 @@ class Server:
             store, executor, self.config, distributed=distributed,
             notify=lambda session: send_webhook(self.fetcher.http.limited_to(self.config.http.max_body_bytes), session),
         )  # fmt: skip
+
+    @property
+    def _services(self) -> list[BatchService]:
+        """The services of batches that are open."""
+        return [self.local] if self.remote.opened is None else [self.local, self.remote.opened]
 
     def orchestrator(self) -> Orchestrator:
         """The current registry. Its spiders use the server's frontier and the settings that were passed to the server
@@ -165,8 +174,7 @@ class Server:
 
     async def list_sessions(self, caller: str | None, limit: int) -> list[SessionSummary]:
         """The newest sessions of a caller, local and distributed, or those of all callers with None."""
-        services = [self.local] if self.remote.opened is None else [self.local, self.remote.opened]
-        found = {each.session_id: each for service in services for each in await service.list(caller, limit)}
+        found = {each.session_id: each for service in self._services for each in await service.list(caller, limit)}
         return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
 
     async def check_rendering(self, *, distributed: bool) -> None:
@@ -202,6 +210,9 @@ class Server:
         try:
             async with asyncio.timeout(_STORE_TIMEOUT):
                 await self.store.run_state("none")
+                for service in self._services:
+                    if await service.is_full():
+                        return "the store has no room for more results"
         except (StoreAwayError, TimeoutError) as exc:
             log.warning("not ready: %s", str(exc) or "the store did not respond in time")
             return "the frontier does not respond"
@@ -210,9 +221,8 @@ class Server:
     def stop_waiting(self) -> None:
         """Respond to all callers that wait for a session: the server shuts down."""
         self.views.stop()
-        for service in (self.local, self.remote.opened):
-            if service is not None:
-                service.stop_waiting()
+        for service in self._services:
+            service.stop_waiting()
 
     async def close(self) -> None:
         await self.notifications.close()

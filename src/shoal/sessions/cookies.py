@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -26,6 +26,12 @@ _MAX_DOMAINS = 10_000
 _MAX_BYTES = 32 * 1024 * 1024  # of all cookies in all jars, but at least one domain fits into each jar
 
 _UNSAFE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
+_MAX_DATE_LENGTH = 200
+_DATE_TOKEN = re.compile(r"[^\t -/;-@\[-`{-~]+")
+_TIME = re.compile(r"(\d{1,2}):(\d{1,2}):(\d{1,2})(?!\d)", re.ASCII)
+_DAY = re.compile(r"(\d{1,2})(?!\d)", re.ASCII)
+_YEAR = re.compile(r"(\d{2,4})(?!\d)", re.ASCII)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _ADDRESS = re.compile(r"[\d.]+|\[.*")
 
 
@@ -75,15 +81,15 @@ class CookieJar:
         """Bytes by domain."""
         self._size = 0
 
-    def values_for(self, url: str) -> dict[str, str]:
-        """What to send to a URL: values by name, those with the longest path first, up to the maximum length of a
-        header."""
-        chosen: dict[str, str] = {}
+    def pairs_for(self, url: str) -> list[tuple[str, str]]:
+        """What to send to a URL: names and values, those with the longest path first, up to the maximum length of a
+        header. Cookies of several paths can have the same name; all of them are sent."""
+        chosen: list[tuple[str, str]] = []
         size = 0
         for cookie in self.cookies_for(url):
             size += len(cookie.name) + len(cookie.value) + 3
             if size <= _MAX_HEADER_LENGTH:
-                chosen.setdefault(cookie.name, cookie.value)
+                chosen.append((cookie.name, cookie.value))
         return chosen
 
     def cookies_for(self, url: str) -> list[Cookie]:
@@ -236,15 +242,31 @@ def _expires(attributes: dict[str, str], now: float) -> float | None:
     age = attributes.get("max-age", "")
     if re.fullmatch(r"-?\d+", age, re.ASCII):
         return now + int(age[:12])
-    if not attributes.get("expires"):
-        return None
-    from email.utils import parsedate_to_datetime  # few crawls need it
+    moment = _read_date(attributes.get("expires", ""))
+    return None if moment is None else moment.timestamp()
 
-    try:
-        moment = parsedate_to_datetime(attributes["expires"])
-    except (ValueError, TypeError, OverflowError):
+
+def _read_date(text: str) -> datetime | None:
+    """Read a date as browsers do (RFC 6265, 5.1.1): its parts may be in any order, with anything between them."""
+    clock: list[int] = []
+    day = month = year = None
+    for token in _DATE_TOKEN.findall(text[:_MAX_DATE_LENGTH]):
+        if not clock and (found := _TIME.match(token)):
+            clock = list(map(int, found.groups()))
+        elif day is None and (found := _DAY.match(token)):
+            day = int(found[1])
+        elif month is None and (name := token[:3].lower()) in _MONTHS:
+            month = _MONTHS.index(name) + 1
+        elif year is None and (found := _YEAR.match(token)):
+            year = int(found[1])
+    if not clock or day is None or month is None or year is None:
         return None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    if year < 100:
+        year += 1900 if year >= 70 else 2000
+    try:
+        return datetime(year, month, day, clock[0], clock[1], clock[2], tzinfo=UTC) if year >= 1601 else None
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=256)  # a page needs it several times

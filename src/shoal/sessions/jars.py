@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
-from shoal.errors import StoreError
+from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.ports import Completion, CookieWrite, Documents, Pushed, Queue
 from shoal.sessions.cookies import Cookie, CookieJar, CookieKey, site_of, site_of_url
 
@@ -420,5 +420,5 @@ _MARK: CookieKey = ("", "", "")
 def _read(value: bytes) -> SiteCookies:
     try:
         return _decode(value)
-    except msgspec.MsgspecError as exc:
+    except DECODING_ERRORS as exc:
         raise StoreError(f"stored cookies cannot be read ({exc}): another program has changed them") from exc

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shoal.config import LoginSettings
-from shoal.errors import FetchError, FrontierError, LoginError
+from shoal.errors import DECODING_ERRORS, FetchError, FrontierError, LoginError
 from shoal.http import Request, Response
 from shoal.http.login import Login
 from shoal.middleware import Postponed
@@ -205,7 +205,10 @@ class LoginKeeper:
 
     async def _proof(self, jar: Jar) -> _Proof:
         found = await self._persist(lambda: self._frontier.recall(self._proof_key(jar)))
-        return _Proof(0, "") if found is None else msgspec.msgpack.decode(found, type=_Proof)
+        try:
+            return _Proof(0, "") if found is None else msgspec.msgpack.decode(found, type=_Proof)
+        except DECODING_ERRORS:  # another program wrote it
+            return _Proof(0, "")
 
     def is_out(self, response: Response) -> bool:
         """Whether a page is logged out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ class Session:
         """Fetch a page with the cookies of its jar. Postponed while a login is under way, and if the page is logged
         out."""
         if not self._keep:
-            return await send(request, request.cookies, fetch)
+            return await send(request, list(request.cookies.items()), fetch)
         jar = self.jars.jar(jar_name(request, identity) if COOKIE_JAR in request.meta else identity)
         is_page = self.login is not None and not request.url.endswith("/robots.txt")
         try:
@@ -155,20 +155,20 @@ async def fetch_with(jars: Jars, jar: Jar, request: Request, fetch: Fetch, *, is
     own = request.cookies if header is None else _read_header(header)
     sent = SentCookies(jars, jar, jar.epoch, request.url, own, header is not None, is_login)
     browser_cookies.set(sent)  # each page has a task of its own
-    if header is None and jar.cookies.domains:
-        response = await send(request, jar.cookies.values_for(request.url) | own, fetch)
-    else:
-        response = await send(request, own, fetch)
+    cookies = jar.cookies.pairs_for(request.url) if jar.cookies.domains and header is None else []
+    if own:
+        cookies = [*(pair for pair in cookies if pair[0] not in own), *own.items()]
+    response = await send(request, cookies, fetch)
     if not sent.is_rendered:
         sent.keep_answer(response)
     return response
 
 
-async def send(request: Request, cookies: dict[str, str], fetch: Fetch) -> Response:
+async def send(request: Request, cookies: Sequence[tuple[str, str]], fetch: Fetch) -> Response:
     """Fetch a page with these cookies. A ``Cookie`` header of the request itself replaces them."""
     if not cookies or _cookie_header(request) is not None:
         return await fetch(request)
-    header = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    header = "; ".join(f"{name}={value}" for name, value in cookies)
     response = await fetch(request.replace(headers={**request.headers, "Cookie": header}, cookies={}))
     response.request = request
     return response

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shoal.errors import ConfigError, StoreError
+from shoal.errors import DECODING_ERRORS, ConfigError, StoreError
 from shoal.ports import Documents, Queue
 from shoal.sessions.cookies import Cookie, CookieJar, site_of
 from shoal.sessions.files import CookieFile
@@ -149,7 +149,7 @@ async def read_logins(documents: Documents, run_id: str) -> dict[str, LoginState
     for document in await documents.list_documents(prefix, limit=_LISTED):
         try:
             state = msgspec.msgpack.decode(document.value, type=LoginState)
-        except msgspec.MsgspecError as exc:
+        except DECODING_ERRORS as exc:
             raise StoreError(f"a stored login cannot be read ({exc}): another program has changed it") from exc
         logins[unquote(document.key.removeprefix(prefix))] = state
     return logins

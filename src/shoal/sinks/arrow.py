@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from shoal.errors import SinkError
 from shoal.item import as_text
+from shoal.suggestions import pip_install
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as exc:
-    raise SinkError("Parquet output needs pyarrow: pip install 'shoal[parquet]'") from exc
+    raise SinkError(f"Parquet output needs pyarrow: {pip_install('parquet')}") from exc
 
 __all__ = ["conform", "make_table", "pa", "pq", "unify"]
 

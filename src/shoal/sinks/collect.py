@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from shoal.errors import SinkError
 from shoal.item import Record, decode_item
@@ -12,15 +13,20 @@ from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.recent import Recent
 
 
+def _record(payload: bytes) -> Record:
+    return decode_item(payload)[1]
+
+
 class CollectSink:
-    """Appends the data of each item to a list, or puts it into a queue.
+    """Appends each item to a list, or puts it into a queue. ``restore`` makes an item of an encoded one.
 
     A bounded queue makes the drainer wait for its reader. The program gets each item once, even if its page is crawled
     again. Opened at an older state, it removes later items from the list, unless the program has changed the list.
     """
 
-    def __init__(self, target: list[Record] | asyncio.Queue[Record | None]) -> None:
+    def __init__(self, target: list[Any] | asyncio.Queue[Any], restore: Callable[[bytes], Any] = _record) -> None:
         self._target = target
+        self._restore = restore
         self._seq = 0
         self._seqs = array("q")
         """The sequence number of each item in the list."""
@@ -36,7 +42,7 @@ class CollectSink:
             self._remove_later(self._target)
         return None
 
-    def _remove_later(self, target: list[Record]) -> None:
+    def _remove_later(self, target: list[Any]) -> None:
         count = 0
         while self._seqs and self._seqs[-1] > self._seq:
             self._seqs.pop()
@@ -50,7 +56,7 @@ class CollectSink:
                 return
             if item in self._recent:
                 continue
-            data = decode_item(item.payload)[1]
+            data = self._restore(item.payload)
             if isinstance(self._target, list):
                 self._target.append(data)
                 self._seqs.append(item.seq)

@@ -29,6 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.errors import (
+    DECODING_ERRORS,
     FencedError,
     FrontierError,
     OutputChangedError,
@@ -93,7 +94,7 @@ def read_cursor(cursor: bytes) -> Cursor:
     """Decode a cursor. If it can't be read, it says nothing."""
     try:
         return _decode_cursor(cursor) if cursor else Cursor()
-    except msgspec.MsgspecError:
+    except DECODING_ERRORS:
         return Cursor()
 
 
@@ -226,7 +227,7 @@ class Drainer:
             if isinstance(exc, OutputExistsError) and not claim.cursor:  # it never was an output of this run
                 with suppress(FrontierError):
                     await self._frontier.forget(self._role)
-            if isinstance(exc, msgspec.MsgspecError):
+            if isinstance(exc, DECODING_ERRORS):
                 raise SinkError(f"can't read the saved cursor of {self._name}: {exc}") from exc
             raise
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from shoal.errors import SinkError
+from shoal.errors import DECODING_ERRORS, SinkError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.keys import TableOptions
@@ -50,7 +50,7 @@ def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
     """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
     try:
         saved = _decode_saved(state) if state else None
-    except msgspec.MsgspecError as exc:
+    except DECODING_ERRORS as exc:
         raise SinkError(f"can't read the saved position in {file.path}: {exc}") from exc
     if saved is not None and saved.run != file.run_id:
         raise file.changed(f"belongs to run {saved.run} by its saved position")

@@ -25,7 +25,7 @@ from contextlib import suppress
 
 import msgspec
 
-from shoal.errors import SinkError
+from shoal.errors import DECODING_ERRORS, SinkError
 from shoal.ports import ItemSource, RoleState
 from shoal.sinks import file_of, is_sqlite, open_sink, sink_id
 from shoal.sinks.drainer import PREFIX, first_after, host_of, read_cursor, split_role
@@ -233,7 +233,7 @@ def _read_identity(path: str) -> str | None:
 def _identity_in(content: bytes, inode: int) -> str | None:
     try:
         sidecar = _decode(content)
-    except msgspec.MsgspecError:
+    except DECODING_ERRORS:
         return None
     return sidecar.identity if sidecar.inode == inode and sidecar.identity else None
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.errors import ItemError, SinkError
+from shoal.errors import DECODING_ERRORS, ItemError, SinkError
 from shoal.item import as_text
 from shoal.ports import LoggedItem
 from shoal.sinks.rejects import Reject
@@ -111,7 +111,7 @@ def read_progress(state: bytes, name: str) -> SavedProgress | None:
     """Decode a state; None if there is none. SinkError if it can't be read. ``name`` is the output in messages."""
     try:
         return _decode_saved(state) if state else None
-    except msgspec.MsgspecError as exc:
+    except DECODING_ERRORS as exc:
         raise SinkError(f"can't read the saved position in {name}: {exc}") from exc
 
 

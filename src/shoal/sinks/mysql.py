@@ -36,6 +36,7 @@ from shoal.sinks.tables import (
 )
 from shoal.sinks.tablesink import TableSink
 from shoal.stores.severity import Severity
+from shoal.suggestions import pip_install
 
 try:
     import pymysql
@@ -45,7 +46,7 @@ try:
 
     from shoal.stores.mysql_errors import CONFLICTS, CONNECTION_LOST, DENIED, DISK_FULL, READ_ONLY, code_of, severity
 except ImportError as exc:
-    raise SinkError("MySQL output needs PyMySQL: pip install 'shoal[mysql]'") from exc
+    raise SinkError(f"MySQL output needs PyMySQL: {pip_install('mysql')}") from exc
 
 T = TypeVar("T")
 _Driver: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"

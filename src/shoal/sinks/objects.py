@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from shoal.errors import OutputTakenError, SinkError
+from shoal.errors import DECODING_ERRORS, OutputTakenError, SinkError
 from shoal.item import decode_item
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.csvfile import encode_header, encode_rows, escape_formula
@@ -38,11 +38,12 @@ from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.stores.objects import ObjectPlace
+from shoal.suggestions import pip_install
 
 try:
     from shoal.stores.object_client import CONFLICTS, ERRORS, ObjectClient, Version, explain
 except ImportError as exc:
-    raise SinkError("output to object storage needs obstore: pip install 'shoal[objects]'") from exc
+    raise SinkError(f"output to object storage needs obstore: {pip_install('objects')}") from exc
 
 log = logging.getLogger("shoal.sinks")
 
@@ -183,7 +184,7 @@ class ObjectSink:
     def _read_state(self, state: bytes) -> _Saved:
         try:
             saved = _decode(state) if state else _Saved(self._options.run)
-        except msgspec.MsgspecError as exc:
+        except DECODING_ERRORS as exc:
             raise SinkError(f"can't read the saved position in {self._place.name}: {exc}") from exc
         if saved.run != self._options.run:
             raise SinkError(f"{self._place.name}: the saved position belongs to run {saved.run}, not to this one")
@@ -282,7 +283,7 @@ class ObjectSink:
             return None
         try:
             return _Stored(_decode_manifest(content[0]), content[1])
-        except msgspec.MsgspecError as exc:
+        except DECODING_ERRORS as exc:
             raise SinkError(
                 f"{self._manifest_path} in {self._place.name} is not a manifest of Shoal ({exc}). Restore it, or "
                 "delete it: then all items that are in the run's log are written again"

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from shoal.errors import OutputChangedError, OutputTakenError, SinkError
+from shoal.errors import DECODING_ERRORS, OutputChangedError, OutputTakenError, SinkError
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.arrow import conform, make_table, pa, pq, unify
 from shoal.sinks.keys import TableOptions
@@ -114,7 +114,7 @@ class ParquetSink:
         run_id = self._options.run_id
         try:
             saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id, rows=0)
-        except msgspec.MsgspecError as exc:
+        except DECODING_ERRORS as exc:
             raise SinkError(f"can't read the saved position in {self._path}: {exc}") from exc
         if saved.run_id != run_id:
             raise self._changed(f"belongs to run {saved.run_id} by its saved position")

@@ -19,13 +19,14 @@ from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, Row, json_of, text_of
 from shoal.sinks.tablesink import TableSink
 from shoal.stores.severity import Severity
+from shoal.suggestions import pip_install
 
 try:
     import asyncpg
 
     from shoal.stores.postgres.errors import severity
 except ImportError as exc:
-    raise SinkError("PostgreSQL output needs asyncpg: pip install 'shoal[postgres]'") from exc
+    raise SinkError(f"PostgreSQL output needs asyncpg: {pip_install('postgres')}") from exc
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from shoal.errors import StoreError
+from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.ports import Documents, Run
 
 T = TypeVar("T")
@@ -56,5 +56,5 @@ class StoredValue(Generic[T]):
             return None, b""
         try:
             return self._decoder.decode(found.value), found.version
-        except msgspec.MsgspecError as exc:
+        except DECODING_ERRORS as exc:
             raise StoreError(f"cannot read document {self._key!r} ({exc}): another program has changed it") from exc

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+FULL_FOR = 5.0
+"""Seconds for which a server counts as full after it refused a call for lack of room. Then it is tried again."""
+
 
 class Severity(Enum):
     """Whether to wait, to try a few times, or to give up."""
@@ -29,6 +32,8 @@ class Meaning(NamedTuple):
     severity: Severity
     advice: str = ""
     """What happened, and what to do. Empty: the words of the server are enough."""
+    is_full: bool = False
+    """It is away because it has no room left."""
 
 
 _UNKNOWN = Meaning(Severity.UNCERTAIN)

@@ -11,7 +11,7 @@ _NOTHING = "nothing was changed"
 _PERMISSIONS = "check the permissions of the file and its folder"
 CODES = {
     sqlite3.SQLITE_BUSY: Meaning(_AWAY, f"another program holds a lock on it; {_NOTHING}. Close that program"),
-    sqlite3.SQLITE_FULL: Meaning(_AWAY, f"there is no room on the disk; {_NOTHING}. Free some space"),
+    sqlite3.SQLITE_FULL: Meaning(_AWAY, f"there is no room on the disk; {_NOTHING}. Free some space", is_full=True),
     sqlite3.SQLITE_LOCKED: Meaning(_AWAY, f"another program holds a lock on it; {_NOTHING}. Close that program"),
     sqlite3.SQLITE_NOMEM: Meaning(_AWAY, f"this machine is out of memory; {_NOTHING}. Free some"),
     # A network file system may be back in a moment. A broken disk is not: after a few attempts it is reported.

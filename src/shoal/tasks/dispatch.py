@@ -183,7 +183,8 @@ class _Dispatch:
         smallest, largest = _WINDOW
         free = max(smallest, min(largest, int(self._pace.per_second / 2))) - stats.leased
         sent, wait = 0, None
-        if free > 0:
+        await self._session.quota.room.measure()
+        if free > 0 and not self._session.quota.must_wait:  # pages wait in the frontier until the store has room
             nonce = os.urandom(16)
             leased = await self._persist(lambda: self._scheduler.next_requests(free, counts_attempt=False, nonce=nonce))
             sent, wait = len(leased.leases), leased.wait

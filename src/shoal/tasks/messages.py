@@ -16,10 +16,10 @@ from msgspec import Meta, Struct
 
 from shoal.batch.session import Session
 from shoal.batch.spider import ERRBACK, POSITION, SITE
-from shoal.errors import RequestError
+from shoal.errors import DECODING_ERRORS, RequestError
 from shoal.http import Request
 from shoal.ports import Lease
-from shoal.urls.normalize import host_of
+from shoal.urls.normalize import host_of, normalize_url
 
 MAX_LEASE_LENGTH = 512 * 1024
 """Characters of an encoded lease. Headers and cookies of a batch have at most 16 KB, its URLs 8 KB."""
@@ -61,7 +61,7 @@ def unpack(text: str) -> Lease:
     """The lease in a task. It must be reissued before use. RequestError if it is invalid."""
     try:
         found = _decode(b64decode(text, validate=True))
-    except (ValueError, msgspec.MsgspecError) as exc:
+    except (ValueError, *DECODING_ERRORS) as exc:
         raise RequestError(f"invalid lease: {exc}") from exc
     if found.host != host_of(found.request.url):
         raise RequestError(f"invalid lease: {found.host!r} is not the host of its request")
@@ -98,7 +98,7 @@ def _check_url(lease: Lease, session: Session) -> None:
     urls = session.urls.normalized
     if request.meta.keys() == {POSITION}:
         position = request.meta[POSITION]
-        if not isinstance(position, int) or not 0 <= position < len(urls) or urls[position] != first:
+        if not isinstance(position, int) or not 0 <= position < len(urls) or urls[position] != normalize_url(first):
             raise _foreign(lease, "the session has another URL at that position")
     elif request.meta.keys() != {SITE} or not session.options.depth or request.meta[SITE] != host_of(first):
         raise _foreign(lease, "it is not a URL or a link of the session")

@@ -15,6 +15,7 @@ from shoal.config import Config
 from shoal.errors import ConfigError, FrontierError, ShoalError, StoreAwayError
 from shoal.frontier import open_store
 from shoal.ports import Store
+from shoal.suggestions import pip_install
 from shoal.tasks.settings import celery_settings, distributed_frontier
 from shoal.tasks.watch import BrokerAwayError, CeleryWatch
 
@@ -134,7 +135,7 @@ def _dispatcher(config: Config, watch: CeleryWatch) -> Executor:
     try:
         from shoal.tasks.dispatch import Dispatcher
     except ModuleNotFoundError as exc:
-        raise ConfigError(f"distributed batches need {exc.name}; install it with: pip install 'shoal[celery]'") from exc
+        raise ConfigError(f"distributed batches need {exc.name}; install it with: {pip_install('celery')}") from exc
     return Dispatcher(config, watch)
 
 

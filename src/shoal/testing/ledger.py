@@ -227,6 +227,22 @@ class LedgerContract(ContractTests):
         assert await frontier.read_items(numbers[6], 1) == [log[7]]
         assert await frontier.read_items(0, 0) == []
 
+    async def test_a_page_of_the_log_is_limited_in_bytes(self, frontier: Frontier) -> None:
+        sizes = [10, 10, 1000, 10, 300_000, 10, 10, 40, 0, 10]
+        await push(frontier, *range(5))
+        for number, lease in enumerate((await frontier.lease(5, TTL)).leases):
+            await complete(frontier, lease, items=[b"x" * size for size in sizes[2 * number : 2 * number + 2]])
+        log = await all_items(frontier)
+        for max_bytes in (0, 9, 10, 20, 21, 1000, 1030, 10**6, 10**9):
+            for after in range(len(log)):
+                expected = log[after : after + 4]
+                while len(expected) > 1 and sum(len(item.payload) for item in expected) > max_bytes:
+                    expected.pop()
+                some = await frontier.read_items(after and log[after - 1].seq, 4, max_bytes=max_bytes)
+                assert some == expected, (max_bytes, after)
+        assert await frontier.read_items(log[-1].seq, 4, max_bytes=10) == []
+        assert await frontier.read_items(0, 0, max_bytes=10) == []
+
     async def test_the_log_is_trimmed_only_if_the_cursors_are_known(self, frontier: Frontier) -> None:
         """An output that was set back has moved its cursor back meanwhile."""
         await push(frontier, 1)

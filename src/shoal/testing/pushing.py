@@ -238,6 +238,22 @@ class PushingContract(ContractTests):
         assert [lease.host for lease in leases][3:] == ["[::1]:8080", "a.example"]
         assert (await history(frontier, requests[1])).url == requests[1].url
 
+    async def test_two_spellings_of_a_url_are_one_request_as_it_was_first_written(self, frontier: Frontier) -> None:
+        first, second = Request("http://a.example/%7eann?u=http%3a%2F%2Fx"), Request("http://a.example/~ann?u=http://x")
+        assert await frontier.push([first, second]) == Pushed(1, 1)
+        assert await frontier.push([second]) == Pushed(0, 1)
+        assert (await history(frontier, second)).url == first.url
+        assert (await lease_one(frontier)).request == first
+
+    async def test_a_request_that_is_not_filtered_is_found_as_it_was_written_and_in_normal_form(
+        self, frontier: Frontier
+    ) -> None:
+        written = Request("http://a.example/%7eann?u=http%3a%2F%2Fx", dont_filter=True)
+        normal = Request("http://b.example/~ann?u=http://x", dont_filter=True)  # an older version stored that
+        await frontier.push([written, normal])
+        assert (await history(frontier, written)).url == written.url
+        assert (await history(frontier, Request("http://b.example/%7eann?u=http%3a%2F%2Fx"))).url == normal.url
+
     async def test_a_request_can_have_a_megabyte_of_meta(self, frontier: Frontier) -> None:
         meta = {"text": "ä" * 500_000, "bytes": bytes(range(256)) * 2000}
         await frontier.push([page(1, meta=meta, body=b"x" * 1_000_000, method="POST")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
+from urllib.parse import unquote
 
 from yarl import URL
 
@@ -20,11 +21,12 @@ _PREFIX = len("xn--")
 _CACHE_SIZE = 16_384
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")
 _HOST = re.compile(r"(?:https?:[/\\]*|[/\\]{2,})(?:[^/?#\\]*@)?([^/?#\\@]*)", re.IGNORECASE)
+_FORBIDDEN = re.compile(r'[\0-\x20"#%/:<>?@\[\\\]^`{|}\x7f]')
 _IGNORED = str.maketrans("", "", "".join(map(chr, range(33))))
 
 
 def ascii_host(host: str) -> str:
-    """Encode a host (without a port) as it is sent. ValueError if it is invalid."""
+    """Encode a host (without a port) as it is sent; it may be quoted. ValueError if it is invalid."""
     encoded, reason = _encode(host)
     if reason:
         raise ValueError(reason)
@@ -35,6 +37,13 @@ def ascii_host(host: str) -> str:
 def _encode(host: str) -> tuple[str, str]:
     """Return the encoded name and an empty reason, or an empty name and why it is invalid."""
     # Every character takes at least one byte, so these are minimum sizes of the encoded labels.
+    if "%" in host:
+        try:
+            host = unquote(host, errors="strict")
+        except UnicodeDecodeError as exc:
+            return "", str(exc)
+        if _FORBIDDEN.search(host):
+            return "", "a character that a host name cannot have is quoted"
     labels = _DOTS.split(unicodedata.normalize("NFKC", host))
     sizes = [len(label) if label.isascii() else len(label) + _PREFIX for label in labels]
     if max(sizes) > _MAX_LABEL or sum(sizes) + len(sizes) - 1 > _MAX_LENGTH + 1:
@@ -46,8 +55,8 @@ def _encode(host: str) -> tuple[str, str]:
 
 
 def non_ascii_host(url: str) -> str:
-    """Return the host of a URL or link if it is not ASCII, unchanged; or else an empty string."""
-    if url.isascii():
+    """Return the host of a URL or link if it is not ASCII, or quoted, unchanged; or else an empty string."""
+    if url.isascii() and "%" not in url:
         return ""
     found = _HOST.match(url.translate(_IGNORED))
-    return found[1] if found is not None and not found[1].isascii() else ""
+    return found[1] if found is not None and not (found[1].isascii() and "%" not in found[1]) else ""

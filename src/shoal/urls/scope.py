@@ -37,6 +37,8 @@ class Scope:
             return f"longer than {self._max_length} characters"
         if self._domains and not self._allows_host(host_of(url)):
             return "outside the allowed domains"
+        if self._allow or self._deny:
+            url = normalize_url(url)
         if self._allow and not any(rule.search(url) for rule in self._allow):
             return "matches no allow rule"
         for rule in self._deny:

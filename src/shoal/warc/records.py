@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from hashlib import sha1
 from io import BytesIO
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -22,6 +21,7 @@ from shoal.errors import ConfigError
 from shoal.http import Request
 from shoal.http.exchange import Exchange
 from shoal.ports import LeaseKey
+from shoal.suggestions import pip_install
 
 if TYPE_CHECKING:
     from warcio.recordloader import ArcWarcRecord
@@ -60,7 +60,7 @@ def check_installed() -> None:
     try:
         import warcio  # noqa: F401
     except ImportError:
-        raise ConfigError('"warc.folder" is set, but warcio is not installed: pip install "shoal[warc]"') from None
+        raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
 
 
 class RecordMaker:
@@ -147,8 +147,7 @@ def _described(exchange: Exchange) -> list[tuple[bytes, bytes]]:
 
 
 def _target(url: str) -> str:
-    parts = urlsplit(url)
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return url[url.index("/", 8) :]
 
 
 def _date(seconds: float) -> str:

@@ -172,6 +172,7 @@ def why(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="The URL, as a page links to it or as the summary shows it.")
     ],
+    run: NewestRun = None,
     frontier: FrontierUrl = None,
     run_id: RunOption = None,
 ) -> None:
@@ -188,12 +189,13 @@ def why(
         from shoal.monitoring.url_report import read_agent, report_url
 
         async with opened_store(frontier, readonly=True) as store:
-            run, found = await find_run(store, frontier, run_id)
-            report = await report_url(found, url, Config(), await read_agent(store, run.run_id, Config()))
+            chosen, found = await find_run(store, frontier, run or run_id)
+            report = await report_url(found, url, Config(), await read_agent(store, chosen.run_id, Config()))
             if report is None:
-                print(f"run {run.run_id} has not seen {Request(url).url}: no page links to it, or it is out of scope")
+                why = "no page links to it, or it is out of scope"
+                print(f"run {chosen.run_id} has not seen {Request(url).url}: {why}")
                 return False
-            _print_report(report, await read_url_items(store, found, run.run_id, report.history))
+            _print_report(report, await read_url_items(store, found, chosen.run_id, report.history))
             return True
 
     if not asyncio.run(work()):

@@ -19,6 +19,7 @@ from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolv
 from shoal.cli.run_store import opened_store
 from shoal.errors import ConfigError, RunError
 from shoal.printable import printable
+from shoal.suggestions import pip_install
 
 if TYPE_CHECKING:
     from shoal.batch.listing import SessionSummary
@@ -331,7 +332,7 @@ def _needs_api() -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         extra = "celery" if exc.name in ("celery", "kombu") else "api"
-        raise ConfigError(f"`shoal batch` needs {exc.name}; install it with: pip install 'shoal[{extra}]'") from exc
+        raise ConfigError(f"`shoal batch` needs {exc.name}; install it with: {pip_install(extra)}") from exc
 
 
 def _clock(at: float) -> str:

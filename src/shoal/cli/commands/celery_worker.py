@@ -9,6 +9,7 @@ import typer
 from shoal.cli.help import Commands
 from shoal.cli.options import given, resolve
 from shoal.errors import ConfigError
+from shoal.suggestions import pip_install
 
 app = Commands()
 
@@ -52,9 +53,7 @@ def celery_worker(
     try:
         from shoal.tasks.app import app as celery
     except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"`shoal celery-worker` needs {exc.name}; install it with: pip install 'shoal[celery]'"
-        ) from exc
+        raise ConfigError(f"`shoal celery-worker` needs {exc.name}; install it with: {pip_install('celery')}") from exc
     words = ["worker", f"--loglevel={config.log_level}"]
     if concurrency is not None:
         words.append(f"--concurrency={concurrency}")

@@ -23,12 +23,12 @@ from shoal.cli.options import (
     Concurrency,
     Dashboard,
     FrontierUrl,
-    InProject,
     KeepAlive,
     MetricsPort,
     Output,
     Quiet,
     Replace,
+    RunOrInProject,
     Scrapy,
     ScrapySetting,
     Setting,
@@ -96,7 +96,7 @@ app.add_typer(cluster_app, name="cluster")
 )
 def node(
     spider: SpiderName,
-    in_project: InProject = None,
+    in_project: RunOrInProject = None,
     scrapy: Scrapy = False,
     scrapy_setting: ScrapySetting = [],
     run_id: RunOfNode = None,
@@ -141,6 +141,8 @@ def node(
             "tor.enabled": tor or None, "warc.folder": warc,
         }
     )  # fmt: skip
+    if not scrapy and run_id is None:
+        run_id, in_project = in_project, None
     if argument and run_id is not None:
         raise ConfigError("-a cannot be used with --run-id: the run already has its arguments")
     if scrapy or scrapy_setting or in_project is not None:

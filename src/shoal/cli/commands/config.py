@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from inspect import getsource
 from typing import Annotated
 
 import typer
@@ -11,7 +13,39 @@ from shoal.cli.options import FrontierUrl, InProject, Mode, Scrapy, ScrapySettin
 from shoal.cli.spider_lookup import find_spider
 from shoal.errors import ConfigError
 
+IMPORTANT = (
+    "frontier", "concurrency", "download_delay", "user_agent", "contact", "log_level", "scope.allowed_domains",
+    "scope.deny", "scope.max_pages", "robots.obey",
+)  # fmt: skip
+"""The settings that most crawls should think about."""
+_FIELD = re.compile(r"    (\w+): [^#\n]*?(?:  # (.*))?")
+
 app = Commands()
+
+
+def explanations() -> dict[str, str]:
+    """What each setting means, by key: the comments beside and above the fields of the sections."""
+    from shoal.config import Config
+    from shoal.config.layers import Section
+
+    found: dict[str, str] = {}
+
+    def read(section: type[Section], prefix: str) -> None:
+        above: list[str] = []
+        for line in getsource(section).splitlines():
+            if line.startswith("    # "):
+                above.append(line.removeprefix("    # "))
+                continue
+            field = _FIELD.fullmatch(line)
+            if field is not None and field[1] in section.__struct_fields__:
+                found[f"{prefix}{field[1]}"] = " ".join([*above, field[2] or ""]).strip()
+            above = []
+
+    read(Config, "")
+    for name, default in zip(Config.__struct_fields__, Config.__struct_defaults__, strict=True):
+        if isinstance(default, Section):
+            read(type(default), f"{name}.")
+    return found
 
 
 @app.add(
@@ -34,6 +68,7 @@ def config(
 ) -> None:
     """Show every setting and where its value comes from.
 
+    The line above a setting says what it means. The ten settings that matter most have a *.
     Values come from shoal.toml, the spider, the environment (SHOAL_...) and the command line. Later ones win.
     """
     from shoal.config import flatten
@@ -46,7 +81,9 @@ def config(
         reference, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     made = None if reference is None else load_spider(reference)
     resolved = resolve(made, given({"frontier": frontier, "mode": mode}), setting)
+    meanings = explanations()
     for key, value in flatten(resolved.config).items():
+        print(f"# {'* ' if key in IMPORTANT else ''}{meanings[key]}")
         source = resolved.sources.get(key, "default")
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
         print(f"{key:<28} {shown!s:<44} {source}".rstrip())

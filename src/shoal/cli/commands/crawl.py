@@ -20,6 +20,9 @@ from shoal.cli.options import (
     FailAbove,
     FrontierUrl,
     InProject,
+    MaxBytes,
+    MaxItems,
+    MaxTime,
     MetricsPort,
     Mode,
     NewRun,
@@ -38,6 +41,7 @@ from shoal.cli.options import (
     Tor,
     Warc,
     given,
+    limits_of,
     outputs_of,
     pairs,
     resolve,
@@ -62,7 +66,8 @@ if TYPE_CHECKING:
     class Executed(Stoppable, Watched, Observed, Protocol):
         """A crawl, a worker or a node."""
 
-        summary: Summary | None
+        @property
+        def summary(self) -> Summary | None: ...
 
         @property
         def address(self) -> str: ...
@@ -132,6 +137,9 @@ def crawl(
     max_pages: Annotated[
         int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages (default 1000).")
     ] = None,
+    max_items: MaxItems = None,
+    max_time: MaxTime = None,
+    max_bytes: MaxBytes = None,
     render: Rendered = None,
     render_auto: RenderedIfNeeded = False,
     screenshots: Screenshots = None,
@@ -168,7 +176,7 @@ def crawl(
         spider.take_screenshots(screenshots)
     options = _crawl_options(
         delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor, warc=warc, fail_above=fail_above
-    )
+    ) | limits_of(max_items, max_time, max_bytes)
     execute(
         spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
         metrics_port=metrics_port, processes=forked, ui=ui, session=session,
@@ -195,6 +203,9 @@ def run(
     delay: Delay = None,
     concurrency: Concurrency = None,
     max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
+    max_items: MaxItems = None,
+    max_time: MaxTime = None,
+    max_bytes: MaxBytes = None,
     render: Rendered = None,
     render_auto: RenderedIfNeeded = False,
     frontier: FrontierUrl = None,
@@ -225,7 +236,7 @@ def run(
     set_rendering(made, render, render_auto)
     options = _crawl_options(
         delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc, fail_above=fail_above
-    )
+    ) | limits_of(max_items, max_time, max_bytes)
     execute(
         made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui, session=session,

@@ -70,7 +70,7 @@ def run_if_worker_process(spider: Spider, resolved: Resolved, *, quiet: bool) ->
     if part.relayed:
         for handler in logging.getLogger("shoal").handlers:
             handler.setFormatter(LogFormatter(_RELAYED))
-    end_process(run_part(part, connection, spider, resolved.config))
+    end_process(run_part(part, connection, spider, resolved))
 
 
 def without_processes(arguments: list[str]) -> list[str]:

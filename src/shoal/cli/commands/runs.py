@@ -173,7 +173,10 @@ def pause(run: OneRun, frontier: FrontierUrl = None) -> None:
 
 @app.add(examples="shoal resume books_1 --frontier redis://host")
 def resume(run: OneRun, frontier: FrontierUrl = None) -> None:
-    """Resume a paused or cancelled run."""
+    """Resume a paused or cancelled run.
+
+    Also one that its spider or a limit ended, and that has requests left.
+    """
     _transition(run, "running", "resume", frontier, "workers that wait continue; if there are none, start some")
 
 
@@ -190,6 +193,10 @@ def _transition(run_id: str, state: RunState, what: str, frontier: str | None, c
     async def work() -> None:
         async with opened_store(frontier) as store:
             found = await choose_run(store, run_id)
+            if state == "running":
+                from shoal.monitoring.limits import announce_end
+
+                await announce_end(store, run_id, None)
             await store.transition(run_id, state)
             await record_action(store, what, run_id, project=found.project)
         print(f"run {run_id} is {state}: {consequence}")

@@ -11,6 +11,7 @@ from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, Setting, given, resolve
 from shoal.config import Config
 from shoal.errors import ConfigError
+from shoal.suggestions import pip_install
 
 app = Commands()
 
@@ -80,7 +81,7 @@ def _serve(config: Config, *, ui_only: bool) -> None:
         from shoal.server import process
     except ModuleNotFoundError as exc:
         name = "ui" if ui_only else "serve"
-        raise ConfigError(f"`shoal {name}` needs {exc.name}; install it with: pip install 'shoal[api]'") from exc
+        raise ConfigError(f"`shoal {name}` needs {exc.name}; install it with: {pip_install('api')}") from exc
     config.refuse_tor("the API")
     progress.set_up_logging(progress.console(), config.log_level)
     process.serve(config, ui_only=ui_only)

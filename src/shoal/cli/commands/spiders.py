@@ -56,14 +56,14 @@ def new(
     On a terminal it asks for a contact, unless --contact or a setting names one. Press Enter for none.
     """
     from shoal.config.checks import check_contact
-    from shoal.urls.normalize import host_of, normalize_url
+    from shoal.urls.normalize import host_of, written_url
 
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise SpiderError(f"invalid spider name {name!r}: start with a letter, then use letters, digits, _ and -")
     path = Path(name.replace("-", "_") + ".py")
     if path.exists():
         raise SpiderError(f"{path} already exists: choose another name, or delete the file")
-    start = normalize_url(url)
+    start = written_url(url)
     host = host_of(start).removeprefix("www.")
     if contact is None:
         contact = _ask_for_contact()

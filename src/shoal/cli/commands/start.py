@@ -40,10 +40,14 @@ from shoal.errors import ConfigError
 from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from shoal.config import Resolved
+    from shoal.config import Config, Resolved
+    from shoal.ports import Frontier
     from shoal.runs.registry import Entry
     from shoal.sessions.stored import SessionImport
     from shoal.spider import Spider
+
+_MAX_HOSTS = 20
+"""Hosts whose settings are compared with those of the run."""
 
 app = Commands()
 
@@ -149,6 +153,7 @@ async def _start(
             on_progress=_SeedProgress(quiet=quiet), imported=imported,
         )  # fmt: skip
         await record_action(store, "start", started.run.run_id, f"{name}, distributed", started.run.project)
+        await _report_host_settings(await store.frontier(started.run.run_id), resolved.config)
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]
@@ -165,6 +170,28 @@ async def _start(
     if not (started.enqueued or started.duplicates or started.out_of_scope or started.unreadable):
         print("no requests pushed: the run is already seeded, or it has no start requests", file=sys.stderr)
     print(json.dumps(answer, indent=2))
+
+
+async def _report_host_settings(frontier: Frontier, config: Config) -> None:
+    """Say which hosts are not fetched as this command says, because somebody has set them for all runs."""
+    from shoal.frontier.host_policy import SET_FOR_ALL, SET_FOR_HOST
+
+    for state in await frontier.host_states(_MAX_HOSTS):
+        delay, limit = config.download_delay, config.concurrency_per_host
+        is_set = state.why in (SET_FOR_HOST, SET_FOR_ALL) or not state.delay
+        if state.blocked_for > 0:
+            said = f"{state.host} is blocked for {state.blocked_for:.0f} s ({state.block_reason})"
+            command = f"unblock {state.host}"
+        elif is_set and state.delay != delay:
+            name = "all hosts" if state.why == SET_FOR_ALL else state.host
+            said = f"the delay of {state.delay:g} s that was set for {name} counts, not download_delay={delay:g}"
+            command = f"set {repr('*') if state.why == SET_FOR_ALL else state.host} --reset"
+        elif not state.delay and state.concurrency != limit:
+            said = f"{state.concurrency} pages at the same time are set for {state.host}, not {limit}"
+            command = f"set {state.host} --reset"
+        else:
+            continue
+        print(f"note: {said}; `shoal hosts {command}` ends that", file=sys.stderr)
 
 
 class _SeedProgress:

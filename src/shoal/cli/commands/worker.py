@@ -18,7 +18,6 @@ from shoal.cli.options import (
     Concurrency,
     Dashboard,
     FrontierUrl,
-    InProject,
     KeepAlive,
     MetricsPort,
     Output,
@@ -27,6 +26,7 @@ from shoal.cli.options import (
     Rendered,
     RenderedIfNeeded,
     Replace,
+    RunOrInProject,
     Scrapy,
     ScrapySetting,
     Setting,
@@ -80,7 +80,7 @@ app = Commands()
 )
 def worker(
     spider: SpiderName,
-    in_project: InProject = None,
+    in_project: RunOrInProject = None,
     scrapy: Scrapy = False,
     scrapy_setting: ScrapySetting = [],
     run_id: RunId = None,
@@ -111,6 +111,8 @@ def worker(
     """
     if processes > 1:
         _run_processes(processes, metrics_port)
+    if not scrapy and run_id is None:
+        run_id, in_project = in_project, None
     if scrapy or scrapy_setting or in_project is not None:
         spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     from shoal.cli.next_steps import resume_command

@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 
 from shoal.cluster import call_timeout, coordinator_errors, membership_lost, name_taken, unknown_cluster
-from shoal.errors import CoordinatorError, SessionLostError
+from shoal.errors import DECODING_ERRORS, CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, ScriptFolder, Word, storable_bytes
@@ -139,7 +139,7 @@ class RedisCoordinator:
         try:
             living = {_text(name): _decode_member(record) for name, record in _pairs(members)}
             held = {int(index): _decode_slot(record) for index, record in _pairs(slots)}
-        except (msgspec.MsgspecError, ValueError) as exc:
+        except (ValueError, *DECODING_ERRORS) as exc:
             where = self._server.address.shown
             raise CoordinatorError(
                 f"cannot read the cluster {self._cluster} at {where} ({exc}): another program has changed it"

@@ -243,7 +243,8 @@ class ZookeeperCoordinator:
     async def _slots(self, held: Collection[str], seen: int) -> tuple[Slot, ...]:
         """The slots. ``last`` changes only together with ``slots``, so it is read again only then."""
         if seen != self._last_seen:
-            (indexes,) = await self._session.must_read(children_of(self._paths.last))
+            (names,) = await self._session.must_read(children_of(self._paths.last))
+            indexes = [name for name in names if name.isdecimal() and len(name) < 10]  # others are not Shoal's
             found = await self._session.read(*(data_of(self._paths.last_of(index)) for index in indexes))
             self._last = {
                 int(index): _Last(json.decode(data, type=LastRecord), stat.version)

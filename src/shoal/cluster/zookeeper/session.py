@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
 from kazoo import exceptions
 from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.handlers.threading import AsyncResult
@@ -20,7 +19,7 @@ from shoal.cluster import call_timeout
 from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.cluster.zookeeper.connection import Threads, ZookeeperConnection
 from shoal.cluster.zookeeper.reads import Answer, Read, ReadAll
-from shoal.errors import CoordinatorAwayError, CoordinatorError
+from shoal.errors import DECODING_ERRORS, CoordinatorAwayError, CoordinatorError
 
 BadVersionError = exceptions.BadVersionError
 NodeExistsError = exceptions.NodeExistsError
@@ -142,7 +141,7 @@ class ZookeeperSession:
             raise CoordinatorError(
                 f"{self.address.shown} refuses the call: {type(exc).__name__} {exc}".rstrip()
             ) from exc
-        except msgspec.MsgspecError as exc:
+        except DECODING_ERRORS as exc:
             raise CoordinatorError(
                 f"cannot read a znode at {self.address.shown} ({exc}): another program has changed it"
             ) from exc

@@ -23,13 +23,11 @@ from shoal import __version__, clock
 from shoal.errors import FrontierError, StoreAwayError, StoreError
 from shoal.frontier.local import wire
 from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, peer_of, started_at
-from shoal.ports import Frontier, History, LoggedItem, Store
+from shoal.ports import Frontier, History, Store
 
 log = logging.getLogger("shoal.frontier")
 
 _DEAD_PAGE = 200
-_ITEM_BYTES = 16 * 2**20
-"""About how many bytes of items one answer may have. At least one item is always sent."""
 _BACKLOG = 128
 _CLOSE_TIMEOUT = 1.0
 """Seconds that the last answers may take when the server is closed."""
@@ -209,8 +207,7 @@ class FrontierServer:
         method = wire.FRONTIER.get(call.method)
         if method is None:
             raise StoreError(f"a frontier has no call {call.method!r:.40}")
-        result = await method.call(frontier, call.arguments)
-        return _shortened(result) if call.method == "read_items" else result
+        return await method.call(frontier, call.arguments)
 
     async def _open(self, client: _Client, run: bytes) -> Frontier:
         key = wire.decode_run_key(run)
@@ -236,13 +233,3 @@ class FrontierServer:
                 client.dead[cursor] = histories
                 return wire.DeadPage(cursor, page)
         return wire.DeadPage(0, page)
-
-
-def _shortened(items: list[LoggedItem]) -> list[LoggedItem]:
-    """As many of these items as fit into one answer."""
-    size = 0
-    for count, item in enumerate(items, 1):
-        size += len(item.payload)
-        if size > _ITEM_BYTES:
-            return items[:count]
-    return items

@@ -154,9 +154,12 @@ class SocketFrontier(_Remote):
         answer: list[bool] = await self._call(wire.FRONTIER["release"], _bare(leases), contacted)
         return answer
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         """``last`` is not sent: nothing can rewind the log of a local owner."""
-        items: list[LoggedItem] = await self._call(wire.FRONTIER["read_items"], after, limit, None)
+        most = wire.ITEM_BYTES if max_bytes is None else min(max_bytes, wire.ITEM_BYTES)
+        items: list[LoggedItem] = await self._call(wire.FRONTIER["read_items"], after, limit, None, most)
         return items
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:

@@ -23,12 +23,15 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
     StoreError,
+    StoreFullError,
     StoreRewoundError,
 )
 from shoal.ports import Frontier, FrontierOptions, History, Holder, Store
 
 MAX_BYTES = 512 * 2**20
 """The longest message. A longer one is an error, not a reason to allocate memory."""
+ITEM_BYTES = 16 * 2**20
+"""How many bytes of items one answer may have. At least one item is always sent."""
 HELLO = "hello"
 """The first call of a connection. Arguments and result: `Hello` and `Welcome`."""
 DEAD = "dead"
@@ -37,8 +40,8 @@ DEAD = "dead"
 _ERRORS: dict[str, type[Exception]] = {
     error.__name__: error
     for error in (
-        FrontierError, QueueFullError, LeaseLostError, FencedError, StoreBusyError, StoreAwayError, StoreRewoundError,
-        StoreError, RunError, RequestError, ValueError,
+        FrontierError, QueueFullError, LeaseLostError, FencedError, StoreBusyError, StoreAwayError, StoreFullError,
+        StoreRewoundError, StoreError, RunError, RequestError, ValueError,
     )
 }  # fmt: skip
 _LENGTH = 4

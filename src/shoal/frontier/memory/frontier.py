@@ -9,7 +9,7 @@ from shoal.frontier.composed import ComposedFrontier
 from shoal.frontier.local_workers import LocalSessions, LocalWorkers
 from shoal.frontier.memory.hosts import Facts, MemoryHosts
 from shoal.frontier.memory.inspection import MemoryInspection
-from shoal.frontier.memory.items import MemoryItemLog
+from shoal.frontier.memory.items import ItemSpace, MemoryItemLog
 from shoal.frontier.memory.queue import MemoryQueue
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.memory.roles import MemoryRoles
@@ -31,11 +31,12 @@ class MemoryFrontier(ComposedFrontier):
         facts: Facts,
         sessions: LocalSessions,
         documents: Documents,
+        space: ItemSpace,
     ) -> None:
-        """``hosts``, ``runs``, ``facts``, ``sessions`` and ``documents`` are shared by all runs of the store."""
+        """``hosts`` and what follows ``clock`` are shared by all runs of the store."""
         self._requests = requests = Requests(FrontierOptions(), hosts, run_id)
         roles = MemoryRoles(clock)
-        items = MemoryItemLog(roles)
+        self._items = items = MemoryItemLog(roles, space)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
             requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), documents
@@ -61,5 +62,6 @@ class MemoryFrontier(ComposedFrontier):
     def discard(self) -> None:
         """Drop everything: the run was deleted, or the store was closed."""
         self._queue.close()
+        self._items.clear()
         self._stages.clear()
         self._requests.close()

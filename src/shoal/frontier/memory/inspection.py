@@ -26,6 +26,7 @@ from shoal.frontier.rules import (
     is_retried,
     retry_reason,
     sought_fingerprint,
+    sought_urls,
 )
 from shoal.http import Request
 from shoal.ports import Event, History, LeaseHolder, LeaseKey, LeaseOutcome, Rewind, Stats, Waits
@@ -97,7 +98,8 @@ class MemoryInspection:
         if number is None:
             if (staged := self._stages.find(fingerprint)) is not None:
                 return staged
-            number = None if exact else self._requests.search(request.url)
+            found = () if exact else map(self._requests.search, sought_urls(request))
+            number = next((number for number in found if number is not None), None)
         return None if number is None else self._history(number)
 
     def _history(self, number: int) -> History:

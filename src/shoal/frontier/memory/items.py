@@ -1,13 +1,93 @@
-"""The item log of a run in memory."""
+"""The item log of a run in memory. With a limit, what exceeds it is on disk."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from math import inf
+from tempfile import TemporaryFile
+
+from msgspec import Struct
 
 from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.rules import count_fitting
 from shoal.ports import LoggedItem
+
+log = logging.getLogger("shoal.frontier")
+
+_FILE_BYTES = 64 << 20
+
+
+class _File:
+    """A temporary file without a name, for this user only. It ends with the last item in it."""
+
+    def __init__(self) -> None:
+        self.file = TemporaryFile(buffering=0)  # noqa: SIM115
+        self.size = 0
+        self.items = 0
+
+
+class _ItemOnDisk(Struct, frozen=True):
+    """An item whose payload is in a file."""
+
+    seq: int
+    fingerprint: bytes
+    index: int
+    file: _File
+    start: int
+    size: int
+
+    def read(self) -> LoggedItem:
+        payload = os.pread(self.file.file.fileno(), self.size, self.start)
+        return LoggedItem(self.seq, self.fingerprint, self.index, payload)
+
+
+class ItemSpace:
+    """Bytes of items that all logs of a store hold in memory. What exceeds ``limit`` is written to files."""
+
+    def __init__(self) -> None:
+        self.limit = inf
+        self.held = 0
+        self._file: _File | None = None
+        self._is_refused = False
+
+    def add(self, item: LoggedItem) -> LoggedItem | _ItemOnDisk:
+        """The item as it is kept. If the disk is full, it stays in memory."""
+        size = len(item.payload)
+        if self.held + size > self.limit:
+            try:
+                return self._write(item)
+            except OSError as exc:
+                if not self._is_refused:
+                    log.warning("results stay in memory: cannot write a temporary file: %s", exc.strerror)
+                self._is_refused = True
+        self.held += size
+        return item
+
+    def _write(self, item: LoggedItem) -> _ItemOnDisk:
+        if self._file is None or self._file.size > _FILE_BYTES:
+            self._file = _File()
+        file, payload = self._file, memoryview(item.payload)
+        start = file.size
+        while payload:
+            written = os.pwrite(file.file.fileno(), payload, start + len(item.payload) - len(payload))
+            payload = payload[written:]
+        file.size += len(item.payload)
+        file.items += 1
+        return _ItemOnDisk(item.seq, item.fingerprint, item.index, file, start, len(item.payload))
+
+    def remove(self, item: LoggedItem | _ItemOnDisk) -> None:
+        if isinstance(item, LoggedItem):
+            self.held -= len(item.payload)
+            return
+        item.file.items -= 1
+        if not item.file.items:
+            item.file.file.close()
+            if item.file is self._file:
+                self._file = None
 
 
 class MemoryItemLog:
@@ -16,23 +96,36 @@ class MemoryItemLog:
     Nothing can rewind it, so it does not check ``last``.
     """
 
-    def __init__(self, roles: MemoryRoles) -> None:
+    def __init__(self, roles: MemoryRoles, space: ItemSpace) -> None:
         self._roles = roles
+        self._space = space
         self.count = 0
         """Items that were ever appended."""
-        self._items: deque[LoggedItem] = deque()
+        self._items: deque[LoggedItem | _ItemOnDisk] = deque()
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         if not self._items:
             return []
         skip = max(0, after + 1 - self._items[0].seq)
-        return list(islice(self._items, skip, skip + limit))
+        items = islice(self._items, skip, skip + limit)
+        if max_bytes is not None:
+            some = list(items)
+            items = islice(some, count_fitting(map(_size, some), max_bytes))
+        return [item if isinstance(item, LoggedItem) else item.read() for item in items]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        if not self._roles.have_cursors(cursors or {}):
-            return
+        if self._roles.have_cursors(cursors or {}):
+            self._drop(through)
+
+    def _drop(self, through: float) -> None:
         while self._items and self._items[0].seq <= through:
-            self._items.popleft()
+            self._space.remove(self._items.popleft())
+
+    def clear(self) -> None:
+        """Drop all items: the run was deleted."""
+        self._drop(inf)
 
     @property
     def trimmed(self) -> int:
@@ -47,5 +140,9 @@ class MemoryItemLog:
         """Add items of a request that has ``before`` items already. Returns how many it has then."""
         for index, payload in enumerate(payloads, before):
             self.count += 1
-            self._items.append(LoggedItem(self.count, fingerprint, index, payload))
+            self._items.append(self._space.add(LoggedItem(self.count, fingerprint, index, payload)))
         return before + len(payloads)
+
+
+def _size(item: LoggedItem | _ItemOnDisk) -> int:
+    return len(item.payload) if isinstance(item, LoggedItem) else item.size

@@ -12,9 +12,10 @@ from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.memory.documents import MemoryDocuments
 from shoal.frontier.memory.frontier import MemoryFrontier
 from shoal.frontier.memory.hosts import Facts
+from shoal.frontier.memory.items import ItemSpace
 from shoal.frontier.politeness import Host, OpenRuns
 from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
-from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
+from shoal.ports import Frontier, FrontierOptions, Holder, Room, Run, RunState
 
 
 class MemoryStore(MemoryDocuments):
@@ -30,6 +31,10 @@ class MemoryStore(MemoryDocuments):
         self._hosts: dict[str, Host] = {}
         self._facts: Facts = {}
         self._sessions = LocalSessions(self._clock)
+        self.item_space = ItemSpace()
+
+    async def room(self) -> Room | None:
+        return None
 
     async def create_run(self, run: Run) -> Run:
         if run.run_id in self._runs:
@@ -82,7 +87,7 @@ class MemoryStore(MemoryDocuments):
             raise no_run(run_id)
         if run_id not in self._frontiers:
             frontier = MemoryFrontier(
-                run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions, self
+                run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions, self, self.item_space
             )
             frontier.enter(self._runs[run_id].state)
             self._frontiers[run_id] = frontier

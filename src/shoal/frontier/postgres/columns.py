@@ -34,7 +34,7 @@ _BEFORE_URL = _COUNT + len(_URL)
 
 
 def read_request(url: str, payload: bytes) -> Request:
-    """A stored request. MsgspecError or ValueError if another program wrote it."""
+    """A stored request. One of `DECODING_ERRORS` or ValueError if another program wrote it."""
     return _decode(b"".join((payload[:_COUNT], _URL, _encode(url), payload[_COUNT:])))
 
 

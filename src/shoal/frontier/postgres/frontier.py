@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from shoal import clock
-from shoal.errors import QueueFullError, RunError, StoreAwayError
+from shoal.errors import DECODING_ERRORS, QueueFullError, RunError, StoreAwayError
 from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.host_policy import Delays, Limits, RivalDelay, host_state
@@ -41,6 +41,7 @@ from shoal.frontier.rules import (
     queue_full,
     reissued_token,
     sought_fingerprint,
+    sought_urls,
     token_base,
 )
 from shoal.frontier.server_clock import ServerClock
@@ -172,7 +173,7 @@ class PostgresFrontier:
             for token, fingerprint, url, payload, attempt, learned_delay in zip(*map(_entries, columns), strict=True):
                 try:
                     request = read_request(url, payload)
-                except (msgspec.MsgspecError, ValueError) as exc:
+                except (ValueError, *DECODING_ERRORS) as exc:
                     self._report(unreadable, token, fingerprint, exc)
                 else:
                     leases.append(Lease(request, fingerprint, token, attempt, host_of(url), deadline, learned_delay))
@@ -349,9 +350,11 @@ class PostgresFrontier:
         rows = await self._database.call("roles", self._run, self._offset())
         return [RoleState(**row) for row in rows]
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         with self._receipts.watch(_ITEMS) as call:
-            rows = await self._database.call("read_items", self._run, after, max(0, limit), *_known(last))
+            rows = await self._database.call("read_items", self._run, after, max(0, limit), *_known(last), max_bytes)
         self._receipts.confirmed(call, _ITEMS)
         return [LoggedItem(*row) for row in rows]
 
@@ -436,7 +439,9 @@ class PostgresFrontier:
                 return incoming(*staged[0])
             if exact:
                 return None
-            number = await self._database.value("search", self._run, request.url, patient=True)
+            for url in sought_urls(request):
+                if (number := await self._database.value("search", self._run, url, patient=True)) is not None:
+                    break
         if number is None:
             return None
         return next(iter(await self._histories([number])), None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncpg
-import msgspec
 
+from shoal.errors import DECODING_ERRORS
 from shoal.frontier.postgres.columns import read_request
 from shoal.frontier.rules import STATE_NAMES, read_event
 from shoal.frontier.staging import incoming_history
@@ -15,7 +15,7 @@ from shoal.ports import Event, History
 def _read(url: str, payload: bytes) -> Request | None:
     try:
         return read_request(url, payload)
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, *DECODING_ERRORS):
         return None
 
 

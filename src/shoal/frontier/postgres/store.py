@@ -10,18 +10,16 @@ from functools import partial
 from typing import ClassVar, cast
 
 import asyncpg
-import msgspec
 
 from shoal.frontier.postgres.constants import COMPONENT as COMPONENT
 from shoal.frontier.postgres.documents import PostgresDocuments, run_values
 from shoal.frontier.postgres.frontier import PostgresFrontier
-from shoal.frontier.rules import check_transition, moved, no_run, run_exists
-from shoal.ports import FrontierOptions, Holder, Run, RunState
+from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists
+from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
 from shoal.stores.postgres import schema
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.client import PostgresClient, storable_text
 
-_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 _DELETE_BATCH = 2_000
 
 
@@ -45,6 +43,10 @@ class PostgresStore(PostgresDocuments):
         database = PostgresClient(address)
         await database.open(partial(schema.install, address=address, component=COMPONENT))
         return cls(database, offset)
+
+    async def room(self) -> Room | None:
+        """A server does not tell how large its disk is: it is full if it has just refused a call."""
+        return Room(0, 0) if self._database.was_full else None
 
     async def create_run(self, run: Run) -> Run:
         if not await self._database.value("create_run", *run_values(run)):
@@ -85,7 +87,7 @@ class PostgresStore(PostgresDocuments):
         limit: int | None = None,
     ) -> list[Run]:
         rows = await self._database.call("runs", _wanted(spider), _wanted(project), states, limit)
-        return [_run_of(row) for row in rows]
+        return readable_runs(rows, _run_of)
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run in short steps. If it is interrupted, the run is hidden; delete it again to remove the rest."""
@@ -124,8 +126,4 @@ def _wanted(name: str | None) -> str | None:
 
 
 def _run_of(row: asyncpg.Record) -> Run:
-    _, run_id, spider, state, created_at, settings, project, ended_at = row
-    return Run(
-        run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings), project=project,
-        ended_at=ended_at,
-    )  # fmt: skip
+    return read_run(*row[1:])

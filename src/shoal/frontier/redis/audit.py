@@ -7,6 +7,7 @@ do meanwhile looks like a fault.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from math import isfinite
 from struct import Struct
 
 import msgspec
@@ -161,6 +162,7 @@ def _add(found: Found, faults: Sequence[Answer]) -> None:
 
 
 def _read_ledger(packed: bytes) -> dict[str, int]:
-    """The counters of a run. Those that are missing are 0: an older version did not know the last ones."""
-    values = _LEDGER.unpack(packed.ljust(_LEDGER.size, b"\0"))
-    return dict(zip(COUNTERS, map(int, values[2:]), strict=True))
+    """The counters of a run. Those that are missing are 0: an older version did not know the last ones. So are those
+    that are no numbers."""
+    values = _LEDGER.unpack_from(packed.ljust(_LEDGER.size, b"\0"))
+    return dict(zip(COUNTERS, (int(value) if isfinite(value) else 0 for value in values[2:]), strict=True))

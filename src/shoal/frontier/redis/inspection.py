@@ -17,12 +17,11 @@ from shoal.frontier.redis.records import (
     RecordHead,
     UnreadableError,
     known_item,
+    read_cause,
     read_events,
     read_head,
     read_host,
     read_items,
-    read_kind,
-    read_reason,
     read_record,
     read_rewind,
     read_rival,
@@ -36,8 +35,10 @@ from shoal.frontier.rules import (
     LEASED,
     STATE_NAMES,
     is_retried,
+    moment,
     retry_reason,
     sought_fingerprint,
+    sought_urls,
 )
 from shoal.http import Request
 from shoal.ports import Event, History, HostState, LeaseHolder, LeaseKey, LeaseOutcome, LoggedItem, Rewind, Stats, Waits
@@ -78,8 +79,10 @@ class RunInspection:
 
     # -- items
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
-        words = (after, max(0, limit), *known_item(last))
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
+        words = (after, max(0, limit), *known_item(last), "" if max_bytes is None else max_bytes)
         begin, entries = await self._run_continued(_ITEMS, "items", "read", *words)
         items = (item for last, _, key, *words in entries for item in read_items(last, key, words[1::2]))
         return [item for item in items if item.seq > begin][:limit]
@@ -125,8 +128,10 @@ class RunInspection:
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         fingerprint = sought_fingerprint(request, parent)
         (found,) = await self._histories([fingerprint])
-        if found is None and not exact and (other := await self._search(request.url)) is not None:
-            (found,) = await self._histories([other])
+        for url in sought_urls(request) if found is None and not exact else ():
+            if (other := await self._search(url)) is not None:
+                (found,) = await self._histories([other])
+                break
         return found or await self._staged(fingerprint)
 
     async def _staged(self, fingerprint: bytes) -> History | None:
@@ -216,6 +221,7 @@ def _history(
     head, request = _readable(record)
     worker = slot.decode(errors="replace")
     above = _readable(parent)[1] if parent else None
+    kind, reason = read_cause(cause)
     state = STATE_NAMES[head.state] if head.state < len(STATE_NAMES) else STATE_NAMES[DEAD]
     return History(
         url=request.url if request else f"unreadable:{fingerprint.hex()}",
@@ -226,10 +232,10 @@ def _history(
         status=head.status,
         items=head.items,
         parent=above.url if above else None,
-        reason=read_reason(cause),
+        reason=reason,
         fingerprint=fingerprint,
-        kind=read_kind(cause),
-        events=(*read_events(events), Event(head.at, state, worker=worker)),
+        kind=kind,
+        events=(*read_events(events), Event(moment(head.at), state, worker=worker)),
         worker=worker,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from struct import error as LayoutError
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.frontier.host_policy import DEFAULT_HOST, RivalDelay, host_state
 from shoal.frontier.redis.layouts import (
     CHUNK,
@@ -37,7 +39,7 @@ from shoal.frontier.redis.layouts import (
     UPDATE,
     read_text,
 )
-from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, read_event, token_base
+from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, moment, read_event, token_base
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.stores.redis.client import storable_bytes
@@ -85,7 +87,7 @@ def read_record(record: bytes) -> tuple[RecordHead, Request]:
 def _read_request(record: bytes) -> Request:
     try:
         return _decode(record[_PAYLOAD_AT[record[HEAD.size]] :])
-    except (IndexError, msgspec.MsgspecError, ValueError) as exc:
+    except (IndexError, ValueError, *DECODING_ERRORS) as exc:
         raise UnreadableError(f"cannot read its record in Redis ({exc}): another program wrote it") from exc
 
 
@@ -189,8 +191,12 @@ def known_item(item: LoggedItem | None) -> tuple[int, bytes]:
 
 
 def read_items(last: int, key: bytes, payloads: Sequence[bytes]) -> Iterator[LoggedItem]:
-    """The items of one entry of the item log. ``last`` is the number of its last item."""
-    fingerprint, index, token = ITEM_KEY.unpack(key)
+    """The items of one entry of the item log. ``last`` is the number of its last item. StoreError if another program
+    wrote it."""
+    try:
+        fingerprint, index, token = ITEM_KEY.unpack(key)
+    except LayoutError as exc:
+        raise StoreError(f"cannot read item {last} of the item log ({exc}): another program wrote it") from exc
     first = last - len(payloads) + 1
     for place, payload in enumerate(payloads):
         yield LoggedItem(first + place, fingerprint, index + place, payload, token)
@@ -294,29 +300,33 @@ def state_of(
 
 
 def read_rewind(blob: bytes) -> Rewind:
-    _, at, lost = REWIND.unpack(blob)
-    return Rewind(at=at, lost_seconds=None if math.isnan(lost) else lost)
+    _, at, lost = REWIND.unpack_from(blob.ljust(REWIND.size, b"\0"))
+    return Rewind(at=moment(at), lost_seconds=None if math.isnan(lost) else lost)
 
 
 # -- events
 
 
 def read_events(blob: bytes) -> list[Event]:
-    events, at = [], 0
-    while at < len(blob):
-        (when,) = EVENT.unpack_from(blob, at)
-        what, at = read_text(blob, at + EVENT.size)
-        detail, at = read_text(blob, at)
-        worker, at = read_text(blob, at)
-        events.append(read_event(when, what, detail, worker))
+    """The events of a request, up to the first one that another program wrote."""
+    events: list[Event] = []
+    at = 0
+    with suppress(LayoutError):
+        while at < len(blob):
+            (when,) = EVENT.unpack_from(blob, at)
+            what, at = read_text(blob, at + EVENT.size)
+            detail, at = read_text(blob, at)
+            worker, at = read_text(blob, at)
+            events.append(read_event(when, what, detail, worker))
     return events
 
 
-def read_kind(cause: bytes) -> str:
-    """The kind of failure of a dead request."""
-    return read_text(cause, 0)[0] if cause else ""
-
-
-def read_reason(cause: bytes) -> str:
-    """Why a request is dead, without the kind in front of it."""
-    return cause[read_text(cause, 0)[1] :].decode(errors="replace") if cause else ""
+def read_cause(cause: bytes) -> tuple[str, str]:
+    """The kind of failure of a dead request, and its reason."""
+    if not cause:
+        return "", ""
+    try:
+        kind, at = read_text(cause, 0)
+    except LayoutError:
+        return UNREADABLE, "another program wrote the reason of the failure"
+    return kind, cause[at:].decode(errors="replace")

@@ -28,19 +28,20 @@ can be on one server, and Redis Cluster keeps each store on one node. The keys, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, get_args
 
 import msgspec
 
-from shoal.errors import StoreError
+from shoal.errors import StoreError, StoreFullError
 from shoal.frontier.redis.documents import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.layouts import FORMAT as FORMAT
 from shoal.frontier.redis.records import pack_options
 from shoal.frontier.redis.scripts import FrontierScripts
-from shoal.frontier.rules import check_transition, moved, no_run, run_exists
-from shoal.ports import FrontierOptions, Holder, Run, RunState
+from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists, unreadable_run
+from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
@@ -48,10 +49,12 @@ _READABLE = frozenset({5, 6})
 """Older formats whose records this version reads. 5: all records of hosts are long. 6: runs have fewer counters, and
 each has its own times of heartbeats."""
 
+_FREED_AFTER = 0.2  # seconds
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
+_MAX_DIGITS = 18
+_STATES: dict[bytes, RunState] = {state.encode(): state for state in get_args(RunState)}
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 class RedisStore(RedisDocuments):
@@ -80,7 +83,14 @@ class RedisStore(RedisDocuments):
 
     async def _check_format(self) -> None:
         found = await self._run("value", "HGET", "store", "format")
-        written, where = int(found or FORMAT), self._scripts.client.address.shown
+        where = self._scripts.client.address.shown
+        try:
+            written = int((found or b"%d" % FORMAT)[:_MAX_DIGITS])
+        except ValueError as exc:
+            raise StoreError(
+                f"the data at {where} has no valid format ({found[:_MAX_DIGITS]!r}): another program has changed it; "
+                "use another prefix with ?prefix=name"
+            ) from exc
         if written in _READABLE:
             leased, live = await self._run("upgrade", written, FORMAT)
             if leased or live:
@@ -125,13 +135,15 @@ class RedisStore(RedisDocuments):
 
     async def run_state(self, run_id: str) -> RunState | None:
         found = await self._run("runs", storable_bytes(run_id), "state")
-        return cast("RunState", found[0][1].decode()) if found else None
+        if found and found[0][1] not in _STATES:
+            raise unreadable_run(run_id, ValueError(f"its state is {found[0][1]!r}"))
+        return _STATES[found[0][1]] if found else None
 
     async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
         runs = await self._run("runs", b"", "run_id", "spider", "project", "state")
         wanted = storable_bytes(spider), None if project is None else storable_bytes(project)
         mine = [each for each in reversed(runs) if each[2] == wanted[0] and wanted[1] in (None, each[3])]
-        return {run_id.decode(): cast("RunState", state.decode()) for _, run_id, _, _, state in mine}
+        return {run_id.decode(errors="replace"): _STATES[state] for _, run_id, _, _, state in mine if state in _STATES}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
         """The number of the run, as in its keys, and the run."""
@@ -148,20 +160,33 @@ class RedisStore(RedisDocuments):
     ) -> list[Run]:
         wanted = [b"" if each is None else storable_bytes(each) for each in (spider, project)]
         rows = await self._run("list", *wanted, " ".join(states or ()), -1 if limit is None else limit, *_FIELDS)
-        return [_run_of(row)[1] for row in rows if states is None or states]
+        return readable_runs(rows if states is None or states else (), lambda row: _run_of(row)[1])
 
     async def delete_run(self, run_id: str) -> None:
-        found = await self._find(run_id)
-        if found is not None:
+        found = await self._run("runs", storable_bytes(run_id), "run_id")
+        if found:
             await self.discard(run_id)
-            await self._run("delete", run=found[0])
+            try:
+                await self._run("delete", run=found[0][0])
+            except StoreFullError:  # it has made room, which Redis frees in the background
+                await asyncio.sleep(_FREED_AFTER)
+                await self._run("delete", run=found[0][0])
         left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
-        if found is None and storable_bytes(run_id) not in left[1::2]:
+        if not found and storable_bytes(run_id) not in left[1::2]:
             raise no_run(run_id)
         for number in left[::2]:
             cursor: bytes | None = b"0"
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
+
+    async def room(self) -> Room | None:
+        """That of the server, which may have other data too. Without ``maxmemory``, it may use the whole machine."""
+        info = dict(line.split(b":", 1) for line in (await self._run("room")).split() if b":" in line)
+        total = int(info.get(b"maxmemory", 0)) or int(info.get(b"total_system_memory", 0))
+        if self._scripts.client.was_full:
+            return Room(total, total)
+        used = int(info.get(b"used_memory", 0)) - int(info.get(b"mem_not_counted_for_evict", 0))
+        return Room(used, total) if total else None
 
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
@@ -194,11 +219,8 @@ def _time_word(at: float | None) -> str:
 def _run_of(row: list[Answer]) -> tuple[int, Run]:
     number, run_id, *texts, settings = row
     try:
-        spider, state, created_at, project, ended_at = (text.decode() for text in texts)
-        run = Run(
-            run_id=run_id.decode(), spider=spider, state=state, created_at=float(created_at),
-            settings=_decode(settings), project=project, ended_at=float(ended_at) if ended_at else None,
-        )  # fmt: skip
-    except (AttributeError, TypeError, ValueError, msgspec.MsgspecError) as exc:
-        raise StoreError(f"cannot read run {run_id!r} ({exc}): another program has changed it") from exc
-    return number, run
+        name, spider, state, created_at, project, ended_at = (text.decode() for text in (run_id, *texts))
+        moments = float(created_at), float(ended_at) if ended_at else None
+    except (AttributeError, ValueError) as exc:
+        raise unreadable_run(run_id, exc) from exc
+    return number, read_run(name, spider, state, moments[0], settings or b"", project, moments[1])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.errors import DECODING_ERRORS
 from shoal.frontier.faults import describe_losses
 from shoal.frontier.rules import DEAD, DONE, LEASED, LOST_DEATH, READY, SEED_ROLE, STATE_NAMES, UNREADABLE, WAITING
 from shoal.frontier.sqlite.file import SQLiteFile
@@ -66,7 +67,7 @@ def _url(file: SQLiteFile, number: int) -> str:
     (payload,) = file.db.execute("SELECT payload FROM request WHERE id = ?", (number,)).fetchone()
     try:
         return _decode(payload).url
-    except (UnicodeDecodeError, msgspec.MsgspecError):
+    except DECODING_ERRORS:
         return ""
 
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError, StoreFullError
 from shoal.frontier.sqlite.file_lock import (
     NAME_KEY,
     FileLock,
@@ -242,6 +242,8 @@ class SQLiteFile:
         if getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
         kind = {Severity.AWAY: StoreAwayError, Severity.FINAL: StoreError}.get(meaning.severity, FrontierError)
+        if meaning.is_full:
+            kind = StoreFullError
         return kind(
             f"{self.path}: {meaning.advice} ({exc})" if meaning.advice else f"{self.path}: {exc}; nothing was changed"
         )

@@ -8,7 +8,16 @@ from functools import partial
 import msgspec
 
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.rules import DONE, LEASED, SEED_ROLE, STATE_NAMES, WAITING, retry_reason, sought_fingerprint
+from shoal.frontier.rules import (
+    DONE,
+    LEASED,
+    SEED_ROLE,
+    STATE_NAMES,
+    WAITING,
+    retry_reason,
+    sought_fingerprint,
+    sought_urls,
+)
 from shoal.frontier.sqlite.audit import find_faults, repair, trimmed_items
 from shoal.frontier.sqlite.history import Histories
 from shoal.frontier.sqlite.lanes import StoredLanes
@@ -100,7 +109,8 @@ class SQLiteInspection:
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged
             if number is None and not exact:
-                number = self._histories.search(request.url)
+                found = map(self._histories.search, sought_urls(request))
+                number = next((number for number in found if number is not None), None)
             return None if number is None else self._histories.of(number)
 
         return await self._file.read(step)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+from shoal.frontier.rules import count_fitting
 from shoal.frontier.sqlite.roles import SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.ports import LoggedItem
@@ -41,18 +42,23 @@ class SQLiteItemLog:
         """The last committed items. The thread of the file changes it."""
         self._recent_bytes = 0
 
-    async def read_items(self, after: int, limit: int, *, last: LoggedItem | None = None) -> list[LoggedItem]:
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
         recent = list(self._recent)
         if recent and recent[0].seq <= after + 1 <= recent[-1].seq:
             skip = after + 1 - recent[0].seq
-            return recent[skip : skip + limit]
-        sql = (
-            "SELECT id - ?1, fingerprint, position, payload FROM item"
-            " WHERE id > ?1 + ?2 AND id <= ?3 ORDER BY id LIMIT ?4"
-        )
-        return await self._file.read(
-            lambda: [LoggedItem(*row) for row in self._db.execute(sql, (self._first, after, self._last, limit))]
-        )
+            items = recent[skip : skip + limit]
+            return items if max_bytes is None else items[: count_fitting((len(i.payload) for i in items), max_bytes)]
+        return await self._file.read(partial(self._read, after, limit, max_bytes))
+
+    def _read(self, after: int, limit: int, max_bytes: int | None) -> list[LoggedItem]:
+        rows = "FROM item WHERE id > ?1 + ?2 AND id <= ?3 ORDER BY id LIMIT ?4"
+        if max_bytes is not None:  # SQLite knows the length of a value without reading it
+            sizes = self._db.execute(f"SELECT length(payload) {rows}", (self._first, after, self._last, limit))
+            limit = count_fitting((size for (size,) in sizes), max_bytes)
+        sql = f"SELECT id - ?1, fingerprint, position, payload {rows}"
+        return [LoggedItem(*row) for row in self._db.execute(sql, (self._first, after, self._last, limit))]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
         def step() -> None:

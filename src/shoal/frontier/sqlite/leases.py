@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
+from shoal.errors import DECODING_ERRORS
 from shoal.frontier.politeness import Host, Key
 from shoal.frontier.rules import (
     DEAD,
@@ -144,7 +145,7 @@ class Leases:
             try:
                 _, fingerprint, attempts, items, payload = rows[number]
                 request = _decode(payload)
-            except (KeyError, UnicodeDecodeError, msgspec.MsgspecError) as exc:
+            except (KeyError, *DECODING_ERRORS) as exc:
                 raise self._file.file.damaged(f"request {number} can't be read: {exc!r}") from exc
             token, attempt = token + 1, attempts + 1
             self._held[fingerprint] = HeldLease(number, fingerprint, token, attempt, items, lane, rank, holder, begun)

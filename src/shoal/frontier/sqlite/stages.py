@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from shoal.errors import DECODING_ERRORS
 from shoal.frontier.sqlite.lanes import NewRequest
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.frontier.sqlite.seen import Seen
@@ -68,7 +69,7 @@ class Stages:
                 for fingerprint, payload in portion.items()
                 if fingerprint not in known
             ]
-        except (UnicodeDecodeError, msgspec.MsgspecError) as exc:
+        except DECODING_ERRORS as exc:
             raise self._run.file.damaged(f"the links of request {parent} can't be read: {exc!r}") from exc
         refused = self._add_links(new, ledger, now)[parent]
         self._db.execute("DELETE FROM stage WHERE id = ?", (number,))

@@ -19,14 +19,14 @@ from shoal.clock import steady_time
 from shoal.frontier.composed import FencedFrontier
 from shoal.frontier.local_workers import LocalSessions
 from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists
 from shoal.frontier.sqlite.audit import restore_lanes
 from shoal.frontier.sqlite.documents import SQLiteDocuments
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.frontier import SQLiteFrontier
 from shoal.frontier.sqlite.items import item_ids
 from shoal.frontier.sqlite.lanes import SharedHosts
-from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
+from shoal.ports import Frontier, FrontierOptions, Holder, Room, Run, RunState
 
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
@@ -41,7 +41,6 @@ _DELETE_RUN = (
     "DELETE FROM run WHERE number = ?",
 )
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
@@ -64,6 +63,7 @@ class SQLiteStore(SQLiteDocuments):
         self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
         self._sessions = LocalSessions(clock)
         self._opening = asyncio.Lock()
+        self._largest = 0
         file.restore = self._restore
 
     @classmethod
@@ -87,6 +87,22 @@ class SQLiteStore(SQLiteDocuments):
             await file.write(store._correct_times)
             await file.write(partial(restore_lanes, file))
         return store
+
+    async def room(self) -> Room | None:
+        """That of the disk. Its size is what the file has, and what the disk had left for it at most: other programs
+        may need some of it for a while."""
+        disk = os.statvfs(os.path.dirname(self._file.path) or ".")
+        pages, unused, size = await self._file.read(self._count_pages)
+        free = unused * size + disk.f_bavail * disk.f_frsize
+        self._largest = max(self._largest, (pages - unused) * size + free)
+        return Room(self._largest - free, self._largest)
+
+    def _count_pages(self) -> tuple[int, int, int]:
+        count, unused, size = (
+            self._file.db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return count, unused, size
 
     def _correct_times(self) -> None:
         """Set the times in the file back if the clock was set back since it was last used. Otherwise they lie in the
@@ -187,7 +203,7 @@ class SQLiteStore(SQLiteDocuments):
         def runs() -> list[Run]:
             wanted = None if states is None else json.dumps(states)
             rows = self._file.db.execute(_RUNS, (spider, project, wanted, -1 if limit is None else limit))
-            return [_run_of(row) for row in rows]
+            return readable_runs(rows, _run_of)
 
         return await self._file.read(runs)
 
@@ -227,8 +243,4 @@ class SQLiteStore(SQLiteDocuments):
 
 
 def _run_of(row: StoredRow) -> Run:
-    run_id, spider, state, created_at, settings, project, ended_at = row
-    return Run(
-        run_id=run_id, spider=spider, state=state, created_at=created_at, settings=_decode(settings), project=project,
-        ended_at=ended_at,
-    )  # fmt: skip
+    return read_run(*row)

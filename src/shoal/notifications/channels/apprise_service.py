@@ -14,6 +14,7 @@ from shoal.notifications.channels.mail import in_thread
 from shoal.notifications.messages import Message
 from shoal.notifications.secret import Secret, without_secrets
 from shoal.printable import printable
+from shoal.suggestions import pip_install
 
 _TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
 _one_at_a_time = threading.Lock()
@@ -92,7 +93,5 @@ def _import_apprise(where: str) -> ModuleType:
     try:
         import apprise
     except ModuleNotFoundError:
-        raise ConfigError(
-            f"{where}: this channel needs apprise; install it with: pip install 'shoal[notify]'"
-        ) from None
+        raise ConfigError(f"{where}: this channel needs apprise; install it with: {pip_install('notify')}") from None
     return apprise

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from shoal.batch.redaction import redacted
-from shoal.batch.results import Entry, portion_of
+from shoal.batch.results import Entry
 from shoal.batch.session import OVER
 from shoal.batch.spider import BatchSpider
 from shoal.batch.urls import UrlList
@@ -22,7 +22,7 @@ from shoal.crawling.stats import STATE_NAMES, ledger
 from shoal.errors import RunError, ShoalError, SinkError, SpiderError
 from shoal.http import Request as Page
 from shoal.item import decode_item
-from shoal.monitoring.limits import limit_of
+from shoal.monitoring.limits import announce_end, limit_of
 from shoal.monitoring.url_items import read_url_items
 from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
@@ -53,7 +53,7 @@ from shoal.server.schemas.runs import (
     UrlModel,
 )
 from shoal.server.state import Server, server_of
-from shoal.urls.normalize import normalize_url
+from shoal.urls.normalize import written_url
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
@@ -71,7 +71,7 @@ async def start(body: StartRun, request: Request) -> Response:
     contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
     same request again resumes an interrupted run, unless `new_run` is true."""
     server = server_of(request)
-    urls = None if body.urls is None else await UrlList.parse(body.urls, normalize_url)
+    urls = None if body.urls is None else await UrlList.parse(body.urls, written_url)
     with _spider_problems():
         chosen = await _choose(server, body)
         start_chosen = _queue if chosen.mode == "distributed" else _run_here
@@ -107,7 +107,7 @@ async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_ru
 
 
 def _valid_urls(urls: UrlList | None) -> list[str] | None:
-    """The valid URLs, normalized."""
+    """The valid URLs, as they are sent."""
     if urls is None:
         return None
     return [url for position, url in enumerate(urls.normalized) if position not in urls.invalid]
@@ -189,6 +189,8 @@ async def cancel(run_id: RunId, request: Request) -> Response:
 async def _transition(request: Request, run_id: str, state: RunState, what: str) -> Response:
     server = server_of(request)
     await find_run(server, run_id)
+    if state == "running":
+        await announce_end(server.store, run_id, None)
     run = await server.store.transition(run_id, state)
     await record_action(request, what, run_id)
     if state == "running":
@@ -271,9 +273,8 @@ async def read_items(
 
 async def _item_portions(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[list[Entry]]:
     """The items after number ``after``, read a few at a time: one may have many megabytes."""
-    count = 4
-    while items := await frontier.read_items(after, min(count, limit)):
-        items, count = portion_of(items, count, *_ITEMS_READ)
+    count, most = _ITEMS_READ
+    while items := await frontier.read_items(after, min(count, limit), max_bytes=most):
         yield [Entry(item.seq, len(item.payload), partial(_show_item, item)) for item in items]
         after, limit = items[-1].seq, limit - len(items)
         if not limit:

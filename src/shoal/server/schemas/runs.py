@@ -113,10 +113,11 @@ class RunOutcome(BaseModel):
 class LimitModel(BaseModel):
     """The limit at which a run stopped before it had fetched everything."""
 
-    setting: Annotated[str, Field(description="Such as `scope.max_pages`.")]
-    value: int
+    setting: Annotated[str, Field(description="Such as `scope.max_pages`. Empty if the spider called `stop`.")]
+    value: int | float
     left: Annotated[int, Field(description="Requests in the queue when it stopped.")]
     at: Annotated[float, Field(description="Unix time, in seconds.")]
+    reason: Annotated[str, Field(description="What the spider passed to `stop`.")]
     message: str
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
-from shoal.errors import ShoalError, StoreAwayError, StoreError
+from shoal.errors import ShoalError, StoreAwayError, StoreError, StoreFullError
 from shoal.stores.postgres.address import PostgresAddress
 from shoal.stores.postgres.errors import explain, is_refusal, is_retryable, timed_out
+from shoal.stores.severity import FULL_FOR
 
 T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -67,6 +70,12 @@ class PostgresClient:
         nothing may outlive a transaction: no settings, no prepared statements, no LISTEN."""
         self._install: Callable[[Connection], Awaitable[str]] | None = None
         self._closed = False
+        self._full_at = -inf
+
+    @property
+    def was_full(self) -> bool:
+        """Whether it refused a call in the last seconds because its disk is full."""
+        return time.monotonic() - self._full_at < FULL_FOR
 
     # -- calls
 
@@ -108,7 +117,10 @@ class PostgresClient:
                 await self._run_install(self._install)
             except asyncpg.PostgresError as exc:
                 if attempt == _MAX_TRIES or not is_retryable(exc):
-                    raise explain(exc, self.address) from exc
+                    error = explain(exc, self.address)
+                    if isinstance(error, StoreFullError):
+                        self._full_at = time.monotonic()
+                    raise error from exc
                 await asyncio.sleep(random.random() * 0.02 * 2**attempt)
             except (asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError, TypeError, OverflowError) as exc:
                 raise explain(exc, self.address) from exc

@@ -14,6 +14,7 @@ from shoal.errors import (
     ShoalError,
     StoreAwayError,
     StoreError,
+    StoreFullError,
     StoreRewoundError,
 )
 from shoal.stores.postgres.address import PostgresAddress
@@ -55,7 +56,7 @@ CODES = {
     ),
     "42704": Meaning(_FINAL, "check the options behind the ? in the URL"),
     "53": Meaning(_AWAY, f"it lacks resources; {_NOTHING}. Give it more"),
-    "53100": Meaning(_AWAY, f"its disk is full; {_NOTHING}. Free some space"),
+    "53100": Meaning(_AWAY, f"its disk is full; {_NOTHING}. Free some space", is_full=True),
     "53200": Meaning(_AWAY, f"it is out of memory; {_NOTHING}. Give it more memory, or use smaller batches"),
     "53300": Meaning(_AWAY),  # too many clients
     "53400": Meaning(_AWAY, f"a limit in its configuration was reached; {_NOTHING}. Raise the limit"),
@@ -130,5 +131,6 @@ def _explain_answer(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalE
     meaning = meaning_of(code, CODES)
     told = f"{place}: {meaning.advice} ({text})" if meaning.advice else f"{place}: {text}; {_NOTHING}"
     if meaning.severity is Severity.AWAY:
-        return StoreAwayError(told if meaning.advice else f"{place} is not available: {text}")
+        away = StoreFullError if meaning.is_full else StoreAwayError
+        return away(told if meaning.advice else f"{place} is not available: {text}")
     return StoreError(told) if meaning.severity is Severity.FINAL else FrontierError(told)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
@@ -21,9 +23,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shoal.errors import ShoalError, StoreError
+from shoal.errors import ShoalError, StoreError, StoreFullError
 from shoal.stores.redis.address import Arguments, RedisAddress
 from shoal.stores.redis.errors import explain
+from shoal.stores.severity import FULL_FOR
 
 log = logging.getLogger("shoal.frontier")
 
@@ -96,6 +99,12 @@ class RedisClient:
         self._client: Redis | RedisCluster = self._connect()
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._closed = False
+        self._full_at = -inf
+
+    @property
+    def was_full(self) -> bool:
+        """Whether it refused a call in the last seconds because it has no room."""
+        return time.monotonic() - self._full_at < FULL_FOR
 
     @classmethod
     async def open(cls, address: RedisAddress, *, warn: bool = True) -> RedisClient:
@@ -251,7 +260,10 @@ class RedisClient:
         except NoScriptError:
             raise
         except (RedisError, RedisClusterException, OSError) as exc:
-            raise explain(exc, self.address) from exc
+            error = explain(exc, self.address)
+            if isinstance(error, StoreFullError):
+                self._full_at = time.monotonic()
+            raise error from exc
         if task is not None and task.cancelling() > cancels:
             raise asyncio.CancelledError  # asyncio.wait_for, used by redis-py, loses it before Python 3.12
         return answer

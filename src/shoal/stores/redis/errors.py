@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from redis import exceptions
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreAwayError, StoreError, StoreRewoundError
+from shoal.errors import (
+    FencedError,
+    FrontierError,
+    RunError,
+    ShoalError,
+    StoreAwayError,
+    StoreError,
+    StoreFullError,
+    StoreRewoundError,
+)
 from shoal.stores.redis.address import RedisAddress
 from shoal.stores.severity import Meaning, Severity
 
@@ -26,12 +35,12 @@ CODES = {
     "IOERR": Meaning(_AWAY),
     "LOADING": Meaning(_AWAY),
     "MASTERDOWN": Meaning(_AWAY),
-    "MISCONF": Meaning(_AWAY, f"cannot write to its disk; {_NOTHING}. Check the disk"),
+    "MISCONF": Meaning(_AWAY, f"cannot write to its disk; {_NOTHING}. Check the disk", is_full=True),
     "NOGOODSLAVE": Meaning(_AWAY),
     "NOMASTERLINK": Meaning(_AWAY),
     "NOREPLICAS": Meaning(_AWAY),
     "NOSCRIPT": Meaning(_AWAY),  # it was restarted between two calls: the client sends the whole script
-    "OOM": Meaning(_AWAY, f"is out of memory (maxmemory); {_NOTHING}. Raise maxmemory or delete runs"),
+    "OOM": Meaning(_AWAY, f"is out of memory (maxmemory); {_NOTHING}. Raise maxmemory or delete runs", is_full=True),
     "READONLY": Meaning(_AWAY),  # a failover is under way
     "REDIRECT": Meaning(_AWAY),  # the same, in Valkey
     "TRYAGAIN": Meaning(_AWAY),
@@ -79,7 +88,8 @@ def explain(exc: Exception, address: RedisAddress) -> ShoalError:
         return _other_error(exc, text, address)
     meaning = CODES[code]
     if meaning.severity is Severity.AWAY:
-        return StoreAwayError(
+        away = StoreFullError if meaning.is_full else StoreAwayError
+        return away(
             f"{where} {meaning.advice} ({text})"
             if meaning.advice
             else f"{where} is not ready ({text}); try again in a moment"

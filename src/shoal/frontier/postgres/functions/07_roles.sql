@@ -101,13 +101,21 @@ BEGIN
 END
 $$;
 
--- Read items, after a check of the last item that the client has read.
+-- Read items, after a check of the last item that the client has read. With a maximum of bytes: those that fit, but at
+-- least one. The lengths of values that are stored outside of their row are known without reading them.
 CREATE FUNCTION read_items(
-    _run integer, _after bigint, _limit integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer
+    _run integer, _after bigint, _limit integer, _seq bigint, _item_token bigint, _fingerprint bytea, _position integer,
+    _max_bytes bigint
 ) RETURNS TABLE (seq bigint, fingerprint bytea, "position" integer, payload bytea, token bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM check_item(_run, _seq, _item_token, _fingerprint, _position);
+    IF _max_bytes IS NOT NULL THEN
+        _limit := (
+            SELECT greatest(count(*) FILTER (WHERE s.total <= _max_bytes), least(count(*), 1)) FROM (
+                SELECT sum(octet_length(i.payload)) OVER (ORDER BY i.seq) AS total FROM item i
+                WHERE i.run = _run AND i.seq > _after ORDER BY i.seq LIMIT _limit) s);
+    END IF;
     RETURN QUERY
         SELECT i.seq, i.fingerprint, i.position, i.payload, i.token FROM item i
         WHERE i.run = _run AND i.seq > _after ORDER BY i.seq LIMIT _limit;

@@ -91,11 +91,10 @@ end
 local function check_stages()
   local left = 0
   for _, entry in ipairs(call('LRANGE', STAGES, 0, -1)) do
-    local token, chunks, links = read(STAGE, entry)
+    local token, chunks, links = read_stage(entry)
     local key = stage_key(token)
     left = left + links
-    local next_chunk = tonumber(call('HGET', key, 'next')) or 0
-    for place = next_chunk, chunks - 1 do
+    for place = next_chunk(key), chunks - 1 do
       local chunk = call('HGET', key, place)
       if chunk then links = links - read(CHUNK, chunk) end
     end

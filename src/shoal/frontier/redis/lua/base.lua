@@ -102,7 +102,9 @@ local function run_of(number)
     local found = call('HMGET', key, 'run_id', 'state', 'options', 'counters')
     if found[1] then
       local counters = found[4] and {read(string.sub(LEDGER, 1, 1 + #found[4] / 8), found[4])} or {}
-      run = {number = number, key = key, name = found[1], state = found[2], options = found[3], lanes = {}, holders = {}}
+      run = {number = number, key = key, name = found[1], state = found[2], lanes = {}, holders = {}}
+      -- Options that another program wrote must not stop the runs that share a host with this one.
+      run.options = found[3] and #found[3] == OPTIONS_SIZE and found[3] or nil
       run.packed_number = pack('>I4', number)
       -- Counters that an earlier version stored end before the newest ones.
       for i = 1, #COUNTERS do run[COUNTERS[i]] = i <= (found[4] and #found[4] / 8 or 0) and counters[i] or 0 end

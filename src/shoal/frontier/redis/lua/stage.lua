@@ -19,7 +19,7 @@ if act == 'move' then
   local key, left = stage_key(ARGV[6]), 0
   local outcome = call('HMGET', key, 'next', 'added', 'known', 'refused')
   for _, entry in ipairs(call('LRANGE', STAGES, 0, -1)) do
-    local token, chunks = read(STAGE, entry)
+    local token, chunks = read_stage(entry)
     if token == ARGV[6] then left = chunks - (tonumber(outcome[1]) or 0) end
   end
   return {left, tonumber(outcome[2]) or 0, tonumber(outcome[3]) or 0, tonumber(outcome[4]) or 0}
@@ -28,7 +28,7 @@ end
 local fingerprint, number, place, at_once = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), 20
 local entry = call('LINDEX', STAGES, number)
 if not entry then return {-1, 0, '', ''} end
-local token, chunks = read(STAGE, entry)
+local token, chunks = read_stage(entry)
 for each = place, math.min(place + at_once, chunks) - 1 do
   local chunk = call('HGET', stage_key(token), each)
   if chunk and string.find(chunk, fingerprint, 1, true) then

@@ -11,7 +11,17 @@ local STAGE = '<c8I4I4' -- token, chunks, links that are left
 local STAGES = own and own.key .. ':stages'
 local UPLOAD_MS, OUTCOME_MS = 600000, 60000
 
+local MAX_CHUNKS = 100000 -- more of them were never uploaded: another program wrote this number
+
 local function stage_key(token) return own.key .. ':stage:' .. token end
+
+local function read_stage(entry)
+  local token, chunks, links = read(STAGE, entry)
+  return token, math.min(chunks, MAX_CHUNKS), links
+end
+
+-- The next chunk of a stage, from 0.
+local function next_chunk(key) return math.max(0, tonumber(call('HGET', key, 'next')) or 0) end
 
 local function read_chunk(chunk)
   local count, hosts_count, at = read(CHUNK, chunk)
@@ -34,9 +44,9 @@ local function move_staged()
   if own.incoming <= 0 then return end
   local entry = call('LINDEX', STAGES, 0)
   if not entry then return close_stage(STAGES, own.incoming) end
-  local token, chunks, links = read(STAGE, entry)
+  local token, chunks, links = read_stage(entry)
   local key = stage_key(token)
-  local place, chunk = (tonumber(call('HGET', key, 'next')) or 0) - 1, false
+  local place, chunk = next_chunk(key) - 1, false
   while not chunk and place + 1 < chunks do
     place = place + 1
     chunk = call('HGET', key, place)

@@ -1,0 +1,21 @@
+"""The results of `bench/strangers` as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crawl import table
+
+
+def rows(results: dict[str, Any]) -> list[list[str]]:
+    limits = results["limits"]
+    lines = [["attack", f"memory (≤ {limits['megabytes']} MB)", f"`/health` (≤ {limits['seconds']:g} s)", "seen"]]
+    for figure in results["attacks"].values():
+        seen = f"FAILED: {figure['problem']}" if figure["problem"] else figure["seen"]
+        what = figure["what"].removesuffix(".")
+        lines.append([what, f"+{figure['growth'] / 1e6:.0f} MB", f"{figure['wait']:.2f} s", seen])
+    return lines
+
+
+def printed(results: dict[str, Any]) -> str:
+    return table.markdown(rows(results), left=(0, 3))
