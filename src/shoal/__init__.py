@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.runs.crawl import Crawl as Crawl
     from shoal.runs.crawl import crawl as crawl
     from shoal.runs.orchestrator import Orchestrator as Orchestrator
+    from shoal.runs.sync_scheduler import SyncScheduler as SyncScheduler
+    from shoal.runs.work_queue import SyncUrlWorkQueue as SyncUrlWorkQueue
     from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
     from shoal.sitemaps.spider import SitemapSpider as SitemapSpider
@@ -46,6 +48,8 @@ _HOMES = {
     "ShoalError": "shoal.errors",
     "SitemapSpider": "shoal.sitemaps.spider",
     "Spider": "shoal.spider",
+    "SyncScheduler": "shoal.runs.sync_scheduler",
+    "SyncUrlWorkQueue": "shoal.runs.work_queue",
     "UrlWorkQueue": "shoal.runs.work_queue",
     "ZookeeperCrawler": "shoal.cluster.zookeeper_crawler",
     "crawl": "shoal.runs.crawl",
@@ -67,7 +71,9 @@ __all__ = [  # noqa: RUF022 - in the order in which users meet them
     "Crawl",
     "Orchestrator",
     "Scheduler",
+    "SyncScheduler",
     "UrlWorkQueue",
+    "SyncUrlWorkQueue",
     "Node",
     "ZookeeperCrawler",
     "DropItem",

@@ -268,3 +268,8 @@ class StoreRewoundError(FrontierError):
 
 class StoreError(FrontierError):
     """The store cannot be opened, is damaged, or is not a Shoal store."""
+
+
+# The names in other crawlers.
+QueueFullException = QueueFullError
+QueueConnectionException = FilterConnectionException = StoreAwayError

@@ -301,6 +301,22 @@ def test_a_worker_is_killed(fleet: Celery, site: Target) -> None:
     until(lambda: fleet.status().get("workers") == 3, 40, "a fleet of three")
 
 
+@pytest.mark.timeout(120)
+def test_pages_of_a_dead_worker_return_within_its_session(tmp_path: Path, site: Target) -> None:
+    """The leases themselves would last five minutes, and the broker keeps unacknowledged tasks for an hour."""
+    with celery(tmp_path, 1, SHOAL_LEASE__TTL="300", SHOAL_WORKER__SESSION="4") as fleet:
+        urls = pages(site, 4, gate=1)
+        session = fleet.api.batch(urls, distributed=True, wait=False, timeout=100)["session_id"]
+        site.wait_until(lambda visits: any("gate=1" in visit.path for visit in visits))
+        fleet.workers[0].kill()
+        begun = seen(site)
+        fleet.worker()
+        site.wait_until(lambda visits: all(seen(site)[path] > count for path, count in begun.items()), 40)
+        site.open_gate()
+        fleet.api.wait(session)
+        check_log(fleet, session, urls)
+
+
 def test_the_processes_of_a_worker_are_killed(fleet: Celery, site: Target) -> None:
     """Its main process lives and gives the tasks back."""
     urls = pages(site, 100, wait=0.1)

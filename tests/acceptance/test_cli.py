@@ -243,16 +243,35 @@ def test_mode_is_an_option(shoal, shop: str, tmp_path: Path) -> None:
     assert shown["mode"] == ["distributed", "--mode"]
     assert shown["frontier"] == ["redis://127.0.0.1:6379/0", "--mode"]
     refused = shoal("crawl", shop, "--mode", "distributed", "--frontier", "sqlite:///x.db", code=2).stderr
-    assert '--mode: "mode" is "distributed", but a fleet cannot share' in refused
+    assert '"mode" is "distributed" (--mode), but "frontier" is "sqlite:///x.db" (--frontier)' in refused
     assert '--mode: "mode" must be' in shoal("run", str(ROOT / "examples/books.py"), "--mode", "both", code=2).stderr
     spider = str(ROOT / "examples" / "books.py")
     one = ["-a", f"start_url={shop}", "-o", "x.jsonl", "--delay", "0", "--max-pages", "2"]
-    (tmp_path / "shoal.toml").write_text('mode = "distributed"\n')
+    (tmp_path / "shoal.toml").write_text('mode = "distributed"\nfrontier = "redis://127.0.0.1:9/0"\n')
     shoal("run", spider, "--mode", "standalone", *one)
     shoal("start", spider, "--mode", "standalone", "-a", f"start_url={shop}", "-o", "y.jsonl",
           "--set", "scope.max_pages=2", "--delay", "0")  # fmt: skip
     assert lines(tmp_path / "x.jsonl")
     assert lines(tmp_path / "y.jsonl")
+    shown = [line.split() for line in shoal("config", "--mode", "standalone").stdout.splitlines()]
+    file = f"{tmp_path}/shoal.toml:"
+    assert ["redis://127.0.0.1:9/0", file, "lost", "to", "--mode"] == shown[
+        shown.index(["frontier", "memory:", "--mode"]) + 1
+    ]
+
+
+def test_every_command_reads_the_file_that_config_names(shoal, shop: str, tmp_path: Path) -> None:
+    (tmp_path / "shoal.toml").write_text('frontier = "redis://127.0.0.1:9/0"\n')
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "other.toml").write_text(
+        f'frontier = "sqlite:///{tmp_path}/x.db"\nscope.max_pages = 3\ndownload_delay = 0\n'
+        f'[spiders.Shop]\nfile = "{ROOT}/examples/books.py"\narguments = {{ start_url = "{shop}" }}\n'
+    )
+    use = ["--config", "local/other.toml"]
+    shoal("run", "Shop", *use, "-o", "x.jsonl")
+    assert lines(tmp_path / "x.jsonl")
+    assert "done" in shoal("stats", *use).stdout
+    assert "cannot read" in shoal("runs", "--config", "none.toml", code=2).stderr
 
 
 def test_a_finished_crawl_says_so(shoal, shop: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Every way of starting a run keeps its delay at the site, on every store, while somebody looks at the run.
 
-The spider asks for `DELAY`. The file ``shoal.toml``, which those who look read too, has no delay at all.
+The spider asks for `DELAY`. Those who look read only ``shoal.toml``, so they know nothing but the shorter default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import FAST, Api, until
 from tests.acceptance.target import Target, closest, target
 
-DELAY = 0.4
+DELAY = 0.8
 PAGES = 4
 SPIDER = f"""
 from shoal import Request, Spider
@@ -39,7 +39,6 @@ class Pages(Spider):
         yield response.follow_all("a")
 """
 REGISTRY = """
-download_delay = 0.0
 concurrency_per_host = 8
 
 [spiders.single]
@@ -217,7 +216,7 @@ def test_a_scheduled_run_of_a_fleet_keeps_its_delay(place: Place, server: Server
 @pytest.mark.parametrize("store", STORES)
 def test_a_batch_keeps_the_delay_of_its_server(place: Place, store: str) -> None:
     """Another process of the fleet, whose own delay is 0, looks at the batch."""
-    (place.folder / "shoal.toml").write_text(REGISTRY.replace("download_delay = 0.0", f"download_delay = {DELAY}"))
+    (place.folder / "shoal.toml").write_text(f"download_delay = {DELAY}\n{REGISTRY}")
     server = Server(place)
     try:
         started = server.batch([f"{place.site.url}/{number}" for number in range(PAGES)], wait=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import ConfigError, RunError, SinkError, SpiderError
+from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.work_queue import SyncUrlWorkQueue
 from tests import forking
@@ -205,7 +205,8 @@ def test_an_orchestrator_routes_by_mode(kind: str, url: str, tmp_path: Path) -> 
     orchestrator = Orchestrator(file)
     started = orchestrator.start("India", urls=[f"{url}/p/1", f"{url}/p/2", "junk"])
     assert (started["status"], started["enqueued"], started["spider"]) == ("queued", 2, "pages")
-    assert started["worker_command"] == f"shoal worker India --run-id {started['run_id']} --batch-size 50"
+    expected = f"shoal worker India --config {file} --run-id {started['run_id']} --batch-size 50"
+    assert started["worker_command"] == expected
     assert orchestrator.get_stats("India", started["run_id"]) == {
         "pending": 2, "claimed": 0, "completed": 0, "failed": 0, "remaining": 2,
     }  # fmt: skip
@@ -238,7 +239,7 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
         assert "  worker    script-1" in why(claims[0].url)
         assert "2 pages held by worker script-1" in shoal("stats", started["run_id"])
         queue.complete_url(claims[0], items=[{"price": 3}])
-        assert queue.fail_url(claims[1], "gone", retry_in=None) == "dead"
+        assert queue.fail_url(claims[1], "gone", retry_in=None) == "failed"
         assert "done  (worker script-1)" in why(claims[0].url)
         assert "attempt 1 failed: gone  (worker script-1)" in why(claims[1].url)
         assert "held by" not in shoal("stats", started["run_id"])
@@ -246,7 +247,7 @@ def test_a_script_works_on_the_run_of_an_orchestrator(kind: str, url: str, tmp_p
         "pending": 1, "claimed": 0, "completed": 1, "failed": 1, "remaining": 1,
     }  # fmt: skip
     with (
-        pytest.raises(ConfigError, match="max_attempts 3, not 9"),
+        pytest.raises(ConfigError, match="max_attempts 4, not 9"),
         SyncUrlWorkQueue(frontier, started["run_id"], max_attempts=9) as queue,
     ):
         queue.claim_batch(1)
@@ -262,6 +263,58 @@ def test_resume_is_the_default_and_contradicts_a_new_run(url: str, tmp_path: Pat
         assert "--resume and --new-run contradict each other" in refused.stderr
     for command in (["start", "India"], ["run", "Russia", "--frontier", "memory:", "-q"]):
         forking.run([*SHOAL, *command, "--resume"], cwd=tmp_path, capture_output=True, check=True)
+
+
+def shoal_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return forking.run([*SHOAL, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("store", ["sqlite", *KINDS])
+def test_a_registered_spider_with_a_file_runs_every_day(url: str, tmp_path: Path, store: str) -> None:
+    frontier = f"sqlite:///{tmp_path}/x.db" if store == "sqlite" else frontier_url(store)
+    file = project(tmp_path, url, frontier)
+    again = ("start", "Russia", "--new-run", "-q")
+    assert shoal_in(tmp_path, *again).returncode == 0
+    refused = shoal_in(tmp_path, *again)
+    assert (refused.returncode, "Use -O russia.jsonl to replace it" in refused.stderr) == (2, True)
+    assert "russia-{date}.jsonl is a new one each day" in refused.stderr
+    assert len(shoal_in(tmp_path, "runs").stdout.splitlines()) == 2  # a heading and the first run
+    assert shoal_in(tmp_path, *again, "-O", f"{tmp_path}/russia.jsonl").returncode == 0
+    text = file.read_text()
+    file.write_text(text.replace("russia.jsonl", "russia.jsonl?replace=yes"))
+    assert shoal_in(tmp_path, *again).returncode == 0
+    assert len((tmp_path / "russia.jsonl").read_text().splitlines()) == PAGES + 1
+    file.write_text(text.replace("russia.jsonl", "russia-{date}-{run}.jsonl"))
+    for _ in range(2):
+        assert shoal_in(tmp_path, *again).returncode == 0
+    dated = sorted(tmp_path.glob(f"russia-{time.strftime('%Y-%m-')}*.jsonl"))
+    assert [len(path.read_text().splitlines()) for path in dated] == [PAGES + 1] * 2
+    assert len(shoal_in(tmp_path, "runs").stdout.splitlines()) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_start_that_fails_leaves_no_run(url: str, tmp_path: Path, kind: str) -> None:
+    file = project(tmp_path, url, frontier_url(kind))
+    (tmp_path / "pages.py").write_text(SPIDER + "    def start(self):\n        raise ValueError('no list of pages')\n")
+    refused = shoal_in(tmp_path, "start", "India")
+    assert (refused.returncode, "no list of pages" in refused.stderr) == (2, True)
+    with pytest.raises(ShoalError, match="no list of pages"):
+        Orchestrator(file).start("India")
+    assert len(shoal_in(tmp_path, "runs").stdout.splitlines()) <= 1
+
+
+def test_commands_find_a_spider_by_its_registered_name(url: str, tmp_path: Path) -> None:
+    project(tmp_path, url, frontier_url("redis"))
+    listed = [line.split()[:3] for line in shoal_in(tmp_path, "list").stdout.splitlines()]
+    assert listed == [
+        ["India", "pages.py", "distributed"], ["Russia", "pages.py:Pages", "single"], ["pages", "pages.py:Pages"],
+    ]  # fmt: skip
+    by_worker = json.loads(shoal_in(tmp_path, "start", "India").stdout)["run_id"]
+    assert shoal_in(tmp_path, "worker", "--scraper", "India", "--run-id", by_worker, "-q").returncode == 0
+    assert "name the spider once" in shoal_in(tmp_path, "worker", "--run-id", by_worker).stderr
+    by_scaler = json.loads(shoal_in(tmp_path, "start", "India", "--new-run").stdout)["run_id"]
+    scaled = shoal_in(tmp_path, "autoscale", by_scaler, "--every", "0.2")
+    assert (scaled.returncode, f"run {by_scaler} is finished" in scaled.stderr) == (0, True)
 
 
 def test_a_single_spider_runs_here(url: str, tmp_path: Path) -> None:

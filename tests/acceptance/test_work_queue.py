@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +15,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from shoal import SyncUrlWorkQueue, UrlWorkQueue
 from shoal.errors import ConfigError, LeaseLostError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import Run
-from shoal.runs.work_queue import SyncUrlWorkQueue, UrlWorkQueue
 from tests.acceptance.fleets import KINDS, frontier_url
 
 URLS = [f"http://shop.example/{number}" for number in range(25)]
@@ -57,8 +62,8 @@ async def test_the_life_of_a_url(queue: UrlWorkQueue) -> None:
     done, retried, failed, released = await queue.claim_batch(10)
     assert (done.attempt, dict(done.meta)) == (1, {"state": "Goa"})
     await queue.complete_url(done, status=200, items=[{"price": 3}])
-    assert await queue.fail_url(retried, "timed out", retry_in=0.0) == "waiting"
-    assert await queue.fail_url(failed, "gone", retry_in=None) == "dead"
+    assert await queue.fail_url(retried, "timed out", retry_in=0.0) == "pending"
+    assert await queue.fail_url(failed, "gone", retry_in=None) == "failed"
     await queue.release_url(released)
     assert {claim.url: claim.attempt for claim in await queue.claim_batch(10)} == {retried.url: 2, released.url: 1}
     stats = await queue.get_queue_stats()
@@ -90,6 +95,94 @@ async def test_urls_of_dead_workers_come_back(dsn: str) -> None:
         assert (await queue.get_queue_stats())["failed"] == 3
 
 
+async def test_three_retries_are_four_attempts(dsn: str) -> None:
+    for queue in (UrlWorkQueue(dsn, "default"), UrlWorkQueue(dsn, "same", max_retries=3)):
+        async with queue:
+            await queue.enqueue_urls(URLS[:1])
+            states = [await queue.fail_url((await queue.claim_batch())[0], "timed out", retry_in=0.0) for _ in range(4)]
+            assert states == ["pending", "pending", "pending", "failed"]
+            assert await queue.claim_batch() == []
+    with pytest.raises(ConfigError, match="contradict each other"):
+        UrlWorkQueue(dsn, max_retries=3, max_attempts=3)
+    with pytest.raises(ConfigError, match="has max_attempts 4, not 1"):
+        await UrlWorkQueue(dsn, "same", max_retries=0).claim_batch()
+
+
+async def state_of(dsn: str, name: str) -> str | None:
+    store = await open_store(dsn)
+    try:
+        return await store.run_state(name)
+    finally:
+        await store.close()
+
+
+async def test_a_drained_queue_is_finished_until_it_has_urls_again(dsn: str) -> None:
+    async with UrlWorkQueue(dsn, "products") as queue:
+        assert await queue.claim_batch() == []  # empty from the beginning: nothing has ended
+        for number in (1, 2):
+            await queue.enqueue_urls([f"http://shop.example/{number}"])
+            (claim,) = await queue.claim_batch()
+            await queue.complete_url(claim)
+            if number == 1:
+                assert (await queue.get_queue_stats())["remaining"] == 0
+            else:
+                assert await queue.claim_batch() == []
+            run = (await queue._store.list_runs())[0]  # type: ignore[union-attr]
+            assert run.state == "finished"
+        await queue.enqueue_urls(["http://shop.example/3"])
+        assert await queue._store.run_state("products") == "running"  # type: ignore[union-attr]
+        await queue.complete_url((await queue.claim_batch())[0])
+    assert await state_of(dsn, "products") == "finished"
+
+
+SCRIPT = """
+import sys, time
+from shoal import SyncUrlWorkQueue
+from shoal.errors import LeaseLostError
+
+queue = SyncUrlWorkQueue(sys.argv[1], "products", worker_id="script")
+claims = queue.claim_batch(3)
+print(len(claims), flush=True)
+sys.stdin.readline()
+try:
+    queue.complete_url(claims[0])
+    print("completed", flush=True)
+except LeaseLostError:
+    print("lost", flush=True)
+print(len(queue.claim_batch(30)), flush=True)
+queue.close()
+"""
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, None], ids=["killed", "frozen", "busy"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scripts_send_heartbeats(kind: str, fault: signal.Signals | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_WORKER__SESSION", "2")
+    dsn = frontier_url(kind)
+    with SyncUrlWorkQueue(dsn, "products") as queue:
+        queue.enqueue_urls(URLS[:3])
+        command = [sys.executable, "-c", SCRIPT, dsn]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as script:
+            assert script.stdin is not None
+            assert script.stdout is not None
+            assert script.stdout.readline() == "3\n"
+            if fault is None:
+                time.sleep(6)  # three sessions
+                assert queue.get_queue_stats()["claimed"] == 3
+                print(file=script.stdin, flush=True)
+                assert [script.stdout.readline() for _ in range(2)] == ["completed\n", "0\n"]
+                return
+            os.kill(script.pid, fault)
+            while not (claims := queue.claim_batch(1)):  # although the leases last five minutes
+                time.sleep(0.1)
+            assert claims[0].attempt == 2
+            if fault == signal.SIGSTOP:
+                os.kill(script.pid, signal.SIGCONT)
+                print(file=script.stdin, flush=True)
+                assert [script.stdout.readline() for _ in range(2)] == ["lost\n", "2\n"]
+
+
 async def test_items_of_urls_are_in_the_log(dsn: str) -> None:
     async with UrlWorkQueue(dsn, "products") as queue:
         await queue.enqueue_urls(URLS[:1])
@@ -114,7 +207,7 @@ def test_the_sync_front(dsn: str) -> None:
         assert queue.enqueue_urls(URLS).added == 25
         one, two, three = queue.claim_batch(3)
         queue.complete_url(one)
-        assert queue.fail_url(two, "gone", retry_in=None) == "dead"
+        assert queue.fail_url(two, "gone", retry_in=None) == "failed"
         assert queue.renew([three]) == [True]
         queue.release_url(three)
         assert queue.release_expired_leases() == 0

@@ -20,7 +20,7 @@ from tests.containers.crawls import NETWORKS, Api, Site, address_of, login, stat
 from tests.containers.engine import ROOT, Podman
 from tests.databases import free_port
 
-FILE = ROOT / "docker-compose.distributed.yml"
+FILE = ROOT / "compose.yml"
 BROWSER_FILE = ROOT / "docker-compose.browser.yml"
 PROJECT = "shoal-test"
 RUN_ID = "fleet"

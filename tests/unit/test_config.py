@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+from copy import copy, deepcopy
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +34,7 @@ from shoal.config import (
     load_config,
     mask,
 )
-from shoal.config.layers import keys
+from shoal.config.layers import explicit_settings, keys
 from shoal.errors import ConfigError
 from shoal.runs.registry import Registry
 
@@ -428,10 +430,10 @@ def test_no_layer_at_all() -> None:
 
 
 def test_each_layer_is_stronger_than_the_one_before(toml: Any) -> None:
-    file = toml("concurrency = 2")
+    file = toml("concurrency = 3")
     layers: list[tuple[dict[str, Any], str]] = [
+        ({"spider": {"concurrency": 2}, "spider_name": "Books"}, "spider Books"),
         ({"file": file}, str(file)),
-        ({"spider": {"concurrency": 3}, "spider_name": "Books"}, "spider Books"),
         ({"environ": {"SHOAL_CONCURRENCY": "4"}}, "SHOAL_CONCURRENCY"),
         ({"command_line": {"concurrency": "5"}}, "--set concurrency"),
         ({"code": {"concurrency": 6}}, "code"),
@@ -442,6 +444,9 @@ def test_each_layer_is_stronger_than_the_one_before(toml: Any) -> None:
         resolved = load_config(**arguments)
         assert (resolved.config.concurrency, resolved.sources["concurrency"]) == (number, source)
         assert resolved.sources["download_delay"] == "default"
+    lost = [(overruled.value, overruled.source, overruled.winner) for overruled in resolved.overruled]
+    sources = [source for _, source in layers]
+    assert lost == [(5 - weaker, sources[3 - weaker], sources[4 - weaker]) for weaker in range(4)]
 
 
 def test_layers_add_up(toml: Any) -> None:
@@ -494,7 +499,8 @@ def test_a_config_in_code_is_a_layer() -> None:
     spider = {"download_delay": 1, "user_agent": "books/1.0"}
     resolved = load_config(environ={"SHOAL_CONCURRENCY": "5"}, spider=spider, code=code)
     assert resolved.config == Config(project_name="example", concurrency=5, download_delay=2, user_agent="books/1.0")
-    assert {key for key, source in resolved.sources.items() if source == "code"} == {"project_name", "download_delay"}
+    in_code = {key for key, source in resolved.sources.items() if source == "code"}
+    assert in_code == {"project_name", "download_delay", "mode", "frontier"}
 
 
 @pytest.mark.parametrize(
@@ -546,12 +552,95 @@ def test_resolved_layers_are_not_merged_again(monkeypatch: pytest.MonkeyPatch) -
     assert Crawl(Layered, resolved).config.concurrency == 32
 
 
-def test_mode_and_frontier_from_different_layers(toml: Any) -> None:
-    file = toml('mode = "distributed"')
-    assert load_config(file=file, environ={"SHOAL_FRONTIER": "redis://h/0"}).config.mode == "distributed"
-    assert message(load_config, file=file, environ={"SHOAL_FRONTIER": "sqlite:///a.db"}).startswith(
-        f'{file}: "mode" is "distributed", but a fleet'
-    )
+DISTRIBUTED = 'mode = "distributed"\nfrontier = "redis://:secret@file:1/0"\ndownload_delay = 7\nconcurrency = 7'
+
+
+@pytest.mark.parametrize(
+    ("passed", "frontier"),
+    [
+        (Config.standalone(), "memory:"),
+        (Config.standalone(frontier="sqlite:///a.db"), "sqlite:///a.db"),
+        (Config.standalone(concurrency=32), "memory:"),
+        (pickle.loads(pickle.dumps(Config.standalone(concurrency=32))), "memory:"),
+        (copy(Config.standalone(concurrency=32)), "memory:"),
+        (Config(mode="standalone"), "memory:"),
+        (Config(frontier="memory:"), "memory:"),
+        ({"mode": "standalone"}, "memory:"),
+        (Config(), "redis://:secret@env:1/0"),  # nothing is set in it
+        (Config.distributed(), "redis://:secret@env:1/0"),  # a fleet, but no server
+        (Config.distributed(redis_host="127.0.0.1"), "redis://127.0.0.1:6379/0"),
+    ],
+)
+def test_a_config_in_code_has_the_last_word(
+    monkeypatch: pytest.MonkeyPatch, toml: Any, passed: Any, frontier: str
+) -> None:
+    monkeypatch.setenv("SHOAL_CONFIG", str(toml(DISTRIBUTED)))
+    monkeypatch.setenv("SHOAL_MODE", "distributed")
+    monkeypatch.setenv("SHOAL_FRONTIER", "redis://:secret@env:1/0")
+    made = Crawl(Layered, passed).config
+    assert made.frontier == frontier
+    assert made.mode == ("distributed" if frontier.startswith("redis:") else "standalone")
+    is_set = isinstance(passed, Config) and "concurrency" in explicit_settings(passed)
+    assert made.concurrency == (32 if is_set else 7)
+    assert made.download_delay == 7  # the file, although the spider has another
+
+
+def test_values_that_were_set_are_known_by_key() -> None:
+    made = Config(concurrency=32, http=HttpSettings(read_timeout=30.0)).with_settings({"retry.max_attempts": 4})
+    expected = {"concurrency": 32, "http.read_timeout": 30.0, "retry.max_attempts": 4, "retry.max_retries": 3}
+    assert explicit_settings(made) == explicit_settings(deepcopy(made)) == expected
+    assert explicit_settings(Config()) == {}
+    assert explicit_settings(msgspec.structs.replace(Config(), concurrency=5)) == {"concurrency": 5}
+    assert made == Config()
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "frontier", "lost"),
+    [
+        ({"mode": "standalone"}, "standalone", "memory:", {"mode": "--mode", "frontier": "--mode"}),
+        ({"mode": "standalone", "frontier": "sqlite:///a.db"}, "standalone", "sqlite:///a.db",
+         {"mode": "--mode", "frontier": "--frontier"}),
+        ({"frontier": "sqlite:///a.db"}, "standalone", "sqlite:///a.db",
+         {"mode": "--frontier", "frontier": "--frontier"}),
+        ({"frontier": "postgresql://h/d"}, "distributed", "postgresql://h/d", {"frontier": "--frontier"}),
+        ({"mode": "distributed"}, "distributed", "redis://:secret@file:1/0", {"mode": "--mode"}),
+        ({}, "distributed", "redis://:secret@file:1/0", {}),
+    ],
+)  # fmt: skip
+def test_the_stronger_of_mode_and_frontier_wins(
+    toml: Any, options: dict[str, str], mode: str, frontier: str, lost: dict[str, str]
+) -> None:
+    names = {"mode": "--mode", "frontier": "--frontier"}
+    resolved = load_config(file=toml(DISTRIBUTED), command_line=options, options=names)
+    assert (resolved.config.mode, resolved.config.frontier) == (mode, frontier)
+    assert {overruled.key: overruled.winner for overruled in resolved.overruled} == lost
+    assert "secret" not in repr(resolved.overruled)
+
+
+def test_a_fleet_does_not_use_the_file_of_a_weaker_layer(toml: Any) -> None:
+    file = toml('frontier = "sqlite:///a.db"')
+    resolved = load_config(file=file, environ={"SHOAL_MODE": "distributed", "REDIS_HOST": "h"})
+    assert resolved.config.frontier == "redis://h:6379/0"
+    assert [overruled.winner for overruled in resolved.overruled] == ["SHOAL_MODE"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "frontier"), [("standalone", "redis://:secret@h"), ("standalone", "postgresql://h/d"),
+                           ("distributed", "memory:"), ("distributed", "sqlite:///a.db")],
+)  # fmt: skip
+def test_a_mode_and_a_frontier_of_one_layer_that_contradict_each_other(toml: Any, mode: str, frontier: str) -> None:
+    both = {"mode": mode, "frontier": frontier}
+    file = toml(f'mode = "{mode}"\nfrontier = "{frontier}"')
+    for layer, sources in (
+        ({"file": file}, (str(file), str(file))),
+        ({"environ": {"SHOAL_MODE": mode, "SHOAL_FRONTIER": frontier}}, ("SHOAL_MODE", "SHOAL_FRONTIER")),
+        ({"command_line": both, "options": {"mode": "--mode", "frontier": "--frontier"}}, ("--mode", "--frontier")),
+        ({"code": both}, ("code", "code")),
+    ):
+        told = message(load_config, **layer)
+        assert told.startswith(
+            f'"mode" is "{mode}" ({sources[0]}), but "frontier" is "{mask(frontier)}" ({sources[1]})'
+        )
 
 
 @pytest.mark.parametrize(
@@ -590,6 +679,53 @@ def test_redis_variables_name_the_server_of_a_fleet(environ: dict[str, str], url
     assert named.config.frontier == "redis://h/0"
 
 
+@pytest.mark.parametrize(
+    ("names", "frontier"),
+    [
+        ({"QUEUE_TYPE": "memory"}, "memory:"),
+        ({"QUEUE_TYPE": "redis", "REDIS_HOST": "h", "REDIS_PORT": 7000, "REDIS_PASSWORD": "p"}, "redis://:p@h:7000/0"),
+        ({"QUEUE_TYPE": "Redis", "FILTER_TYPE": "redis"}, "redis://127.0.0.1:6379/0"),
+        ({"FILTER_TYPE": "redis", "REDIS_HOST": "h"}, "redis://h:6379/0"),
+    ],
+)
+def test_other_names_choose_the_frontier(toml: Any, names: dict[str, Any], frontier: str) -> None:
+    for spell in (str, str.lower):
+        file = toml("".join(f"{spell(name)} = {json.dumps(value)}\n" for name, value in names.items()))
+        assert load_config(file=file).config.frontier == frontier
+    resolved = load_config(environ={name: str(value) for name, value in names.items()})
+    assert resolved.config.frontier == frontier
+    assert resolved.sources["frontier"] in names
+    over = load_config(file=file, command_line={"frontier": "sqlite:///a.db"})
+    assert over.config.frontier == "sqlite:///a.db"
+
+
+def test_other_names_have_the_strength_of_their_layer(toml: Any) -> None:
+    file = toml("SCHEDULER_MAX_QUEUE_SIZE = 50000\nREDIS_HOST = 'file'\nREDIS_DB = 3\nmode = 'distributed'")
+    resolved = load_config(file=file)
+    assert (resolved.config.queue.max_size, resolved.config.frontier) == (50_000, "redis://file:6379/3")
+    resolved = load_config(file=file, environ={"SCHEDULER_MAX_QUEUE_SIZE": "7", "REDIS_HOST": "env"})
+    assert (resolved.config.queue.max_size, resolved.config.frontier) == (7, "redis://env:6379/3")
+    assert resolved.sources["queue.max_size"] == "SCHEDULER_MAX_QUEUE_SIZE"
+    assert load_config(file=file, environ={"QUEUE_TYPE": "memory"}).config.mode == "standalone"
+    assert load_config(code=Config.standalone(), environ={"QUEUE_TYPE": "redis"}).config.frontier == "memory:"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"QUEUE_TYPE": "redis", "FILTER_TYPE": "memory"}, 'QUEUE_TYPE "redis" and FILTER_TYPE "memory" contradict'),
+        ({"QUEUE_TYPE": "redis", "SHOAL_FRONTIER": "sqlite:///a.db"}, 'contradicts the frontier "sqlite:///a.db"'),
+        ({"QUEUE_TYPE": "redis", "SHOAL_MODE": "standalone"}, '"redis://127.0.0.1:6379/0" (QUEUE_TYPE). These contrad'),
+        ({"QUEUE_TYPE": "memory", "SHOAL_MODE": "distributed"}, "These contradict each other"),
+        ({"QUEUE_TYPE": "sqlite"}, "name the frontier instead: sqlite:///file.db"),
+        ({"FILTER_TYPE": "kafka"}, 'FILTER_TYPE "kafka" does not say where the queue is; use memory or redis'),
+        ({"SCHEDULER_MAX_QUEUE_SIZE": "many"}, 'SCHEDULER_MAX_QUEUE_SIZE: "queue.max_size" must be an integer'),
+    ],
+)
+def test_other_names_that_contradict_something(environ: dict[str, str], said: str) -> None:
+    assert said in message(load_config, environ=environ)
+
+
 @pytest.mark.parametrize("name", ["REDIS_PORT", "REDIS_DB"])
 def test_a_bad_redis_variable_is_named(name: str) -> None:
     environ = {"SHOAL_MODE": "distributed", name: "tcp://[" if name == "REDIS_PORT" else "one"}
@@ -610,10 +746,10 @@ def test_mistakes_name_their_layer(toml: Any) -> None:
     )
     frontiers = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number"
     assert told.splitlines() == [
+        'spider Books: unknown key "robots.obay"; did you mean "robots.obey"?',
         f'{file}: unknown key "downlod_delay"; did you mean "download_delay"?',
         f"{file}: \"concurrency\" must be an integer, at least 1, not '5'",
         f'{file}: "http.proxy" must be text, or none',
-        'spider Books: unknown key "robots.obay"; did you mean "robots.obey"?',
         "SHOAL_CONCURRENCY: \"concurrency\" must be an integer, at least 1, not 'five'",
         '--set retry.max_attempts: "retry.max_attempts" must be an integer, at least 1, not 0',
         f"--frontier: \"frontier\" must be {frontiers} or postgresql://host/database, not 'x:'",
@@ -840,7 +976,7 @@ def test_the_command_says_why_it_does_not_use_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "attempts"),
-    [({}, 3), ({"max_retries": 5}, 6), ({"max_retries": 0}, 1), ({"max_attempts": 4}, 4),
+    [({}, 4), ({"max_retries": 5}, 6), ({"max_retries": 0}, 1), ({"max_attempts": 4}, 4),
      ({"max_attempts": 4, "max_retries": 3}, 4)],
 )  # fmt: skip
 def test_retries_are_attempts_without_the_first(settings: dict[str, int], attempts: int) -> None:
@@ -853,7 +989,7 @@ def test_retries_are_attempts_without_the_first(settings: dict[str, int], attemp
 def test_attempts_and_retries_that_contradict_each_other(tmp_path: Path) -> None:
     for make in (
         lambda: Config().with_settings({"retry.max_attempts": 4, "retry.max_retries": 4}),
-        lambda: RetrySettings(max_attempts=4, max_retries=4),
+        lambda: RetrySettings(max_attempts=5, max_retries=5),
         lambda: load_config(environ={"SHOAL_RETRY__MAX_ATTEMPTS": "4", "SHOAL_RETRY__MAX_RETRIES": "1"}),
     ):
         with pytest.raises(ConfigError, match="contradict each other"):

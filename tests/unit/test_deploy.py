@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -254,7 +255,7 @@ NEEDED = {
     "SHOAL_SERVE__TOKEN": TOKEN, "REDIS_PASSWORD": "p4ss", "SHOAL_FRONTIER": "redis://:p4ss@redis:6379/2",
     "SHOAL_FLOWER_PASSWORD": "fl0wer",
 }  # fmt: skip
-"""What Compose does not start without, as the document writes it to `.env`."""
+"""What Compose does not start without, as `scripts/secrets` writes it to `.env`."""
 
 
 def service_environment(name: str, **environment: str) -> dict[str, str]:
@@ -287,10 +288,28 @@ def test_compose_starts_nothing_that_is_open(service: str, name: str) -> None:
         service_environment(service, **{key: value for key, value in NEEDED.items() if key != name})
 
 
-def test_the_document_writes_all_that_compose_needs() -> None:
-    (written,) = re.findall(r"cat > \.env <<EOF\n(.*?)\nEOF", DOCUMENT, re.DOTALL)
-    assert {line.partition("=")[0] for line in written.splitlines()} == NEEDED.keys()
-    assert "SHOAL_FRONTIER=redis://:$redis@redis:6379/2" in written
+def test_a_script_writes_all_that_compose_needs_once(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "secrets", tmp_path / "scripts")
+    subprocess.run([script], check=True, capture_output=True)
+    file = tmp_path / ".env"
+    assert file.stat().st_mode & 0o777 == 0o600
+    text = file.read_text()
+    made = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert made.keys() == NEEDED.keys()
+    assert made["SHOAL_FRONTIER"] == f"redis://:{made['REDIS_PASSWORD']}@redis:6379/2"
+    assert all(re.fullmatch("[0-9a-f]{32,}", value) for name, value in made.items() if name != "SHOAL_FRONTIER")
+    assert load_config(environ=service_environment("api", **made)).config.serve.token == made["SHOAL_SERVE__TOKEN"]
+    assert "nothing was changed" in subprocess.run([script], check=True, capture_output=True, text=True).stdout
+    assert file.read_text() == text
+    assert "scripts/secrets" in DOCUMENT
+
+
+def test_compose_up_needs_no_file_name() -> None:
+    top = yaml.safe_load((ROOT / "compose.yml").read_text())
+    assert top["include"] == [COMPOSE_FILE.name]
+    assert top["name"] == yaml.safe_load(COMPOSE_FILE.read_text())["name"]
+    assert SERVICES.keys() >= {"redis", "celery-worker", "worker", "flower", "api"}
 
 
 def test_the_api_of_compose_needs_its_token() -> None:

@@ -330,7 +330,7 @@ async def test_the_server_says_how_long_to_wait() -> None:
     assert (await failed(Site(error))).retry_in == 77
 
 
-@pytest.mark.parametrize(("error", "attempt"), [(NOT_FOUND, 1), (TIMEOUT, 3)])
+@pytest.mark.parametrize(("error", "attempt"), [(NOT_FOUND, 1), (TIMEOUT, 4)])
 async def test_a_request_that_dies_goes_to_its_errback(error: FetchError, attempt: int) -> None:
     failure = await failed(Site(error), attempt=attempt, errback="failed")
     assert failure.retry_in is None

@@ -145,8 +145,8 @@ def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
 def test_all_is_exact() -> None:
     assert set(shoal.__all__) == {
         "Spider", "SitemapSpider", "Request", "Response", "Render", "File", "Selector", "Login", "LoggedOut", "Config",
-        "crawl", "Crawl", "Orchestrator", "Scheduler", "UrlWorkQueue", "Node", "ZookeeperCrawler", "DropItem",
-        "ShoalError", "__version__",
+        "crawl", "Crawl", "Orchestrator", "Scheduler", "SyncScheduler", "UrlWorkQueue", "SyncUrlWorkQueue", "Node",
+        "ZookeeperCrawler", "DropItem", "ShoalError", "__version__",
     }  # fmt: skip
     for name in shoal.__all__:
         assert getattr(shoal, name) is not None

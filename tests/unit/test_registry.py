@@ -41,6 +41,24 @@ def test_spiders_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.reference("Russia") == "../spiders/russia.py:Russia"
 
 
+def test_the_name_of_a_run_is_found_by_its_spider_and_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pages.py").write_text('from shoal import Spider\nclass Pages(Spider):\n    name = "pages"\n')
+    Path("broken.py").write_text("1 / 0\n")
+    found = registry(
+        tmp_path,
+        '[spiders.Broken]\nfile = "broken.py"\n[spiders.All]\nfile = "pages.py"\n'
+        '[spiders.Goa]\nfile = "pages.py"\narguments = { state = "Goa" }\n',
+    )
+    assert found.name_of("pages", {}) == "All"
+    assert found.name_of("pages", {"state": "Kerala"}) == "All"
+    assert found.name_of("pages", {"state": "Goa", "year": "2026"}) == "Goa"
+    assert found.name_of("Goa", {"state": "Goa"}) == "Goa"
+    assert found.name_of("books", {}) is None
+
+
 def test_a_scrapy_spider_is_relative_to_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = registry(tmp_path, "[spiders.Books]\nfile = 'scrapy:shop:books'\n")

@@ -159,7 +159,7 @@ async def test_all_that_is_known_of_a_host(store: MemoryStore, frontier: Frontie
 
     report = await report_host(store, await store.list_runs(), Config(), "a.example")
     assert (report.state.delay, report.state.why, report.state.ready) == (2.0, "set for this host", 5)
-    assert report.queued == {"one": 3, "two": 2}
+    assert report.ready_by_run == {"one": 3, "two": 2}
     secure, plain = report.robots
     assert (secure.origin, len(secure.text), secure.is_cut) == ("https://a.example", MAX_ROBOTS, True)
     assert (plain.text, plain.is_cut, plain.crawl_delay) == (ROBOTS.decode(), False, 3.0)

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import Spider
+from shoal import Spider, SyncScheduler
 from shoal.config import Config, QueueSettings, ScopeSettings
 from shoal.crawling.scheduler import Admitted, Scheduler
-from shoal.errors import FrontierError, LeaseLostError, QueueFullError, RequestError
+from shoal.errors import (
+    FilterConnectionException,
+    FrontierError,
+    LeaseLostError,
+    QueueConnectionException,
+    QueueFullError,
+    QueueFullException,
+    RequestError,
+)
 from shoal.frontier.memory import MemoryStore
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Pushed, Run
@@ -109,12 +117,61 @@ async def test_each_url_is_logged_at_debug(
         patch.setattr(scheduler.frontier, "stats", None)
         await scheduler.enqueue_requests([Request(URL)])
     with caplog.at_level("DEBUG", "shoal.scheduler"):
-        await scheduler.enqueue_requests([Request(URL), Request(URL + "1"), Request(URL + "1")])
+        await scheduler.enqueue_requests([Request(URL), Request(URL + "1", priority=7.5), Request(URL + "1")])
     assert caplog.messages == [
-        f"duplicate {URL} (2 in the queue)",
-        f"enqueued {URL}1 (2 in the queue)",
-        f"duplicate {URL}1 (2 in the queue)",
+        f"duplicate {URL} (priority 0, 2 in the queue)",
+        f"enqueued {URL}1 (priority 7.5, 2 in the queue)",
+        f"duplicate {URL}1 (priority 0, 2 in the queue)",
     ]
+
+
+def test_the_methods_of_a_script(tmp_path: Path) -> None:
+    config = Config(frontier=f"sqlite:///{tmp_path}/x.db", queue=QueueSettings(max_size=3))
+    with SyncScheduler(Books, config) as scheduler:
+        assert scheduler.idle()
+        assert [scheduler.enqueue_request(Request(f"{URL}{priority}", priority=priority)) for priority in (1, 3, 2)]
+        assert not scheduler.enqueue_request(Request(URL + "1"))
+        assert scheduler._is_duplicate(Request(URL + "1"))
+        assert scheduler.filter.check_duplicate(Request(URL + "1"))
+        assert not scheduler.filter.check_duplicate(Request(URL + "4"))
+        with pytest.raises(QueueFullException):
+            scheduler._schedule_request(Request(URL + "4"))
+        fetched = []
+        while scheduler.has_pending_requests():
+            request = scheduler.next_request()
+            assert request is not None
+            fetched.append((request.url, scheduler.queue_manager.size()))
+        assert fetched == [(URL + "3", 2), (URL + "2", 1), (URL + "1", 0)]
+        assert scheduler.next_request() is None
+    with SyncScheduler(Books, config) as scheduler:
+        assert scheduler.idle()
+        assert scheduler.is_duplicate(Request(URL + "1"))
+
+
+def test_a_request_of_a_script_that_fails_is_not_lost(tmp_path: Path) -> None:
+    config = Config(frontier=f"sqlite:///{tmp_path}/x.db")
+    with pytest.raises(ZeroDivisionError), SyncScheduler(Books, config) as scheduler:  # noqa: PT012
+        scheduler.enqueue_request(Request(URL))
+        scheduler.next_request()
+        1 / 0  # noqa: B018
+    with SyncScheduler(Books, config, settle=False) as scheduler:
+        request = scheduler.next_request()
+        assert request is not None
+        assert scheduler.fail(request, "busy", retry_in=0.0) == "waiting"
+        request = scheduler.next_request()
+        assert request is not None
+        scheduler.release(request)
+        request = scheduler.next_request()
+        assert request is not None
+        assert scheduler.has_pending_requests()
+        scheduler.complete(request)
+        assert scheduler.idle()
+
+
+def test_a_store_that_is_away_has_the_names_of_a_connection() -> None:
+    for kind in (QueueConnectionException, FilterConnectionException):
+        with pytest.raises(kind):
+            SyncScheduler(Books, {"frontier": "redis://127.0.0.1:9/0"})
 
 
 async def test_what_is_outside_is_not_enqueued(queue: Frontier) -> None:
@@ -158,7 +215,7 @@ async def test_a_request_that_fails_waits_or_dies() -> None:
     clock.advance(11)
     second = await scheduler.next_request()
     assert second is not None
-    assert await scheduler.fail(second, "no luck", retry_in=10) == "dead"
+    assert await scheduler.fail(second, "no luck", retry_in=10) == "failed"
     assert await scheduler.idle()
     history = await scheduler.frontier.find(Request(URL))
     assert history is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -172,8 +174,38 @@ class Commands(typer.Typer):
         )  # fmt: skip
 
     def add(self, name: str | None = None, *, examples: str) -> Callable[[_F], _F]:
-        """Decorate the function of a command. The first sentence of its docstring is its line in lists of commands."""
-        return self.command(name, cls=Command, epilog=examples)
+        """Decorate the function of a command. The first sentence of its docstring is its line in lists of commands.
+
+        Every command has the option ``--config``."""
+        register = self.command(name, cls=Command, epilog=examples)
+
+        def decorate(function: _F) -> _F:
+            register(_with_config_file(function))
+            return function
+
+        return decorate
+
+
+_ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Read this file instead of shoal.toml.", show_default=False),
+]
+
+
+def _with_config_file(function: Callable[..., object]) -> Callable[..., object]:
+    """Add the option ``--config``. It is SHOAL_CONFIG for this process and those that it starts."""
+
+    @wraps(function)
+    def run(*args: object, config_file: str | None = None, **options: object) -> object:
+        if config_file is not None:
+            os.environ["SHOAL_CONFIG"] = os.path.abspath(config_file)
+        return function(*args, **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    added = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ConfigFile)
+    run.__annotations__ = {**function.__annotations__, "config_file": _ConfigFile}
+    cast(_Click, run).__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])
+    return run
 
 
 def _help_callback(ctx: _Click, param: _Click, value: bool) -> None:

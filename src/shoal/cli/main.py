@@ -44,7 +44,7 @@ COMMANDS = {
     },
     "Inspect": {
         "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
-        "stats": CommandEntry("runs", "Count the queued, done and failed requests of a run."),
+        "stats": CommandEntry("runs", "Count the ready, done and failed requests of a run."),
         "history": CommandEntry("history", "Show the counts and the speed of a run over time."),
         "workers": CommandEntry("history", "List the processes that work on runs."),
         "compare": CommandEntry("history", "Compare two runs: pages, items, failures, fields."),
@@ -58,7 +58,7 @@ COMMANDS = {
     },
     "Develop": {
         "new": CommandEntry("spiders", "Create a spider from a template."),
-        "list": CommandEntry("spiders", "List the spiders in a file or folder."),
+        "list": CommandEntry("spiders", "List the spiders of shoal.toml and of a file or folder."),
         "shell": CommandEntry("shell", "Fetch a page and try selectors on it."),
         "config": CommandEntry("config", "Show every setting and where its value comes from."),
         "doctor": CommandEntry("doctor", "Check libraries, settings, servers, the browser and Tor."),

@@ -12,6 +12,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
+    from shoal.runs.registry import Entry
     from shoal.spider import Spider
 
 SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]
@@ -182,6 +183,15 @@ def outputs_of(output: list[str], replace: list[str]) -> list[str]:
         if not is_replaceable(spec):
             raise ConfigError(f"-O {mask(spec)}: only files can be replaced; other outputs keep all runs, so use -o")
     return [*output, *(f"{spec}{'&' if '?' in spec else '?'}replace=yes" for spec in replace)]
+
+
+def all_outputs(entry: Entry | None, output: list[str], replace: list[str]) -> list[str]:
+    """The outputs of the registry and of the command line. If both name the same one, the command line decides how."""
+    from shoal.sinks import sink_id
+
+    typed = outputs_of(output, replace)
+    identities = {sink_id(spec) for spec in typed}
+    return [*(spec for spec in (entry.outputs if entry else ()) if sink_id(spec) not in identities), *typed]
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from shoal.config.checks import mask as mask
 from shoal.config.layers import check_trust as check_trust
 from shoal.config.layers import flatten as flatten
 from shoal.config.layers import read_toml as read_toml
+from shoal.config.loading import Overruled as Overruled
 from shoal.config.loading import Resolved as Resolved
 from shoal.config.loading import config_for as config_for
 from shoal.config.loading import env_name as env_name

@@ -11,14 +11,14 @@ import os
 import pwd
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import inspect
+from msgspec import StructMeta, inspect
 from msgspec.structs import force_setattr
 
 from shoal.errors import ConfigError
@@ -30,7 +30,21 @@ Parse: TypeAlias = Callable[[inspect.Type, object], object]
 _MAX_SUGGESTIONS = 3
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+_EXPLICIT = "explicit"
+
+S = TypeVar("S", bound="Section")
+
+
+class _Recording(StructMeta):
+    """Records which fields a Section was created with, also those that have the value of the default."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        section = super().__call__(*args, **fields)
+        section.__dict__[_EXPLICIT] = frozenset(fields)
+        return section
+
+
+class Section(msgspec.Struct, metaclass=_Recording, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A part of the tree. Its values are checked whenever it is created, and its repr hides secrets."""
 
     checks: ClassVar[Mapping[str, Check]] = {}
@@ -55,6 +69,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         other."""
         return {}
 
+    def __copy__(self: S) -> S:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), {name: getattr(self, name) for name in self.__struct_fields__}, _explicit(self))
+
     def __rich_repr__(self) -> list[tuple[str, object]]:
         return [(name, self.shown(name)) for name in self.__struct_fields__]
 
@@ -67,7 +87,37 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.masks[name](value) if name in self.masks and value is not None else value
 
 
-S = TypeVar("S", bound=Section)
+def _explicit(section: Section) -> frozenset[str]:
+    """The fields that were set. A copy by other means has no record: there, the ones that are not the default."""
+    if _EXPLICIT in section.__dict__:
+        return frozenset(section.__dict__[_EXPLICIT])
+    plain = type(section)()
+    return frozenset(name for name in section.__struct_fields__ if getattr(section, name) != getattr(plain, name))
+
+
+def _restored(kind: type[S], fields: Mapping[str, object], explicit: frozenset[str]) -> S:
+    section = kind(**fields)
+    section.__dict__[_EXPLICIT] = explicit
+    return section
+
+
+def explicit_settings(tree: Section) -> dict[str, object]:
+    """The values of a tree that were set explicitly, by dotted key."""
+    found = {}
+    for key, (_, name) in keys(type(tree)).items():
+        owner = getattr(tree, key.partition(".")[0]) if "." in key else tree
+        if name in _explicit(owner):
+            found[key] = getattr(owner, name)
+    return found
+
+
+def mark_explicit(tree: Section, names: Iterable[str]) -> None:
+    """Record that exactly these dotted keys of a tree were set explicitly. The tree is new, and so are its sections."""
+    prefixes = {name.rpartition(".")[0] for name in names}
+    tree.__dict__[_EXPLICIT] = frozenset(name for name in names if "." not in name) | prefixes - {""}
+    for prefix in sections(type(tree)):
+        own = frozenset(name.rpartition(".")[2] for name in names if name.startswith(f"{prefix}."))
+        getattr(tree, prefix).__dict__[_EXPLICIT] = own
 
 
 @cache
@@ -102,6 +152,12 @@ def flatten(tree: Section, *, reveal: bool = False) -> dict[str, object]:
         owner = getattr(tree, key.partition(".")[0]) if "." in key else tree
         flat[key] = getattr(owner, name) if reveal else owner.shown(name)
     return flat
+
+
+def masked(root: type[Section], key: str, value: object) -> object:
+    """Return a value of this dotted key with its secrets masked."""
+    section, name = keys(root)[key]
+    return section.masks[name](value) if name in section.masks and value is not None else value
 
 
 def build(root: type[S], values: Mapping[str, object]) -> S:

@@ -1,4 +1,4 @@
-"""Load a ``Config`` from its layers: defaults, file, spider, environment, command line and code."""
+"""Load a ``Config`` from its layers: defaults, spider, file, environment, command line and code."""
 
 from __future__ import annotations
 
@@ -8,20 +8,48 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from shoal.config.layers import Parse, build, flatten, from_text, keys, nearest, read_settings, read_toml
-from shoal.config.redis_variables import REDIS_VARIABLES, redis_from_environ
+from shoal.config.checks import frontier_kind
+from shoal.config.layers import (
+    Parse,
+    build,
+    explicit_settings,
+    from_text,
+    keys,
+    masked,
+    nearest,
+    read_settings,
+    read_toml,
+)
+from shoal.config.redis_variables import OTHER_NAMES, REDIS_VARIABLES, own_names, redis_from_environ
 from shoal.config.root import Config
 from shoal.errors import ConfigError
 
 # Tables of the file that are not settings of a run. Other packages read them.
 _OTHER_TABLES = ("spiders", "schedules", "notifications")
 
+# By mode, the kinds of frontiers that it cannot use.
+_UNUSABLE = {"standalone": ("redis", "postgresql"), "distributed": ("memory", "sqlite")}
+_REMEDY = {
+    "standalone": "remove the mode, or choose a frontier of one process: memory: or sqlite:///file",
+    "distributed": "a fleet needs redis://host:port/number or postgresql://host/database",
+}
+
+
+class Overruled(Struct, frozen=True):
+    """A value that lost: its key, its source, and the source that won. Secrets are masked."""
+
+    key: str
+    value: object
+    source: str
+    winner: str
+
 
 class Resolved(Struct, frozen=True):
-    """The effective Config, and the source of each dotted key."""
+    """The effective Config, the source of each dotted key, and the values that lost, the strongest first."""
 
     config: Config
     sources: dict[str, str]
+    overruled: tuple[Overruled, ...] = ()
 
 
 def find_config_file(environ: Mapping[str, str], folder: Path | None = None) -> Path | None:
@@ -51,53 +79,101 @@ def load_config(
     options: Mapping[str, str] | None = None,
     code: Mapping[str, object] | Config | None = None,
 ) -> Resolved:
-    """Merge all layers into one Config. Later layers win: defaults, file, spider, environment, command line, code.
+    """Merge all layers into one Config. The strongest is code, then command line, environment, file and spider.
 
     Text from the environment and the command line is converted to the type of its field. ``options`` maps a key to
     the command-line option it came from, if that was not ``--set KEY=VALUE``. ``spider_sources`` does that for the
-    settings of the spider. ``code`` is a mapping that changes the
-    keys it names, or a Config: its values that are not defaults are used. ConfigError lists every problem of every
-    layer.
+    settings of the spider. ``code`` is a mapping that changes the keys it names, or a Config: the values that were set
+    in it count, also if they are the defaults. ConfigError lists every problem of every layer.
 
-    If the mode is "distributed" and no layer names a frontier, the frontier is in Redis: the server that REDIS_HOST,
-    REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or else the one on this machine.
+    A layer with a mode but without a frontier decides on the frontier, too: "standalone" is in memory, whatever weaker
+    layers say; "distributed" uses the server that a weaker layer names, or else Redis: the server that REDIS_HOST,
+    REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or the one on this machine. The file and the environment may also use
+    the names in `shoal.config.redis_variables`. If a layer has both and they contradict
+    each other, that is an error.
     """
     in_file = read_toml(file) if file is not None else {}
     for table in _OTHER_TABLES:
         in_file.pop(table, None)
+    environ = environ or {}
+    in_file, file_names = _split_names(in_file)
+    redis = {name: str(value) for name, value in file_names.items() if name in REDIS_VARIABLES}
+    redis |= {name: environ[name] for name in REDIS_VARIABLES if environ.get(name)}
     typed, from_spider = options or {}, spider_sources or {}
-    in_code = changed(code) if isinstance(code, Config) else code
-    in_environ, problems = _from_environ(environ or {})
+    in_code = explicit_settings(code) if isinstance(code, Config) else code
+    in_environ, problems = _from_environ(environ)
+    variables: dict[str, str] = {}
+    environ_names = {name: environ[name] for name in OTHER_NAMES if environ.get(name)}
+    for layer, names, where in ((in_file, file_names, f"{file}: "), (in_environ, environ_names, "")):
+        try:
+            found = own_names(names, layer.get("frontier"), redis)
+        except ConfigError as exc:
+            problems.append(f"{where}{exc}")
+            continue
+        layer.update((key, value) for key, (_, value) in found.items())
+        variables = {key: name for key, (name, _) in found.items()}
     layers: list[tuple[Mapping[str, object] | None, Callable[[str], str], Parse | None]] = [
-        (in_file, lambda key: str(file), None),
         (spider, lambda key: from_spider.get(key, f"spider {spider_name}".strip()), None),
-        (in_environ, env_name, from_text),
+        (in_file, lambda key: str(file), None),
+        (in_environ, lambda key: variables.get(key, env_name(key)), from_text),
         (command_line, lambda key: typed.get(key, f"--set {key}"), from_text),
         (in_code, lambda key: "code", None),
     ]
-    values: dict[str, object] = {}
-    sources = dict.fromkeys(keys(Config), "default")
+    merge = _Merge()
     for settings, source, parse in layers:
         read, wrong = read_settings(Config, settings or {}, source=source, parse=parse)
-        values |= read
-        sources |= {key: source(key) for key in read}
         problems += wrong
+        problems += merge.add(read, source)
     if problems:
         raise ConfigError("\n".join(problems))
+    values, sources = merge.values, merge.sources
     if values.get("mode") == "distributed" and "frontier" not in values:
-        values["frontier"], sources["frontier"] = redis_from_environ(environ or {}), sources["mode"]
-        if names := [name for name in REDIS_VARIABLES if (environ or {}).get(name)]:
-            sources["frontier"] = ", ".join(names)
-    try:
-        return Resolved(build(Config, values), sources)
-    except ConfigError as exc:  # each value is valid by itself: only the mode can contradict others
-        raise ConfigError(f"{sources['mode']}: {exc}") from exc
+        values["frontier"], sources["frontier"] = redis_from_environ(redis), ", ".join(redis) or sources["mode"]
+    return Resolved(build(Config, values), sources, tuple(merge.overruled))
+
+
+class _Merge:
+    """The values of the layers so far, from the weakest to the strongest."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.sources = dict.fromkeys(keys(Config), "default")
+        self.overruled: list[Overruled] = []
+
+    def add(self, read: Mapping[str, object], source: Callable[[str], str]) -> list[str]:
+        """Add the values of a stronger layer. Return a sentence if its mode and its frontier contradict each other."""
+        mode, kind = read.get("mode"), frontier_kind(read.get("frontier"))
+        unusable = _UNUSABLE[str(mode)] if mode is not None else ()
+        problems = []
+        if kind in unusable:
+            frontier = masked(Config, "frontier", read["frontier"])
+            problems.append(
+                f'"mode" is "{mode}" ({source("mode")}), but "frontier" is "{frontier}" ({source("frontier")}). These '
+                f"contradict each other: {_REMEDY[str(mode)]}"
+            )
+        for key in read:
+            self._overrule(key, source(key))
+        self.values |= read
+        self.sources |= {key: source(key) for key in read}
+        weaker = frontier_kind(self.values.get("frontier"))
+        if mode is not None and "frontier" not in read and (mode == "standalone" or weaker in unusable):
+            self._overrule("frontier", source("mode"))
+        elif mode is None and kind in _UNUSABLE["distributed"] and self.values.get("mode") == "distributed":
+            self._overrule("mode", source("frontier"))
+        return problems
+
+    def _overrule(self, key: str, winner: str) -> None:
+        """Drop the value of weaker layers. Without another one, the default counts."""
+        if key in self.values:
+            value = masked(Config, key, self.values.pop(key))
+            self.overruled.insert(0, Overruled(key, value, self.sources[key], winner))
+            self.sources[key] = winner
 
 
 def config_for(
     given: Config | Resolved | Mapping[str, object] | None, spider_settings: Mapping[str, object], spider_name: str
 ) -> Config:
-    """The Config of a crawl that a program starts: ``given`` over the environment, the spider's settings and the file.
+    """The Config of a crawl that a program starts: ``given`` over the environment, the file and the spider's settings.
 
     A Resolved is used as it is: its layers were merged before.
     """
@@ -112,18 +188,19 @@ def config_for(
     ).config
 
 
-def changed(config: Config) -> dict[str, object]:
-    """The settings of a Config that are not the defaults, by dotted key."""
-    defaults = flatten(Config(), reveal=True)
-    return {key: value for key, value in flatten(config, reveal=True).items() if value != defaults[key]}
-
-
 # Variables that are not settings: the path of the file, and the password that `start-distributed` and Compose give
 # to Flower.
 _OTHER_VARIABLES = ("SHOAL_CONFIG", "SHOAL_FLOWER_PASSWORD")
 
 
-def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _split_names(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """The settings of a file under their own names, and those under the names of other crawlers, in capitals."""
+    other = {name: value for name, value in settings.items() if name.upper() in OTHER_NAMES}
+    own = {name: value for name, value in settings.items() if name not in other}
+    return own, {name.upper(): value for name, value in other.items()}
+
+
+def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     known = {env_name(key): key for key in keys(Config)}
     ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _OTHER_VARIABLES}
     problems = []

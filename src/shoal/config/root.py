@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from shoal.config.checks import check_contact, check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
-from shoal.config.layers import Section, build, flatten, read_settings
+from shoal.config.layers import Section, build, explicit_settings, flatten, mark_explicit, read_settings
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
     USER_AGENT,
@@ -42,7 +42,11 @@ NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``."""
+    """All settings of a run. A dotted key names one of them: ``concurrency``, ``http.proxy``.
+
+    A program that passes a Config to a crawl has the last word about the values that were set in it, also if they are
+    the defaults. The other ones come from the environment, the file and the spider.
+    """
 
     checks = {
         "frontier": check_frontier, "user_agent": check_one_line, "contact": check_contact, "proxies": check_proxy_list,
@@ -198,10 +202,10 @@ class Config(Section, frozen=True, kw_only=True):
     def distributed(
         cls,
         *,
-        redis_host: str = "127.0.0.1",
-        redis_port: int = 6379,
+        redis_host: str | None = None,
+        redis_port: int | None = None,
         redis_password: str | None = None,
-        redis_db: int = 0,
+        redis_db: int | None = None,
         queue_type: str | None = None,
         filter_type: str | None = None,
         max_queue_size: int | None = None,
@@ -209,16 +213,22 @@ class Config(Section, frozen=True, kw_only=True):
     ) -> Config:
         """Configure a fleet whose frontier is in Redis, or in PostgreSQL: ``frontier="postgresql://..."``.
 
-        The other arguments are those of ``standalone``.
+        If no server is given, a crawl uses the one that its other settings name, or else Redis on this machine. The
+        other arguments are those of ``standalone``.
         """
-        redis = (redis_host, redis_port, redis_password, redis_db)
-        if "frontier" in settings and redis != ("127.0.0.1", 6379, None, 0):
+        server: dict[str, Any] = {"host": redis_host, "port": redis_port, "password": redis_password, "db": redis_db}
+        server = {name: value for name, value in server.items() if value is not None}
+        if "frontier" in settings and server:
             raise ConfigError("give either frontier or redis_host, redis_port, redis_password and redis_db, not both")
         for kind in (queue_type, frontier_kind(settings.get("frontier"))):
             if kind in ("memory", "sqlite"):
                 raise ConfigError(f'Config.distributed does not support queue_type "{kind}"; use Config.standalone')
-        settings.setdefault("frontier", redis_url(*redis))
-        return _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
+        is_named = bool(server) or "frontier" in settings
+        settings.setdefault("frontier", redis_url(**server))
+        config = _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
+        if not is_named:
+            mark_explicit(config, explicit_settings(config).keys() - {"frontier"})
+        return config
 
     def refuse_tor(self, what: str) -> None:
         """ConfigError if pages should go through Tor: ``what`` would send them past it."""
@@ -233,7 +243,9 @@ class Config(Section, frozen=True, kw_only=True):
         values, problems = read_settings(Config, settings)
         if problems:
             raise ConfigError("\n".join(problems))
-        return build(Config, {**flatten(self, reveal=True), **values})
+        config = build(Config, {**flatten(self, reveal=True), **values})
+        mark_explicit(config, explicit_settings(self).keys() | values.keys())
+        return config
 
 
 def _of_mode(

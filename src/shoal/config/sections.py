@@ -105,7 +105,7 @@ class RobotsSettings(Section, frozen=True, kw_only=True):
 class RetrySettings(Section, frozen=True, kw_only=True):
     """When a failed request is retried."""
 
-    max_attempts: Count = 3  # including the first
+    max_attempts: Count = 4  # including the first
     max_retries: CountFromZero | None = None  # the same as max_attempts, without the first: set one of the two
     base_delay: Seconds = 1.0  # before the second attempt; doubles with each further attempt
     max_delay: Seconds = 300.0  # the longest delay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -48,20 +48,23 @@ async def finished_at(run: Run, frontier: Frontier) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.ended_at or run.created_at))
 
 
-async def choose_run(store: Store, wanted: WantedRun) -> Run:
+async def choose_run(store: Store, wanted: WantedRun, on_create: Callable[[Run], None] = lambda run: None) -> Run:
     """Find the run to resume, or create one. Processes that start at the same time on a shared store choose the same
-    run, unless each of them wants a new one."""
+    run, unless each of them wants a new one. ``on_create`` is called with a run that this call creates, even if it then
+    chooses that of another process."""
     if wanted.new == "always":
-        return await _create(store, wanted, "running")
+        mine = await _create(store, wanted, "running")
+        on_create(mine)
+        return mine
     before = await store.list_runs(wanted.spider, wanted.project)
     run = await _to_resume(store, before, wanted)
     if run is not None:
         if run.settings != wanted.start:
             log.warning("run %s resumes with the start URLs and arguments that it began with", run.run_id)
         return run
-    if not store.shared:
-        return await _create(store, wanted, "running")
-    return await _agree(store, wanted, before)
+    mine = await _create(store, wanted, "queued" if store.shared else "running")
+    on_create(mine)
+    return await _agree(store, wanted, before, mine) if store.shared else mine
 
 
 async def _to_resume(store: Store, runs: list[Run], wanted: WantedRun) -> Run | None:
@@ -92,9 +95,9 @@ def _reopening(documents: Documents, run_id: str) -> StoredValue[float]:
     return StoredValue(documents, f"run/{run_id}/reopened", float)
 
 
-async def _agree(store: Store, wanted: WantedRun, before: list[Run]) -> Run:
-    """Create a run, then list the runs again. If another process has created one with the same start URLs and
-    arguments earlier, delete the run of this process and join that one.
+async def _agree(store: Store, wanted: WantedRun, before: list[Run], mine: Run) -> Run:
+    """List the runs again, after this process has created its own. If another process has created one with the same
+    start URLs and arguments earlier, delete the run of this process and join that one.
 
     Two processes never keep different runs. Stores number runs in the order in which they become visible, so a process
     that lists the runs after it has created one sees every earlier one. Only the process with the first run sees none
@@ -102,7 +105,6 @@ async def _agree(store: Store, wanted: WantedRun, before: list[Run]) -> Run:
     has decided, a queued run is joined only here, and only if there is no earlier one. If a process dies in between,
     its queued run is the first one for those that come later.
     """
-    mine = await _create(store, wanted, "queued")
     known = {run.run_id for run in before if run.state != "queued"}
     for run in reversed(await store.list_runs(wanted.spider, wanted.project)):
         if run.run_id == mine.run_id:

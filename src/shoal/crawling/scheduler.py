@@ -13,6 +13,7 @@ from msgspec import Struct
 from shoal.config import Config, config_for
 from shoal.crawling.known_links import KnownLinks
 from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
+from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import FrontierError, LeaseLostError, RequestError
 from shoal.frontier import open_store
 from shoal.http import LinkBatch, Request
@@ -228,7 +229,7 @@ class Scheduler:
                 if refused and not duplicate:
                     history = await self.frontier.find(request, exact=True)
                     word = "refused" if history is not None and history.state == "dead" else word
-                log.debug("%s %s (%d in the queue)", word, request.url, size)
+                log.debug("%s %s (priority %g, %d in the queue)", word, request.url, request.priority, size)
 
     async def next_requests(self, limit: int, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         """Lease up to ``limit`` requests that may be fetched now; none when the page limit is reached.
@@ -303,15 +304,15 @@ class Scheduler:
         return pushed.added
 
     async def fail(self, request: Request, reason: str, *, retry_in: float | None = None) -> str:
-        """Record a failed attempt. The request is ready again after ``retry_in`` seconds, or dead. Returns its
-        state."""
+        """Record a failed attempt. The request is ready again after ``retry_in`` seconds, or failed. Returns its state:
+        ``waiting`` or ``failed``."""
         failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
         (state,) = await self.frontier.fail([failure])
         self._out.pop(id(request), None)
         self.uncount(1)
         if state is None:
             raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
-        return state
+        return STATE_NAMES.get(state, state)
 
     async def release(self, request: Request) -> None:
         """Release a request unused."""

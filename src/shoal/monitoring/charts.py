@@ -39,8 +39,8 @@ def state_chart(samples: Sequence[RunSample]) -> Chart:
         ("done", "done", lambda each: each.done),
         ("failed", "dead", lambda each: each.dead),
         ("in flight", "leased", lambda each: each.leased),
-        ("waiting to retry", "waiting", lambda each: each.waiting),
-        ("queued", "ready", lambda each: each.ready),
+        ("waiting", "waiting", lambda each: each.waiting),
+        ("ready", "ready", lambda each: each.ready),
     )
     return Chart(
         [each.at for each in shown],

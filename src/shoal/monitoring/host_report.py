@@ -36,7 +36,7 @@ class HostReport(Struct, frozen=True, kw_only=True):
 
     state: HostState
     """``ready`` counts the requests of all these runs."""
-    queued: dict[str, int]
+    ready_by_run: dict[str, int]
     """Ready requests by run."""
     robots: list[RobotsFile]
     identities: list[IdentityState]
@@ -54,7 +54,7 @@ async def report_host(store: Store, runs: Sequence[Run], config: Config, host: s
     identities = await list_identities(IdentityFacts(frontier), [host], _MAX_IDENTITIES)
     return HostReport(
         state=replace(state, ready=sum(each.ready for each in states.values())),
-        queued={run_id: each.ready for run_id, each in states.items() if each.ready},
+        ready_by_run={run_id: each.ready for run_id, each in states.items() if each.ready},
         robots=await read_robots(frontier, host, config),
         identities=[each for each in identities if each.host or each.state == "removed"],
         needs=await learned_needs(frontier, host),

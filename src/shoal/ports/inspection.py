@@ -67,6 +67,20 @@ class Stats(Struct, frozen=True, kw_only=True):
         """Requests that are neither done nor dead."""
         return self.ready + self.waiting + self.leased + self.incoming
 
+    # The words of commands, API and dashboard.
+
+    @property
+    def in_flight(self) -> int:
+        return self.leased
+
+    @property
+    def failed(self) -> int:
+        return self.dead
+
+    @property
+    def left(self) -> int:
+        return self.remaining
+
     @property
     def pages(self) -> int:
         """Pages that were fetched and handled."""

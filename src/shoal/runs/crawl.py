@@ -10,7 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -30,7 +30,7 @@ from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
-from shoal.sinks import is_shared, open_sink, sink_id
+from shoal.sinks import is_shared, named_for_run, open_sink, sink_id
 from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.patience import Patience
@@ -182,6 +182,7 @@ class Crawl:
         self.address = self.config.frontier
         """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
+        self._created: list[Run] = []
         self._collect = collect and not self.outputs
         self._life: RunLifecycle | None = None
         self._worker_id = new_worker_id()
@@ -285,7 +286,9 @@ class Crawl:
             run = self.run
             if run is None:
                 run = self.run = await self.choose_run(store)
+                stack.push_async_exit(partial(self._delete_unbegun, store, run))
                 await self._report_finished(store, run)
+            self.outputs = named_for_run(self.outputs, run)
             self._check_outputs()
             if self.imported is not None and not isinstance(store, MemoryStore):
                 from shoal.sessions.stored import import_session  # few crawls need it
@@ -359,7 +362,17 @@ class Crawl:
         wanted = WantedRun(
             spider=self.spider.spider_name(), project=self.config.project_name, start=self.start_settings, new=policy
         )
-        return await choose_run(store, wanted)
+        return await choose_run(store, wanted, self._created.append)
+
+    async def _delete_unbegun(self, store: Store, run: Run, kind: object, error: object, trace: object) -> None:
+        """Delete the run if this crawl created it and failed to begin, for example because an output refuses it. On a
+        shared store, another process that joined the run has pushed its start requests, and keeps it."""
+        if kind is None or self.started.is_set() or run not in self._created:
+            return
+        with suppress(ShoalError):
+            frontier = await store.frontier(run.run_id)
+            if not (await frontier.stats()).pushed:
+                await store.delete_run(run.run_id)
 
     async def _report_finished(self, store: Store, run: Run) -> None:
         """Log that an earlier process has finished the run. Its outputs are still completed."""

@@ -50,7 +50,9 @@ class Orchestrator:
         """``file`` is the ``shoal.toml`` with the registry. Default: the one in the working directory or above it.
         ``frontier`` and ``settings`` override the file, the spider and the environment."""
         self._file = Path(file) if file is not None else find_config_file(os.environ)
-        self._frontier = frontier
+        self._flags = [] if frontier is None else ["--frontier", frontier]
+        if file is not None:
+            self._flags += ["--config", os.path.abspath(file)]
         self._settings = {**(settings or {}), **({} if frontier is None else {"frontier": frontier})}
         self.registry = Registry.load(self._file)
 
@@ -130,7 +132,7 @@ class Orchestrator:
             )
         finally:
             await store.close()
-        return queued(started, chosen, self._frontier)
+        return queued(started, chosen, self._flags)
 
     async def aget_stats(self, name: str, run_id: str) -> dict[str, int]:
         spider = load_spider(self.registry.reference(name))
@@ -171,9 +173,8 @@ def check_fleet(config: Config) -> None:
         )
 
 
-def queued(started: Started, chosen: Chosen, frontier: str | None) -> dict[str, object]:
-    """Describe a queued run, with the command for its workers. ``frontier``: the option that the command needs."""
-    flags = [] if frontier is None else ["--frontier", frontier]
+def queued(started: Started, chosen: Chosen, flags: Sequence[str] = ()) -> dict[str, object]:
+    """Describe a queued run, with the command for its workers. ``flags``: the options that the command needs."""
     run = started.run
     return {
         "status": run.state,

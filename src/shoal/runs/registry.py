@@ -21,7 +21,7 @@ import msgspec
 
 from shoal.config import find_config_file, read_toml
 from shoal.errors import ConfigError, SpiderError
-from shoal.spider import SCRAPY
+from shoal.spider import SCRAPY, load_spider
 
 ExecutionMode: TypeAlias = Literal["single", "distributed"]
 
@@ -72,6 +72,23 @@ class Registry(Mapping[str, Entry]):
         entry, folder = self[name], self._file.parent if self._file is not None else Path()
         scrapy = SCRAPY if entry.file.startswith(SCRAPY) else ""
         return scrapy + os.path.relpath(folder / entry.file.removeprefix(SCRAPY))
+
+    def name_of(self, spider: str, arguments: Mapping[str, object]) -> str | None:
+        """The name under which a run was started, from its spider's own name and its arguments; None if no entry fits.
+
+        Several entries may have the same spider: the one that fixes the most of these arguments is meant."""
+        fitting = {
+            name: len(entry.arguments)
+            for name, entry in self.items()
+            if entry.arguments.items() <= arguments.items() and spider in (name, self._spider_name(name))
+        }
+        return max(fitting, key=lambda name: (fitting[name], name == spider), default=None)
+
+    def _spider_name(self, name: str) -> str | None:
+        try:
+            return load_spider(self.reference(name)).spider_name()
+        except SpiderError:  # it cannot be the one that works
+            return None
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self._entries, 1)

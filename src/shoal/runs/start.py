@@ -62,7 +62,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     outputs: tuple[str, ...] = ()
     code: str = ""
     """A hash of the file of the spider."""
-    max_attempts: Count = 3
+    max_attempts: Count = 4
     delay: Seconds = 0.0
     concurrency_per_host: Count = 8
     weight: Weight = 1.0
@@ -178,6 +178,9 @@ async def start_run(
             await persist(frontier.recover)
             await seeder.start_over()
     if seeder.failure is not None:
+        if run.run_id == fresh_id and not seeder.position:
+            with suppress(RunError):
+                await persist(lambda: store.delete_run(run.run_id))
         raise seeder.failure
     return Started(
         run=run,

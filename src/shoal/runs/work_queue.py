@@ -14,26 +14,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from shoal.config import config_for
 from shoal.crawling.stats import counts
-from shoal.errors import ConfigError, LeaseLostError, RequestError, RunError, StoreError, StoreRewoundError
+from shoal.errors import (
+    ConfigError,
+    FencedError,
+    LeaseLostError,
+    RequestError,
+    RunError,
+    ShoalError,
+    StoreError,
+    StoreRewoundError,
+)
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import encode_item
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, Lease, Run, Store
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Run, Store
 from shoal.runs.loop_thread import LoopThread
 from shoal.runs.start import RunSettings
-from shoal.runs.worker_session import has_heartbeats, new_worker_id
+from shoal.runs.worker_session import WorkerSession, has_heartbeats, new_worker_id
 
 _BATCH = 1000
 _SPIDER = "(work queue)"
-_DEFAULTS = {"max_attempts": 3, "delay": 0.0, "concurrency_per_host": 1000}
+_DEFAULTS = {"max_attempts": 4, "delay": 0.0, "concurrency_per_host": 1000}
+
+
+T = TypeVar("T")
 
 
 class UrlClaim(msgspec.Struct, frozen=True):
@@ -60,8 +73,10 @@ class UrlWorkQueue:
     its URLs next to the workers of the run.
 
     ``dsn`` is the URL of a store: ``postgresql://``, ``redis://``, or ``sqlite:///file`` for one process. Each URL is
-    claimed by one worker at a time. If the worker dies, the URL can be claimed again when its lease ends, up to
-    ``max_attempts`` times.
+    claimed by one worker at a time. If the worker dies, the URL can be claimed again, up to ``max_retries`` times: on a
+    server within the session of the worker (the setting ``worker.session``), elsewhere when its lease ends. The queue
+    sends the heartbeats itself, also while the program is busy. A queue whose URLs are all completed or failed is
+    finished; new URLs begin it again.
     """
 
     def __init__(
@@ -69,22 +84,32 @@ class UrlWorkQueue:
         dsn: str,
         name: str = "default",
         *,
+        max_retries: int | None = None,
         max_attempts: int | None = None,
         lease_seconds: float = 300.0,
         delay: float | None = None,
         concurrency_per_host: int | None = None,
         worker_id: str | None = None,
     ) -> None:
-        """``name`` identifies the queue in its store. ``max_attempts`` (default 3), ``delay`` (0 s) and
-        ``concurrency_per_host`` (1000) are stored by the first process that opens the queue. Other values are refused
-        later. ``worker_id`` is recorded with each claim in a store on a server; by default it names this
-        process."""
+        """``name`` identifies the queue in its store. ``max_retries`` (default 3; ``max_attempts`` is one more),
+        ``delay`` (0 s) and ``concurrency_per_host`` (1000) are stored by the first process that opens the queue. Other
+        values are refused later. ``worker_id`` is recorded with each claim in a store on a server; by default it names
+        this process."""
+        if max_retries is not None:
+            if max_attempts not in (None, max_retries + 1):
+                raise ConfigError(
+                    f"max_retries {max_retries} and max_attempts {max_attempts} contradict each other: attempts "
+                    "include the first one. Pass one of them"
+                )
+            max_attempts = max_retries + 1
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
         asked = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
         self._asked: dict[str, float] = {key: value for key, value in asked.items() if value is not None}
         self.worker_id = worker_id or new_worker_id()
+        self._session: WorkerSession | None = None
+        self._is_own = False
         self._store: Store | None = None
         self._frontier: Frontier | None = None
         self._opening = asyncio.Lock()
@@ -128,8 +153,14 @@ class UrlWorkQueue:
         for key, value in self._asked.items():
             if getattr(options, key) != value:
                 raise ConfigError(f"the queue {self._name!r} has {key} {getattr(options, key):g}, not {value:g}")
-        holder = Holder(self.worker_id, 1) if has_heartbeats(self._dsn) else None
-        return await store.frontier(self._name, options, holder)
+        self._is_own = run.spider == _SPIDER
+        if not has_heartbeats(self._dsn):
+            return await store.frontier(self._name, options)
+        session = WorkerSession(self._dsn, self._name, self.worker_id, config_for(None, {}, "").worker.session)
+        frontier = await store.frontier(self._name, options, session.holder)
+        await session.join(frontier)
+        self._session = session
+        return frontier
 
     async def _share(self, store: Store, run: Run) -> FrontierOptions:
         """Take part in the run of a fleet. StoreError if it is another kind of run."""
@@ -162,6 +193,8 @@ class UrlWorkQueue:
         if batch:
             pushed = await frontier.push(batch)
             added, duplicates = added + pushed.added, duplicates + pushed.duplicates
+        if added:
+            await self._move_to("running")
         return Enqueued(added, duplicates, tuple(invalid))
 
     async def claim_batch(self, size: int = 10) -> list[UrlClaim]:
@@ -175,34 +208,44 @@ class UrlWorkQueue:
         except StoreRewoundError:
             await frontier.recover()
             raise
+        except FencedError:  # this process was frozen; its claims are lost
+            assert self._session is not None
+            await self._session.rejoin()
+            leased = await frontier.lease(size, self._ttl)
+        if not leased.leases:
+            await self._end_if_drained(frontier)
         return [UrlClaim(lease.request.url, lease.attempt, lease.request.meta, lease) for lease in leased.leases]
 
     async def renew(self, claims: Sequence[UrlClaim]) -> list[bool]:
         """Renew the leases of these URLs. Returns False for each that is lost."""
-        renewed = await (await self._open()).renew([claim.lease for claim in claims], self._ttl)
-        return [lease is not None for lease in renewed]
+        frontier = await self._open()
+        renewed = await _unless_fenced(frontier.renew([claim.lease for claim in claims], self._ttl))
+        return [False] * len(claims) if renewed is None else [lease is not None for lease in renewed]
 
     async def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[object] = ()) -> None:
         """Complete a URL and store its items in one step. LeaseLostError: the lease had ended, and nothing was
         changed."""
         completion = Completion(lease=claim.lease, status=status, items=[encode_item(item) for item in items])
-        if (await (await self._open()).complete([completion]))[0] is None:
+        frontier = await self._open()
+        if (await _unless_fenced(frontier.complete([completion])) or [None])[0] is None:
             raise _lost(claim)
 
     async def fail_url(
         self, claim: UrlClaim, reason: str, *, kind: str = "failed", retry_in: float | None = 60.0
     ) -> str:
-        """Record a failed attempt. The URL is ready again after ``retry_in`` seconds; it is dead if that is None or no
-        attempt is left. Returns its state."""
+        """Record a failed attempt. The URL is pending again after ``retry_in`` seconds; it is failed if that is None or
+        no attempt is left. Returns its state: ``pending`` or ``failed``."""
         failure = Failure(lease=claim.lease, kind=kind, reason=reason, retry_in=retry_in)
-        state = (await (await self._open()).fail([failure]))[0]
+        frontier = await self._open()
+        state = (await _unless_fenced(frontier.fail([failure])) or [None])[0]
         if state is None:
             raise _lost(claim)
-        return state
+        return "failed" if state == "dead" else "pending"
 
     async def release_url(self, claim: UrlClaim) -> None:
         """Release a URL. The attempt does not count."""
-        if not (await (await self._open()).release([claim.lease]))[0]:
+        frontier = await self._open()
+        if not (await _unless_fenced(frontier.release([claim.lease])) or [False])[0]:
             raise _lost(claim)
 
     async def release_expired_leases(self) -> int:
@@ -216,11 +259,36 @@ class UrlWorkQueue:
 
     async def get_queue_stats(self) -> dict[str, int]:
         """pending, claimed, completed, failed, remaining."""
-        return counts(await (await self._open()).stats())
+        frontier = await self._open()
+        stats = await frontier.stats()
+        if not stats.remaining:
+            await self._end_if_drained(frontier)
+        return counts(stats)
+
+    async def _end_if_drained(self, frontier: Frontier) -> None:
+        """Finish the run if nothing is left of it."""
+        stats = await frontier.stats()
+        if stats.pushed and (not stats.remaining if self._is_own else stats.finished):
+            await self._move_to("finished")
+            if (await frontier.stats()).remaining:  # somebody has enqueued URLs meanwhile
+                await self._move_to("running")
+
+    async def _move_to(self, state: Literal["running", "finished"]) -> None:
+        assert self._store is not None
+        if await self._store.run_state(self._name) in ("running", "finished"):  # neither paused nor cancelled
+            with suppress(RunError):  # another process was first
+                await self._store.transition(self._name, state)
 
     async def close(self) -> None:
         """Close the store. Claimed URLs stay claimed until their leases end."""
-        store, self._store, self._frontier = self._store, None, None
+        store, frontier = self._store, self._frontier
+        if store is not None and frontier is not None:
+            with suppress(ShoalError):
+                await self._end_if_drained(frontier)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        self._store = self._frontier = None
         if store is not None:
             await store.close()
 
@@ -228,6 +296,7 @@ class UrlWorkQueue:
 class QueueOptions(TypedDict, total=False):
     """The options of a `UrlWorkQueue`, by name."""
 
+    max_retries: int | None
     max_attempts: int | None
     lease_seconds: float
     delay: float | None
@@ -281,6 +350,14 @@ class SyncUrlWorkQueue:
         if self._thread.is_running:
             self._thread.wait(self._queue.close())
             self._thread.stop()
+
+
+async def _unless_fenced(work: Awaitable[T]) -> T | None:
+    """The result; None if this process was silent for too long and lost its claims."""
+    try:
+        return await work
+    except FencedError:
+        return None
 
 
 def _lost(claim: UrlClaim) -> LeaseLostError:

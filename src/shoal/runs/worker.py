@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from shoal.config import Config
 from shoal.crawling.engine import Engine
@@ -26,7 +26,7 @@ from shoal.runs.plan import Output, Plan
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
 from shoal.runs.worker_session import make_session, new_worker_id
-from shoal.sinks import open_sink, sink_id
+from shoal.sinks import named_for_run, open_sink, sink_id
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
@@ -130,6 +130,8 @@ class Worker:
             run, settings = await persist(
                 partial(find_run, store, self.run_id, self.spider, project, allow_changed=changed)
             )
+            settings = structs.replace(settings, outputs=named_for_run(settings.outputs, run))
+            self.outputs = named_for_run(self.outputs, run)
             check_outputs(run.run_id, settings.outputs, self.outputs, self.config)
             self.config = with_run_settings(run.run_id, settings.shared_settings(), self.config)
             check_proxies(self.spider, self.config)

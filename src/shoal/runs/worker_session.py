@@ -86,8 +86,11 @@ class WorkerSession:
 
     async def join(self, frontier: Frontier) -> None:
         """Send the first heartbeat, and start the thread. ``frontier`` leases for this worker."""
-        await self._beat(frontier)
         self._frontier = frontier
+        try:
+            await self._beat(frontier)
+        except FencedError:  # a worker of the same name died
+            await self.rejoin()
         keep = partial(self._keep_alive, frontier, asyncio.get_running_loop())
         threading.Thread(target=keep, name="heartbeats", daemon=True).start()
 

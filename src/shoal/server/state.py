@@ -162,9 +162,9 @@ class Server:
             for key, value in flatten(self.config).items()
         ]
 
-    def frontier_for_workers(self) -> str | None:
+    def flags_for_workers(self) -> list[str]:
         """The frontier's URL without its password, if workers do not find it in the file or the environment."""
-        return mask(self.config.frontier) if "frontier" in self._overrides else None
+        return ["--frontier", mask(self.config.frontier)] if "frontier" in self._overrides else []
 
     async def find_session(self, session_id: str) -> Session | None:
         found = await self.local.find(session_id)

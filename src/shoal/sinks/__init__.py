@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -12,7 +14,7 @@ from msgspec import Struct, structs
 from shoal.errors import ConfigError, SinkError
 from shoal.plugins import hint as plugin_hint
 from shoal.plugins import names as plugin_names
-from shoal.ports import Sink, SinkOptions
+from shoal.ports import Run, Sink, SinkOptions
 from shoal.sinks.keys import MAX_COLUMNS, Export, TableOptions
 from shoal.sinks.plugged import is_plugged, is_plugged_shared, open_plugged, plugged_id
 from shoal.sinks.tables import DatabaseServer
@@ -162,6 +164,13 @@ def sink_id(spec: str) -> str:
         name = target.server.name
         options += [] if target.server.schema is None else [f"schema={target.server.schema}"]
     return name if not options else f"{name}?{'&'.join(options)}"
+
+
+def named_for_run(specs: Sequence[str], run: Run) -> tuple[str, ...]:
+    """Outputs with ``{date}`` replaced by the day on which the run was created, and ``{run}`` by its ID. So a run that
+    is resumed on another day has the same outputs."""
+    words = {"{date}": time.strftime("%Y-%m-%d", time.localtime(run.created_at)), "{run}": run.run_id}
+    return tuple(re.sub(r"\{date\}|\{run\}", lambda found: words[found[0]], spec) for spec in specs)
 
 
 def file_of(spec: str) -> str | None:

@@ -98,7 +98,11 @@ def taken(path: str, owner: str | None) -> OutputExistsError:
     """The error for a file that a new run may not replace."""
     whose = f"has the output of run {owner}" if owner else "exists and is not empty"
     name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
-    return OutputExistsError(f"{name} {whose}. Use -O {name} to replace it, or choose another output")
+    stem, ending = os.path.splitext(name)
+    return OutputExistsError(
+        f"{name} {whose}. Use -O {name} to replace it, or choose another output; {stem}-{{date}}{ending} is a new one "
+        "each day"
+    )
 
 
 def checksum(tail: bytes) -> bytes:

@@ -35,8 +35,6 @@ from shoal.tasks.settings import distributed_frontier, store_name
 
 log = logging.getLogger("shoal.tasks")
 
-LEASE_TTL = 60.0
-"""Upper limit in seconds. After this time, another worker gets the page of a worker that died."""
 _MAX_OPEN_SESSIONS = 50
 _MAX_QUOTAS = 2000  # sessions whose byte counts are remembered
 _STATE_EVERY = 1.0
@@ -46,7 +44,9 @@ T = TypeVar("T")
 
 
 def lease_ttl(config: Config) -> float:
-    return min(LEASE_TTL, config.lease.ttl)
+    """Seconds for which a page is leased. A worker renews its leases while it works on them, so they are its
+    heartbeats: the pages of a dead one return within a session."""
+    return min(config.worker.session, config.lease.ttl)
 
 
 class PageFailedError(ShoalError):

@@ -52,7 +52,7 @@ def autoscale(
     spider: Annotated[
         str | None,
         typer.Option(
-            "--spider", metavar="SPIDER",
+            "--spider", "--scraper", metavar="SPIDER",
             help="FILE.py, FILE.py:Class, or a name from shoal.toml (default: the run's spider, if listed there).",
         ),
     ] = None,
@@ -133,12 +133,14 @@ async def _checked_spider(frontier: str, run_id: str, spider: str | None, option
 
 def _registered_spider(run: Run) -> str:
     from shoal.runs.registry import Registry
+    from shoal.runs.start import RunSettings
 
-    if run.spider not in Registry.load():
+    name = Registry.load().name_of(run.spider, RunSettings.of(run).arguments)
+    if name is None:
         raise ConfigError(
             f"shoal.toml does not list {run.spider!r}, the spider of run {run.run_id}: pass --spider FILE.py"
         )
-    return run.spider
+    return name
 
 
 def _remote_pool(via: str) -> Pool:

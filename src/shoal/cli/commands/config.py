@@ -52,6 +52,7 @@ def explanations() -> dict[str, str]:
     examples="""
     shoal config
     shoal config books.py
+    shoal config --config production.toml
     shoal config --mode distributed
     shoal config --set download_delay=2
     shoal config --scrapy PROJECT_FOLDER books
@@ -69,7 +70,8 @@ def config(
     """Show every setting and where its value comes from.
 
     The line above a setting says what it means. The ten settings that matter most have a *.
-    Values come from shoal.toml, the spider, the environment (SHOAL_...) and the command line. Later ones win.
+    The command line wins over the environment (SHOAL_...), then come shoal.toml and the spider. A line below a value
+    shows one that lost, where it comes from, and what won.
     """
     from shoal.config import flatten
     from shoal.spider import load_spider
@@ -84,9 +86,15 @@ def config(
     meanings = explanations()
     for key, value in flatten(resolved.config).items():
         print(f"# {'* ' if key in IMPORTANT else ''}{meanings[key]}")
-        source = resolved.sources.get(key, "default")
-        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        print(f"{key:<28} {shown!s:<44} {source}".rstrip())
+        _print_line(key, value, resolved.sources.get(key, "default"))
+        for other in resolved.overruled:
+            if other.key == key:
+                _print_line("", other.value, f"{other.source}: lost to {other.winner}")
     if made is not None:
         for line in made.other_settings():
             print(line)
+
+
+def _print_line(key: str, value: object, source: str) -> None:
+    shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+    print(f"{key:<28} {shown!s:<44} {source}".rstrip())

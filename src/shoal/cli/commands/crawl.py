@@ -40,6 +40,7 @@ from shoal.cli.options import (
     SpiderName,
     Tor,
     Warc,
+    all_outputs,
     given,
     limits_of,
     outputs_of,
@@ -238,7 +239,7 @@ def run(
         delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc, fail_above=fail_above
     ) | limits_of(max_items, max_time, max_bytes)
     execute(
-        made, resolve(made, options, setting), [*(entry.outputs if entry else ()), *outputs_of(output, replace)],
+        made, resolve(made, options, setting), all_outputs(entry, output, replace),
         new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui, session=session,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ _MAX_SEARCHED = 1000
 app = Commands()
 hosts_app = Commands(
     help="Show or change delays, concurrency and blocks of hosts.\n\n"
-    "Without a command it lists the busiest hosts: queued requests, requests in flight, the delay and the reason for "
+    "Without a command it lists the busiest hosts: ready requests, requests in flight, the delay and the reason for "
     "it. Changes apply at once, to all runs and workers of the frontier.",
     epilog=(
         "shoal hosts --frontier redis://host\n"

@@ -103,7 +103,7 @@ def stats(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the run is finished.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count the queued, done and failed requests of a run."""
+    """Count the ready, done and failed requests of a run."""
 
     async def work() -> None:
         from shoal.monitoring.limits import limit_of

@@ -95,12 +95,22 @@ def _ask_for_contact() -> str:
 )
 def list_spiders(
     where: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A file or a folder (default: this folder).", show_default=False)
-    ] = Path("."),
+        Path | None,
+        typer.Argument(metavar="PATH", help="A file or a folder (default: this folder).", show_default=False),
+    ] = None,
 ) -> None:
-    """List the spiders in a file or folder."""
+    """List the spiders of shoal.toml and of a file or folder.
+
+    The spiders of shoal.toml come first, if no PATH is given: the name, the file and the execution mode of each.
+    """
+    from shoal.runs.registry import Registry
     from shoal.spider import spiders_in
 
+    if where is None:
+        registry = Registry.load()
+        for name, entry in registry.items():
+            print(f"{name:<20} {registry.reference(name):<32} {entry.execution_mode}")
+        where = Path(".")
     if not where.exists():
         raise SpiderError(f"{where} does not exist")
     for path in [where] if where.is_file() else sorted(where.glob("*.py")):

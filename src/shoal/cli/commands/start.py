@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -27,8 +28,8 @@ from shoal.cli.options import (
     SessionFile,
     Setting,
     SpiderName,
+    all_outputs,
     given,
-    outputs_of,
     pairs,
     resolve,
     starts_anew,
@@ -106,7 +107,7 @@ def start(
     execution = _mode(mode, entry)
     options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
     resolved = resolve(made, given(options), setting)
-    outputs = [*(entry.outputs if entry else ()), *outputs_of(output, replace)]
+    outputs = all_outputs(entry, output, replace)
     if execution == "single":
         execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
     imported = None if session is None else read_session(session, made, resolved.config)
@@ -157,6 +158,8 @@ async def _start(
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]
+    if file := os.environ.get("SHOAL_CONFIG"):
+        flags += ["--config", file]
     answer: dict[str, object] = {
         "status": started.run.state,
         "run_id": started.run.run_id,

@@ -30,7 +30,6 @@ from shoal.cli.options import (
     Scrapy,
     ScrapySetting,
     Setting,
-    SpiderName,
     Tor,
     Warc,
     given,
@@ -76,13 +75,20 @@ app = Commands()
     shoal worker books.py --run-id books_1 --frontier redis://host
     shoal worker books.py --run-id books_1 --frontier redis://host --processes 4
     shoal worker Books --keep-alive --frontier redis://host
+    shoal worker --scraper Books --run-id books_1
     """
 )
 def worker(
-    spider: SpiderName,
+    spider: Annotated[
+        str | None,
+        typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.", show_default=False),
+    ] = None,
     in_project: RunOrInProject = None,
     scrapy: Scrapy = False,
     scrapy_setting: ScrapySetting = [],
+    scraper: Annotated[
+        str | None, typer.Option("--scraper", metavar="NAME", help="Another way to write SPIDER.")
+    ] = None,
     run_id: RunId = None,
     frontier: FrontierUrl = None,
     output: Output = [],
@@ -109,6 +115,7 @@ def worker(
     within a second and uses up no attempts. If a worker is killed, the others take over its requests when its leases
     expire.
     """
+    spider = _one_name(spider, scraper)
     if processes > 1:
         _run_processes(processes, metrics_port)
     if not scrapy and run_id is None:
@@ -144,6 +151,12 @@ def worker(
     else:
         raise ConfigError("no run given: pass --run-id ID, or --keep-alive to take all runs of the spider one by one")
     show_and_exit(chosen, resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui)
+
+
+def _one_name(spider: str | None, scraper: str | None) -> str:
+    if (spider is None) == (scraper is None):
+        raise ConfigError("name the spider once: shoal worker SPIDER, or shoal worker --scraper NAME")
+    return str(spider or scraper)
 
 
 def _queue_worker(

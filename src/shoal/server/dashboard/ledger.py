@@ -28,7 +28,7 @@ def ledger_bar(stats: Stats) -> LedgerBar:
         BarPart("done", "done", stats.done),
         BarPart("dead", "failed", stats.dead),
         BarPart("leased", "in flight", stats.leased),
-        BarPart("waiting", "waiting to retry", stats.waiting),
-        BarPart("ready", "queued", stats.ready),
+        BarPart("waiting", "waiting", stats.waiting),
+        BarPart("ready", "ready", stats.ready),
     )
     return LedgerBar(parts, stats.pushed, stats.balanced)

@@ -102,7 +102,7 @@ async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_ru
         message = f"could not push all start requests within {_SEED_TIMEOUT:g} s; send the same request again to resume"
         raise ProblemError(503, "not started", message) from None
     invalid = 0 if urls is None else len(urls.invalid)
-    answer = queued(started, chosen, server.frontier_for_workers())
+    answer = queued(started, chosen, server.flags_for_workers())
     return {**answer, "unreadable": started.unreadable + invalid}
 
 

@@ -75,7 +75,7 @@ class HostDetails(BaseModel):
     )  # fmt: skip
 
     state: Annotated[HostModel, Field(description="`ready` counts the requests of all unfinished runs.")]
-    queued: Annotated[dict[str, int], Field(description="Ready requests by run.")]
+    ready_by_run: Annotated[dict[str, int], Field(description="Ready requests by run.")]
     robots: list[RobotsModel]
     identities: list[IdentityModel]
     needs: Annotated[

@@ -1,0 +1,43 @@
+"""One vocabulary for the states of a request: in commands, API, dashboard and programs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from shoal.crawling.stats import STATE_NAMES, counts, ledger
+from shoal.metrics.families import of_depth
+from shoal.monitoring.charts import state_chart
+from shoal.ports import Stats
+from shoal.server.dashboard.ledger import ledger_bar
+from shoal.server.schemas.batches import Progress
+from shoal.server.schemas.runs import RequestCounts
+
+ROOT = Path(__file__).parents[2]
+WORDS = {"ready": 1, "waiting": 2, "in_flight": 4, "done": 8, "failed": 16}
+STATS = Stats(pushed=31, ready=1, waiting=2, leased=4, done=8, dead=16)
+
+
+def test_every_counter_has_the_same_names() -> None:
+    told = ledger(STATS)
+    assert {word: told[word] for word in WORDS} == WORDS
+    assert {word: getattr(STATS, word) for word in WORDS} == WORDS
+    assert told["left"] == STATS.left == 7
+    spoken = {word.replace("_", " "): count for word, count in WORDS.items()}
+    assert {part.label: part.number for part in ledger_bar(STATS).parts} == spoken
+    assert {series.label for series in state_chart([]).series} == spoken.keys()
+    assert WORDS.keys() <= RequestCounts.model_fields.keys()
+    assert WORDS.keys() <= Progress.model_fields.keys()
+    assert {sample.labels["state"]: sample.value for sample in of_depth(STATS, {})[0].samples} == WORDS
+    assert {STATE_NAMES.get(state, state) for state in ("ready", "waiting", "leased", "done", "dead")} == spoken.keys()
+
+
+def test_a_work_queue_has_the_names_of_work_queues() -> None:
+    assert counts(STATS) == {"pending": 3, "claimed": 4, "completed": 8, "failed": 16, "remaining": 7}
+
+
+def test_no_page_of_the_dashboard_counts_under_another_name() -> None:
+    other = re.compile(r">(Queued|Leased|Dead|Pending|Claimed)<|\}\} (queued|leased|dead|claimed)<")
+    for template in (ROOT / "src/shoal/server/dashboard/templates").glob("*.html"):
+        shown = other.findall(template.read_text())
+        assert not shown, (template.name, shown)
