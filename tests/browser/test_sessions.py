@@ -20,6 +20,7 @@ from shoal import Render, Request, Response, crawl
 from shoal.browser.fetcher import BrowserFetcher
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.fetch.direct import DirectFetcher
+from shoal.fetch.resolving import CaresResolver
 from shoal.fetch.routing import RoutingFetcher
 from shoal.sessions.cookies import Cookie
 from shoal.sessions.session import SentCookies, Session
@@ -72,18 +73,17 @@ async def served(answer: Any) -> AsyncIterator[int]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
     """At shop.site.test and all other names of that domain."""
-    loop = asyncio.get_running_loop()
-    look_up = loop.getaddrinfo
+    ask = CaresResolver.ask
 
-    async def getaddrinfo(host: Any, *rest: Any, **options: Any) -> Any:
-        return await look_up("127.0.0.1" if str(host).endswith("site.test") else host, *rest, **options)
+    def ask_here(self: CaresResolver, host: str) -> Any:
+        return ask(self, "127.0.0.1" if host.endswith("site.test") else host)
 
-    loop.getaddrinfo = getaddrinfo  # type: ignore[assignment, method-assign]
+    CaresResolver.ask = ask_here  # type: ignore[method-assign]
     site = Site()
     async with served(site.answer) as port:
         site.url = f"http://shop.site.test:{port}"
         yield site
-    loop.getaddrinfo = look_up  # type: ignore[method-assign]
+    CaresResolver.ask = ask  # type: ignore[method-assign]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

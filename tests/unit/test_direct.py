@@ -13,7 +13,7 @@ import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self, TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,11 +23,12 @@ from shoal import Request, Response
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch import pool
-from shoal.fetch.connecting import Connector, ResolvedAddress
+from shoal.fetch.connecting import Connector
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.http_connection import HttpConnection
+from shoal.fetch.resolving import CaresResolver, ResolvedAddress
 from shoal.http.exchange import Exchange, captured
 from tests.loops import event_loop_policy
 
@@ -468,18 +469,17 @@ async def test_with_many_idle_connections_a_host_keeps_one(monkeypatch: pytest.M
     await fetcher.close()
 
 
-async def test_a_name_is_looked_up_once() -> None:
+async def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by requests at the same time."""
     fetcher = DirectFetcher(HttpSettings(keep_alive_seconds=0), "t")
     found = []
-    loop = asyncio.get_running_loop()
-    look_up = loop.getaddrinfo
+    ask = CaresResolver.ask
 
-    async def getaddrinfo(host: str, *rest: object, **options: object) -> object:
+    def count(self: CaresResolver, host: str) -> object:
         found.append(host)
-        return await look_up(host, *rest, **options)  # type: ignore[arg-type]
+        return ask(self, host)
 
-    loop.getaddrinfo = getaddrinfo  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(CaresResolver, "ask", count)
     async with Replaying(OK + THREE) as server:
         port = server.url.rpartition(":")[2]
         await asyncio.gather(*(fetcher.fetch(Request(f"http://localhost:{port}/")) for _ in range(5)))
@@ -672,11 +672,11 @@ async def test_closing_the_fetcher_while_a_name_is_looked_up(monkeypatch: pytest
     """The request fails. It is not cancelled: nobody cancelled its task."""
     fetcher, asked = DirectFetcher(HttpSettings(), "t"), asyncio.Event()
 
-    async def wait(*_: object, **__: object) -> None:
+    def wait(*_: object) -> asyncio.Future[object]:
         asked.set()
-        await asyncio.Event().wait()
+        return asyncio.Future()
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", wait)
+    monkeypatch.setattr(CaresResolver, "ask", wait)
     task = asyncio.ensure_future(fetcher.fetch(Request("http://slow.example/")))
     await asked.wait()
     await fetcher.close()
@@ -704,18 +704,16 @@ async def test_a_name_with_several_addresses(monkeypatch: pytest.MonkeyPatch, gu
     fetcher = DirectFetcher(HttpSettings(), "t", guard)
     refused: list[str] = []
 
-    really = asyncio.get_running_loop().getaddrinfo
-
-    async def look_up(host: str, port: int, **options: Any) -> object:
-        if host != "several.example":  # a loop looks up addresses, too
-            return await really(host, port, **options)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (2, 3, 1)]
+    def ask(*_: object) -> object:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result([ResolvedAddress(f"127.0.0.{last}", socket.AF_INET, 6) for last in (2, 3, 1)])
+        return answer
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         refused.append("127.0.0.3")
         writer.transport.abort()
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    monkeypatch.setattr(CaresResolver, "ask", ask)
     async with Replaying(OK + THREE) as server:
         port = int(server.url.rpartition(":")[2])
         trap = await asyncio.start_server(converse, "127.0.0.3", port) if guard else None

@@ -48,6 +48,7 @@ CONTROL_FLOW = {
     "shoal.batch.queries._RefusedError",
     "shoal.browser.rendering._NotAPageError",
     "shoal.fetch.connecting.RefusedAddressError",
+    "shoal.fetch.resolving.UnresolvedError",
     "shoal.fetch.decompress._TruncatedError",
     "shoal.frontier.redis.records.UnreadableError",
     "shoal.middleware.Postponed",

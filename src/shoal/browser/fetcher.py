@@ -19,7 +19,7 @@ from shoal.browser.gateway_conversation import GatewayLimits
 from shoal.browser.pages import ContextKey, Pages, Tab
 from shoal.browser.process import BrowserProcess, shortage, tolerated
 from shoal.browser.rendering import Rendering
-from shoal.config import BrowserSettings, HttpSettings
+from shoal.config import BrowserSettings, DnsSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.page_fetcher import without_verification
@@ -77,6 +77,7 @@ class BrowserFetcher:
         guard: AddressGuard | None = None,
         http: HttpSettings = HttpSettings(),
         upstreams: Collection[str] | None = None,
+        dns: DnsSettings = DnsSettings(),
     ) -> None:
         """``upstreams``: the proxies that pages may go through. None: any."""
         self._settings = settings
@@ -85,7 +86,7 @@ class BrowserFetcher:
         self._verify_tls = http.verify_tls
         limits = GatewayLimits(connect_timeout=http.connect_timeout, dns_cache_seconds=http.dns_cache_seconds)
         tls = None if http.verify_tls else without_verification()
-        self._gateway = Gateway(guard, limits, tls, settings.public_networks)
+        self._gateway = Gateway(guard, limits, tls, settings.public_networks, dns)
         self._slots = asyncio.Semaphore(settings.max_pages)
         self._session: _Session | None = None
         self._launching = asyncio.Lock()

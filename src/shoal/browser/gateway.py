@@ -18,9 +18,11 @@ from shoal.browser.gateway_conversation import Conversation, GatewayLimits, Site
 from shoal.browser.gateway_peer import is_own
 from shoal.browser.gateway_pipe import Meter, Pipe
 from shoal.browser.gateway_upstream import Direct, Proxied, Upstream
+from shoal.config import DnsSettings
 from shoal.errors import FetchError
 from shoal.fetch.connecting import Connector
 from shoal.fetch.guard import AddressGuard, PageReach
+from shoal.fetch.resolving import Names
 
 __all__ = ["Gateway", "GatewayLimits", "Listener"]
 
@@ -38,7 +40,7 @@ class Gateway:
     With a guard, no listener connects to a refused address. With or without one, pages from public addresses reach no
     private ones (`PageReach`); addresses in ``public_networks`` count as public. Behind an upstream, which resolves the
     names, addresses and local names are refused by their text. The address of an upstream itself is not checked: the
-    operator chose it. ``tls`` is for upstreams with ``https://``.
+    operator chose it. ``tls`` is for upstreams with ``https://``. Each listener has its own limit of lookups.
     """
 
     def __init__(
@@ -47,13 +49,14 @@ class Gateway:
         limits: GatewayLimits = GatewayLimits(),
         tls: ssl.SSLContext | None = None,
         public_networks: Sequence[str] = (),
+        dns: DnsSettings = DnsSettings(),
     ) -> None:
         self.limits = limits
         self._guard = guard
         self._public = AddressGuard(public_networks)
         self._tls = tls
-        self._to_sites = Connector(guard, limits.dns_cache_seconds)
-        self._to_proxies = Connector(None, limits.dns_cache_seconds)
+        self._to_sites = Connector(guard, Names(dns, limits.dns_cache_seconds))
+        self._to_proxies = Connector(None, Names(dns, limits.dns_cache_seconds))
         self._listeners: set[Listener] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False

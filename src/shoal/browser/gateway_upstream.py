@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from shoal.browser.gateway_http import parse_response
 from shoal.browser.gateway_pipe import Meter, Pipe
 from shoal.errors import ConfigError, FetchError, ProxyError
-from shoal.fetch.connecting import Connector, one_line, system_text
+from shoal.fetch.connecting import Connector, one_line, system_text, unresolved
 from shoal.fetch.guard import PageReach
 
 _MAX_PROXY_HEAD = 16384
@@ -50,21 +50,21 @@ class Direct:
         self._connector = connector
         self._meter = meter
         self._reach = reach
+        self._caller = connector.names.new_caller()
 
     def refuses(self, host: str) -> str | None:
         return None
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
         try:
-            found = await self._connector.resolve(host)
+            found = await self._connector.resolve(host, self._caller)
             selected, reason = self._reach.select(host, [each.host for each in found])
             if not selected:
                 raise refusal(host, reason)
             sock = await self._connector.connect_to([each for each in found if each.host in selected], port)
             return await _piped(sock, self._meter)
         except socket.gaierror as exc:
-            message = f"can't resolve the host {host}"
-            raise FetchError(message, kind="dns", retryable=True, contacted=False) from exc
+            raise unresolved(host, exc) from exc
         except OSError as exc:
             message = f"no connection to {host}: {system_text(exc)}"
             raise FetchError(message, kind="connect", retryable=True) from exc

@@ -15,7 +15,7 @@ from shoal.config import Resolved, find_short_tokens, mask
 from shoal.errors import ConfigError, ShoalError
 from shoal.suggestions import pip_install
 
-_REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "yarl", "typer", "rich")
+_REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "pycares", "yarl", "typer", "rich")
 _OPTIONAL = {
     "pyarrow": ("parquet", "Parquet files"),
     "obstore": ("objects", "object storage"),

@@ -28,6 +28,7 @@ from shoal.config.sections import CacheSettings as CacheSettings
 from shoal.config.sections import ClusterSettings as ClusterSettings
 from shoal.config.sections import Count as Count
 from shoal.config.sections import CountFromZero as CountFromZero
+from shoal.config.sections import DnsSettings as DnsSettings
 from shoal.config.sections import Factor as Factor
 from shoal.config.sections import FileSettings as FileSettings
 from shoal.config.sections import HttpSettings as HttpSettings

@@ -14,6 +14,7 @@ from shoal.config.sections import (
     CacheSettings,
     ClusterSettings,
     Count,
+    DnsSettings,
     FileSettings,
     HttpSettings,
     IdentitySettings,
@@ -77,7 +78,7 @@ class Config(Section, frozen=True, kw_only=True):
         "run_mode": "mode",
         "scheduler": "frontier",
         "scheduler_max_queue_size": "queue.max_size",
-        "dns_timeout": "http.connect_timeout",
+        "dns_timeout": "dns.deadline",
         "download_maxsize": "http.max_body_bytes",
         "download_timeout": "http.total_timeout",
         "files_expires": "files.max_age",
@@ -131,6 +132,7 @@ class Config(Section, frozen=True, kw_only=True):
     proxies: tuple[str, ...] = ()
     scope: ScopeSettings = ScopeSettings()
     http: HttpSettings = HttpSettings()
+    dns: DnsSettings = DnsSettings()
     identities: IdentitySettings = IdentitySettings()
     browser: BrowserSettings = BrowserSettings()
     tor: TorSettings = TorSettings()

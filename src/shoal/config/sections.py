@@ -82,6 +82,16 @@ class HttpSettings(Section, frozen=True, kw_only=True):
     keep_alive_seconds: Seconds = 30.0  # how long an idle connection stays open
 
 
+class DnsSettings(Section, frozen=True, kw_only=True):
+    """How host names are resolved."""
+
+    # c-ares asks the name servers of the system itself. system: the resolver of the system, in a thread for each name.
+    resolver: Literal["c-ares", "system"] = "c-ares"
+    deadline: Timeout = 5.0  # for one name
+    max_lookups: Count = 256  # at the same time: of a run, of a session of the API, of a browser context
+    failure_seconds: Seconds = 5.0  # how long a name without an address is remembered at most
+
+
 class RobotsSettings(Section, frozen=True, kw_only=True):
     """How robots.txt is used."""
 

@@ -78,7 +78,7 @@ def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> Page
     proxies = all_proxies(config.proxies) if config.proxies else ()
     return _http_client(config.http.client)(
         _http_settings(config), config.sent_user_agent, guard, proxies, max_file_bytes=config.files.max_bytes,
-        knows_addresses=config.warc.folder is not None,
+        knows_addresses=config.warc.folder is not None, dns=config.dns,
     )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
     upstreams = None
     if guard is not None and not config.tor.enabled:  # the layer for Tor refuses all proxies but its own
         upstreams = all_proxies(config.proxies) if config.proxies else ()
-    return BrowserFetcher(config.browser, config.sent_user_agent, guard, _http_settings(config), upstreams)
+    return BrowserFetcher(config.browser, config.sent_user_agent, guard, _http_settings(config), upstreams, config.dns)
 
 
 def make_onion(

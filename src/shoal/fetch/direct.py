@@ -15,14 +15,15 @@ from typing import Any
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from shoal.config import HttpSettings
+from shoal.config import DnsSettings, HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text
+from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text, unresolved
 from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
 from shoal.fetch.page_fetcher import LimitedFetcher, PageFetcher, default_headers, without_verification
 from shoal.fetch.pool import ConnectionPool
+from shoal.fetch.resolving import Names
 from shoal.fetch.tls import TlsClient, TlsTransport
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
@@ -56,18 +57,19 @@ class DirectFetcher:
         *,
         max_file_bytes: int | None = None,
         knows_addresses: bool = False,
+        dns: DnsSettings = DnsSettings(),
     ) -> None:
         """The arguments are those of `HttpFetcher`."""
         self._proxied: PageFetcher | None = None
         self._make_proxied = partial(
             _proxied_fetcher, config, user_agent, guard, upstreams, max_file_bytes=max_file_bytes,
-            knows_addresses=knows_addresses,
+            knows_addresses=knows_addresses, dns=dns,
         )  # fmt: skip
         if config.proxy is not None:
             self._proxied = self._make_proxied()  # which checks the settings
         self._config = config
         self._max_file_bytes = max_file_bytes
-        self._connector = Connector(guard, config.dns_cache_seconds)
+        self._connector = Connector(guard, Names(dns, config.dns_cache_seconds))
         self._headers = {name.lower(): (name, value) for name, value in default_headers(config, user_agent).items()}
         self._default_lines = _lines(self._headers.values())
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -78,7 +80,7 @@ class DirectFetcher:
 
     def limited_to(self, max_body_bytes: int) -> Fetcher:
         """A fetcher with another size limit that shares these connections. Closing it does not close them."""
-        return LimitedFetcher(self, max_body_bytes)
+        return LimitedFetcher(self, max_body_bytes, self._connector.names.new_caller())
 
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
         """``max_body_bytes`` replaces the configured limit."""
@@ -187,9 +189,7 @@ class DirectFetcher:
         except socket.gaierror as exc:
             if isinstance(exc.__cause__, ValueError):
                 raise _unsendable(request, exc.__cause__) from exc
-            raise FetchError(
-                f"can't resolve the host {host}", kind="dns", retryable=True, contacted=False
-            ) from exc  # fmt: skip
+            raise unresolved(host, exc) from exc
         except OSError as exc:
             raise _explain(exc, host) from exc
         except asyncio.CancelledError as exc:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Collection
 from functools import partial
+from typing import Any
 
 import aiohttp
-from aiohttp.abc import ResolveResult
+from aiohappyeyeballs import AddrInfoType
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
-from shoal.config import HttpSettings
+from shoal.config import DnsSettings, HttpSettings
 from shoal.errors import ConfigError, FetchError, ProxyError
-from shoal.fetch.connecting import RefusedAddressError, guarded_sockets, one_line, system_text
+from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text, unresolved
 from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http_connection import too_large
 from shoal.fetch.page_fetcher import LimitedFetcher, default_headers, without_verification
+from shoal.fetch.resolving import Names
 from shoal.fetch.socks import SCHEMES, Connect, SocksSessions
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
@@ -45,6 +50,7 @@ class HttpFetcher:
         *,
         max_file_bytes: int | None = None,
         knows_addresses: bool = False,
+        dns: DnsSettings = DnsSettings(),
     ) -> None:
         """``max_file_bytes`` replaces the size limit for requests of files. ``knows_addresses``: exchanges have the
         addresses of servers."""
@@ -59,7 +65,9 @@ class HttpFetcher:
         self._session: aiohttp.ClientSession | None = None
         self._to_proxies: aiohttp.ClientSession | None = None
         """The session for HTTP proxies if there is a guard: the guard does not apply to the addresses of proxies."""
-        self._socks = SocksSessions(self._open_session)
+        self._connector = Connector(guard, Names(dns, config.dns_cache_seconds))
+        self._proxy_connector = self._connector if guard is None else Connector(None, self._connector.names)
+        self._socks = SocksSessions(self._open_session, self._proxy_connector.resolve)
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
         )
@@ -69,15 +77,11 @@ class HttpFetcher:
         if proxy is None or self._guard is None:
             return self._session or self._open()
         if self._to_proxies is None:
-            self._to_proxies = self._open_session(aiohttp.TCPConnector)
+            self._to_proxies = self._open_session(partial(_TcpConnector, self._proxy_connector))
         return self._to_proxies
 
     def _open(self) -> aiohttp.ClientSession:
-        guard = self._guard
-        connect: Connect = aiohttp.TCPConnector
-        if guard is not None:
-            connect = partial(connect, resolver=GuardedResolver(guard), socket_factory=guarded_sockets(guard))
-        self._session = self._open_session(partial(connect, ttl_dns_cache=int(self._config.dns_cache_seconds)))
+        self._session = self._open_session(partial(_TcpConnector, self._connector))
         return self._session
 
     def _open_session(self, connect: Connect) -> aiohttp.ClientSession:
@@ -100,7 +104,7 @@ class HttpFetcher:
 
     def limited_to(self, max_body_bytes: int) -> Fetcher:
         """A fetcher with another size limit that shares these connections. Closing it does not close them."""
-        return LimitedFetcher(self, max_body_bytes)
+        return LimitedFetcher(self, max_body_bytes, self._connector.names.new_caller())
 
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
         """``max_body_bytes`` replaces the configured limit."""
@@ -205,23 +209,58 @@ class HttpFetcher:
                 await session.close()
         self._session = self._to_proxies = None
         await self._socks.close()
+        self._connector.close()
 
 
-class GuardedResolver(aiohttp.ThreadedResolver):
-    """Drops refused addresses if a name has others: aiohttp reports only the last of several failures, and a site that
-    is briefly down must not look refused. If all addresses are refused, the socket factory refuses them. The private
-    addresses of a name that also has public ones are dropped too."""
+class _TcpConnector(aiohttp.TCPConnector):
+    """Connects as Shoal's own client does: with the same limits for lookups, and the same guard."""
 
-    def __init__(self, guard: AddressGuard) -> None:
-        super().__init__()
-        self._guard = guard
+    def __init__(self, connector: Connector, **options: Any) -> None:
+        super().__init__(resolver=_Resolver(connector), use_dns_cache=False, **options)
+        self._opener = connector
+
+    async def _wrap_create_connection(
+        self,
+        *args: Any,
+        addr_infos: list[AddrInfoType],
+        req: aiohttp.ClientRequest,
+        timeout: aiohttp.ClientTimeout,
+        client_error: type[Exception] = aiohttp.ClientConnectorError,
+        **options: Any,
+    ) -> tuple[asyncio.Transport, ResponseHandler]:
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                sock = await self._opener.open_socket(addr_infos)
+        except OSError as exc:
+            if isinstance(exc, TimeoutError) and exc.errno is None:
+                raise
+            raise client_error(req.connection_key, exc) from exc
+        try:
+            return await self._wrap_existing_connection(
+                *args, req=req, timeout=timeout, client_error=client_error, sock=sock, **options
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+
+class _Resolver(AbstractResolver):
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await super().resolve(host, port, family)
-        selected = self._guard.select([each["host"] for each in found])
-        return [each for each in found if each["host"] in selected] or found
+        addresses = await self._connector.resolve(host)
+        return [
+            ResolveResult(
+                hostname=host, host=address.host, port=port, family=address.family, proto=address.protocol, flags=0
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
 
 
 class _AnswerWithAddress(aiohttp.ClientResponse):
@@ -278,6 +317,8 @@ def _explain_proxy(
         case aiohttp.ConnectionTimeoutError() if _asks_for_plain_http(request, proxy):
             message = f"no connection to the proxy within {timeout.sock_connect:g} s (http.connect_timeout)"
             return ProxyError(message, retryable=True)
+        case aiohttp.ClientConnectorDNSError() if proxy is not None:  # it resolves all names but its own
+            return ProxyError(str(unresolved("of the proxy", exc.os_error)), retryable=True)
         case aiohttp.ClientProxyConnectionError():
             message = f"no connection to the proxy {exc.host}:{exc.port}: {system_text(exc.os_error)}"
             return ProxyError(message, retryable=True)
@@ -311,7 +352,7 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
         case aiohttp.ClientConnectorDNSError():
             kind, retryable, contacted = "dns", True, False
-            message = f"can't resolve the host {host}"
+            message = str(unresolved(host, exc.os_error))
         case aiohttp.ClientConnectorCertificateError():
             kind, retryable = "tls", False
             message = f"the certificate of {host} is not trusted: {one_line(exc.certificate_error)} (http.verify_tls)"

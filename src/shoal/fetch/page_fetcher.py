@@ -8,6 +8,7 @@ from typing import Protocol
 
 from shoal.config import HttpSettings
 from shoal.fetch.decompress import ACCEPTED
+from shoal.fetch.resolving import Caller, current_caller
 from shoal.http import Request, Response
 from shoal.ports import Fetcher
 
@@ -21,14 +22,19 @@ class PageFetcher(Fetcher, Protocol):
 
 
 class LimitedFetcher:
-    """A fetcher that shares the connections of another."""
+    """A fetcher that shares the connections of another, but not its limit of lookups."""
 
-    def __init__(self, owner: PageFetcher, max_body_bytes: int) -> None:
+    def __init__(self, owner: PageFetcher, max_body_bytes: int, caller: Caller) -> None:
         self._owner = owner
         self._max_body_bytes = max_body_bytes
+        self._caller = caller
 
     async def fetch(self, request: Request) -> Response:
-        return await self._owner.fetch(request, self._max_body_bytes)
+        token = current_caller.set(self._caller)
+        try:
+            return await self._owner.fetch(request, self._max_body_bytes)
+        finally:
+            current_caller.reset(token)
 
     async def close(self) -> None:
         pass

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import ModuleType
 
 import aiohttp
+from yarl import URL
 
 from shoal.errors import FetchError, ProxyError
+from shoal.fetch.connecting import unresolved
+from shoal.fetch.resolving import ResolvedAddress
 from shoal.suggestions import pip_install
 
 SCHEMES = ("socks5://", "socks5h://")
@@ -29,8 +33,13 @@ class SocksSessions:
     share one. The sessions that were not used for longest are closed when there are too many.
     """
 
-    def __init__(self, open_session: Callable[[Connect], aiohttp.ClientSession]) -> None:
+    def __init__(
+        self,
+        open_session: Callable[[Connect], aiohttp.ClientSession],
+        resolve: Callable[[str], Awaitable[Sequence[ResolvedAddress]]],
+    ) -> None:
         self._open_session = open_session
+        self._resolve = resolve
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._in_use: Counter[str] = Counter()
 
@@ -38,6 +47,7 @@ class SocksSessions:
     async def use(self, proxy: str, host: str) -> AsyncIterator[aiohttp.ClientSession]:
         """The session of this proxy. FetchError if the proxy does not connect to the host."""
         library = _library()
+        proxy = await self._with_address(proxy, host)
         connect = partial(library.ProxyConnector.from_url, proxy.replace("socks5h:", "socks5:", 1), rdns=True)
         session = self._sessions.pop(proxy, None) or self._open_session(connect)
         self._sessions[proxy] = session  # the one that was used last is the last one
@@ -64,6 +74,16 @@ class SocksSessions:
             self._in_use[proxy] -= 1
             if len(self._sessions) > _MAX_SESSIONS:
                 await self._close_oldest()
+
+    async def _with_address(self, proxy: str, host: str) -> str:
+        """The URL with an address instead of a name, which the library would look up in a thread without a deadline.
+        IPv4 comes first, as in the library."""
+        url = URL(proxy, encoded=True)
+        try:
+            addresses = await self._resolve(url.host or "")
+        except socket.gaierror as exc:
+            raise ProxyError(_message(host, str(unresolved("of the proxy", exc))), retryable=True) from exc
+        return str(url.with_host(min(addresses, key=lambda address: address.family).host))
 
     async def _close_oldest(self) -> None:
         unused = [proxy for proxy in self._sessions if not self._in_use[proxy]]

@@ -142,7 +142,7 @@ class Server:
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
             store, executor, self.config, distributed=distributed,
-            notify=lambda session: send_webhook(self.fetcher.http, session),
+            notify=lambda session: send_webhook(self.fetcher.http.limited_to(self.config.http.max_body_bytes), session),
         )  # fmt: skip
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from shoal.errors import ConfigError
+from shoal.notifications.channels.mail import in_thread
 from shoal.notifications.messages import Message
 from shoal.notifications.secret import Secret, without_secrets
 from shoal.printable import printable
@@ -44,7 +45,7 @@ class AppriseService:
     async def send(self, message: Message) -> str:
         try:
             async with asyncio.timeout(4 * self._timeout):
-                error = await asyncio.to_thread(self._send, message)
+                error = await in_thread(self._send, message)
         except TimeoutError:
             error = "the service did not respond in time"
         return printable(without_secrets(error, self._secrets))[:500]

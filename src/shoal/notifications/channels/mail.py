@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import smtplib
 import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
 from pathlib import Path
+from typing import TypeVar
 
 from shoal.errors import ConfigError
 from shoal.notifications.messages import Message
@@ -17,8 +20,16 @@ from shoal.notifications.secret import Secret, without_secrets
 from shoal.notifications.settings import SmtpChannel
 from shoal.printable import printable
 
+_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-notify")
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _MAX_SUBJECT = 200
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[..., T], *args: object) -> T:
+    """Run a call that blocks, in a thread for notifications: one that waits for a name server for minutes must not keep
+    outputs from being written."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work, *args)
 
 
 class Mail:
@@ -43,7 +54,7 @@ class Mail:
         try:
             # Each step has the timeout of the socket, and a conversation has few steps.
             async with asyncio.timeout(4 * self._settings.timeout):
-                await asyncio.to_thread(self._send, self._mail(message))
+                await in_thread(self._send, self._mail(message))
         except TimeoutError:
             return f"{self._settings.host}:{self._port} did not respond in time"
         except (OSError, smtplib.SMTPException, ssl.SSLError) as exc:
