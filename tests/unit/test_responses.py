@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.batch.results import Entry
 from shoal.frontier.memory.store import MemoryStore
 from shoal.ports import Frontier, LoggedItem
 from shoal.server import responses
@@ -86,3 +88,36 @@ async def test_a_page_of_items_reads_what_it_returns() -> None:
     assert log.bytes_read < 8_000_000
     everything = [entry.number async for portion in _item_portions(log, 5, 40) for entry in portion]
     assert everything == list(range(6, 46))
+
+
+SIZES = st.lists(st.sampled_from([0, 10, 50_000, 100_000, 131_000, 140_000, 300_000, 2_500_000]), max_size=12)
+
+
+async def portions_of(entries: list[Entry]) -> AsyncGenerator[list[Entry]]:
+    for start in range(0, len(entries), 5):
+        yield entries[start : start + 5]
+
+
+@settings(deadline=None)
+@given(SIZES, st.integers(1, 14) | st.none(), st.sampled_from([1, 200_000, 700_000, 10**9]))
+async def test_a_page_has_whole_results_within_its_limits(sizes: list[int], limit: int | None, max_bytes: int) -> None:
+    contents = [chr(97 + number) * size for number, size in enumerate(sizes)]
+    entries = [
+        Entry(number, size, lambda whole, content=content: {"content": content if whole else None})  # type: ignore[misc]
+        for number, (size, content) in enumerate(zip(sizes, contents, strict=True), 1)
+    ]
+    budget = Budget("bytes", 1 << 30, 1 << 30)
+    encoder = EntryEncoder(budget, "me", max_bytes)
+    pieces = [piece async for piece in encoder.elements(b'{"list":[', portions_of(entries), lambda: b"]}", limit)]
+    assert all(len(piece) > 256 * 1024 for piece in pieces[:-1])
+    results = [each["content"] for each in msgspec.json.decode(b"".join(pieces))["list"]]
+    if limit is None:
+        assert len(results) == len(entries)
+    assert all(result in (None, content) for result, content in zip(results, contents, strict=False))
+    sent = sum(len(result) for result in results if result is not None)
+    assert sent <= max_bytes
+    if limit is not None:
+        assert None not in results[1:]  # the list ends there
+        more = contents[len(results) : limit]
+        assert not more or sent + len(more[0]) > max_bytes - 20 * len(results) - 20
+    assert budget._sum == 0

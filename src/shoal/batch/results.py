@@ -20,7 +20,7 @@ from shoal.urls.normalize import normalize_url
 
 Result: TypeAlias = dict[str, object]
 
-_READ_BATCH = (16, 1 << 20)  # results and bytes: one result may have many megabytes
+_READ_BATCH = (64, 1 << 20)  # results and bytes: one result may have many megabytes
 _MAX_TITLE = 1000  # characters, in results without their content
 _FIRST_LOST = 10**12
 """The numbers of results that are not in the item log start after this one, in the order of their URLs."""
@@ -45,7 +45,7 @@ class _Outline(Struct):
 _decode_outline = msgspec.msgpack.Decoder(tuple[str, _Outline]).decode
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True):
     """A result that is decoded when it is needed: its content may have many megabytes."""
 
     number: int
@@ -82,7 +82,7 @@ class SessionResults:
         A single result that does not fit is returned without its content."""
         page: list[tuple[int, Result]] = []
         bytes_left = max_bytes
-        async for portion in self.portions(after):
+        async for portion in self.portions(after, limit):
             for entry in portion:
                 if page and entry.size > bytes_left:
                     return page
@@ -92,9 +92,9 @@ class SessionResults:
                     return page
         return page
 
-    async def portions(self, after: int = 0) -> AsyncGenerator[list[Entry]]:
-        """The results so far after number ``after``, a few at a time."""
-        async for portion in self._portions(after):
+    async def portions(self, after: int = 0, limit: int = _READ_BATCH[0]) -> AsyncGenerator[list[Entry]]:
+        """The results so far after number ``after``, a few at a time, and no more than ``limit`` at a time."""
+        async for portion in self._portions(after, limit):
             yield [self._entry(number, stored) for number, stored in portion]
 
     async def read_outlines(self, after: int, limit: int, max_bytes: int) -> list[tuple[int, Result]]:
@@ -102,7 +102,7 @@ class SessionResults:
         more than ``max_bytes`` had to be read for them."""
         page: list[tuple[int, Result]] = []
         size = 0
-        async for portion in self.portions(after):
+        async for portion in self.portions(after, limit):
             for entry in portion:
                 page.append((entry.number, entry.decode(False)))
                 size += entry.size
@@ -181,14 +181,16 @@ class SessionResults:
 
     # -- reading
 
-    async def _portions(self, after: int) -> AsyncIterator[Sequence[tuple[int, LoggedItem | Result]]]:
+    async def _portions(
+        self, after: int, limit: int = _READ_BATCH[0]
+    ) -> AsyncIterator[Sequence[tuple[int, LoggedItem | Result]]]:
         """All entries after number ``after``, a few at a time and not decoded."""
         is_finished = await self._session.state() == "finished"  # read first: the log does not grow after that
         invalid = list(self._invalid.values())
         if after < len(invalid):
             yield list(enumerate(invalid[after:], after + 1))
         if after < _FIRST_LOST:
-            async for items in self._read_log(max(0, after - len(invalid))):
+            async for items in self._read_log(max(0, after - len(invalid)), limit):
                 yield [(len(invalid) + item.seq, item) for item in items]
         if is_finished:
             lost = await self._find_lost()
@@ -198,11 +200,11 @@ class SessionResults:
             if rest:
                 yield rest
 
-    async def _read_log(self, after: int) -> AsyncIterator[list[LoggedItem]]:
+    async def _read_log(self, after: int, limit: int = _READ_BATCH[0]) -> AsyncIterator[list[LoggedItem]]:
         """The item log after number ``after``, a few items at a time."""
         if self._last is not None and self._last.seq != after:
             self._last = None
-        count, most = _READ_BATCH
+        count, most = min(limit, _READ_BATCH[0]), _READ_BATCH[1]
         while items := await self._frontier.read_items(after, count, last=self._last, max_bytes=most):
             yield items
             await asyncio.sleep(0)  # a memory store never suspends: let other tasks run
@@ -210,15 +212,17 @@ class SessionResults:
             self._last = items[-1] if self._follows else None
 
     def _entry(self, number: int, stored: LoggedItem | Result) -> Entry:
-        if isinstance(stored, dict):
-            return Entry(number, 0, lambda whole: stored)
-        return Entry(number, len(stored.payload), partial(self._decode, stored))
+        if isinstance(stored, LoggedItem):
+            return Entry(number, len(stored.payload), partial(self._decode, stored))
+        return Entry(number, 0, lambda whole: stored)
 
     def _decode(self, item: LoggedItem, whole: bool) -> Result:
         """A result under the URL that the caller sent."""
         result = decode_item(item.payload)[1] if whole else _outline(item)
         position = result.pop("place", None)
-        return {**result, "url": self._urls.urls[position]} if isinstance(position, int) else result
+        if isinstance(position, int):
+            result["url"] = self._urls.urls[position]
+        return result
 
     # -- URLs without a result in the log
 

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Self
 
 import msgspec
@@ -46,7 +47,6 @@ class Session:
         self.settings = settings
         self.options = options
         self.urls = settings.url_list()
-        self.quota = Quota(settings.max_bytes, initial_size(self.urls, options), frontier, room_of(store))
         self.changed = asyncio.Event()
         """Set when work in this process has changed the session."""
         self.is_closing = False
@@ -55,6 +55,12 @@ class Session:
         """Whether other processes may work on it too."""
         self.store = store
         self.run = run
+
+    @cached_property
+    def quota(self) -> Quota:
+        """The bytes that the session may store. Readers need none: to sum up its URLs takes time."""
+        initial = initial_size(self.urls, self.options)
+        return Quota(self.settings.max_bytes, initial, self.frontier, room_of(self.store))
 
     @classmethod
     async def create(

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Self
 
 from shoal.errors import RequestError
@@ -33,11 +34,15 @@ class UrlList:
         self.urls = urls
         self.normalized = normalized
         self.invalid = invalid
-        self.positions: dict[str, int] = {}
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
         """Each normalized URL with its first position. Duplicates share the result of that one."""
-        for position, url in enumerate(normalized):
-            if position not in invalid:
-                self.positions.setdefault(url, position)
+        positions: dict[str, int] = {}
+        for position, url in enumerate(self.normalized):
+            if position not in self.invalid:
+                positions.setdefault(url, position)
+        return positions
 
     @classmethod
     async def parse(cls, urls: Sequence[str], normalize: Callable[[str], str] | None = None) -> Self:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TypeVar, cast
 
 import msgspec
@@ -55,15 +56,11 @@ _TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 _ENDED: frozenset[RunState] = frozenset({"finished", "cancelled"})
 
 
-def count_fitting(sizes: Iterable[int], max_bytes: int) -> int:
+def count_fitting(sizes: Sequence[int], max_bytes: int) -> int:
     """How many of these sizes, from the first on, fit together. At least one, if there is one."""
-    fitting = total = 0
-    for size in sizes:
-        total += size
-        if total > max_bytes and fitting:
-            break
-        fitting += 1
-    return fitting
+    if sum(sizes) <= max_bytes:
+        return len(sizes)
+    return max(1, sum(total <= max_bytes for total in accumulate(sizes)))
 
 
 def no_run(run_id: str) -> RunError:

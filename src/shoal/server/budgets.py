@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Self
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -52,24 +51,37 @@ class Budget:
         if not self._held[caller]:
             del self._held[caller]
 
-    @asynccontextmanager
-    async def holding(self, caller: str, amount: int) -> AsyncIterator[None]:
+    def holding(self, caller: str, amount: int) -> Hold:
         """Hold an amount, at most a caller's share. Wait for it a while; then BusyError."""
-        amount = min(amount, self._each)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + _PATIENCE
+        return Hold(self, caller, min(amount, self._each))
+
+
+class Hold:
+    """An amount of a budget that is held within ``async with``."""
+
+    def __init__(self, budget: Budget, caller: str, amount: int) -> None:
+        self._budget, self._caller = budget, caller
+        self._amount = amount
+
+    async def __aenter__(self) -> Self:
+        end = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             try:
-                self.take(caller, amount)
-                break
+                self._budget.take(self._caller, self._amount)
+                return self
             except BusyError:
-                if loop.time() > end:
+                if asyncio.get_running_loop().time() > end:
                     raise
                 await asyncio.sleep(_POLL_EVERY)
-        try:
-            yield
-        finally:
-            self.give_back(caller, amount)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._budget.give_back(self._caller, self._amount)
+
+    def keep(self, amount: int) -> None:
+        """Give back what exceeds this amount."""
+        if amount < self._amount:
+            self._budget.give_back(self._caller, self._amount - amount)
+            self._amount = amount
 
 
 def caller_of(request: Request) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from math import inf
+from typing import TypeAlias, cast
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
@@ -13,12 +14,17 @@ from starlette.types import Receive, Scope, Send
 from shoal.batch.results import Entry
 from shoal.server.budgets import Budget
 
-PIECE = 64 * 1024
-"""Stored bytes of a result above which it is encoded in pieces."""
+PIECE = 128 * 1024
+"""Stored bytes of results that are encoded at once. A larger one is alone, and its memory counts until it is sent."""
+_WHOLE = 2 * 1024 * 1024  # stored bytes of a result up to which it is encoded at once
 _SENT = 256 * 1024  # bytes that are sent at once, about; a smaller answer is sent whole, with its length
 _SLICE = 30_000  # characters of a text that are encoded at once; divisible by 3, as Base64 pads
 _GROWTH = 6  # JSON has up to six bytes for a byte that is stored
 _HELD = 5  # times the stored size: memory of a decoded result; one wide letter makes a text four times as large
+
+_COMMA = ord(",")
+
+Piece: TypeAlias = bytes | bytearray
 
 _encode = msgspec.json.encode
 _encode_into = msgspec.json.Encoder().encode_into
@@ -80,129 +86,206 @@ class EntryEncoder:
         """``budget``: for the memory of large results, from decoding them until they are sent."""
         self._budget, self._caller = budget, caller
         self._bytes_left = max_bytes
+        self._waiting: list[Piece] = []
+        self._size = 0
+        """Of what waits to be sent."""
+        self._count = 0
+        """Results in the list so far."""
         self._last = 0
 
-    async def page(
+    def page(
         self, begin: Mapping[str, object], name: str, portions: AsyncGenerator[list[Entry]], limit: int, after: int
-    ) -> AsyncGenerator[bytes]:
+    ) -> AsyncGenerator[Piece]:
         """An object with these values, a list of up to ``limit`` results, as many as fit but at least one, and
         ``next``: the number of the last one."""
         self._last = after
-        yield begin_object(begin) + b'"%b":[' % name.encode()
-        async for piece in self.elements(portions, limit):
-            yield piece
-        yield b'],"next":%d}' % self._last
+        return self.elements(begin_object(begin, name), portions, lambda: b'],"next":%d}' % self._last, limit)
 
-    async def elements(self, portions: AsyncGenerator[list[Entry]], limit: int | None = None) -> AsyncGenerator[bytes]:
-        """The elements of a list. Without a limit, those that do not fit lose their content; with one, the list ends
-        there."""
-        count = 0
-        small = bytearray()
+    async def elements(
+        self, begin: bytes, portions: AsyncGenerator[list[Entry]], end: Callable[[], bytes], limit: int | None = None
+    ) -> AsyncGenerator[Piece]:
+        """The elements of a list, after ``begin`` and before ``end``. All pieces but the last one are worth sending.
+        Without a limit, results that do not fit lose their content; with one, the list ends there."""
+        self._add(begin)
         async with aclosing(portions):
             async for portion in portions:
-                for entry in portion:
-                    optional = limit is not None and count > 0
-                    if entry.size <= PIECE:  # without a generator for each: pages often have hundreds of them
-                        fits = self._append(small, b"," if count else b"", entry, optional)
+                fits = True
+                for group in _groups(portion if limit is None else portion[: limit - self._count]):
+                    if group[0].size <= PIECE:
+                        fits = self._append(group, optional=limit is not None)
                     else:
-                        yield bytes(small)
-                        small.clear()
-                        fits = False
-                        async for piece in self.pieces(entry, b"," if count else b"", optional=optional):
-                            fits = True
+                        before = self._count
+                        async for piece in self._large(group[0], optional=limit is not None):
                             yield piece
-                    if fits:
-                        count, self._last = count + 1, entry.number
-                    if not fits or count == limit:
-                        yield bytes(small)
-                        return
-                    if len(small) > _SENT:
-                        yield bytes(small)
-                        small.clear()
-        yield bytes(small)
+                        fits = self._count > before
+                    if not fits:
+                        break
+                    if self._size > _SENT:
+                        yield self._flush()
+                if not fits or self._count == limit:
+                    break
+        self._add(end())
+        yield self._flush()
 
-    async def pieces(self, entry: Entry, begin: bytes = b"", *, optional: bool = False) -> AsyncGenerator[bytes]:
-        """A result in JSON after ``begin``. If it is too large for the answer: without its content, or nothing at all
-        if it is ``optional``."""
+    async def alone(self, entry: Entry, begin: bytes, end: bytes) -> AsyncGenerator[Piece]:
+        """A result that is not in a list, after ``begin`` and before ``end``."""
+        self._add(begin)
+        self._count = 0
         if entry.size <= PIECE:
-            small = bytearray()
-            if self._append(small, begin, entry, optional):
-                yield bytes(small)
-            return
-        async with self._budget.holding(self._caller, _HELD * entry.size):
+            self._append([entry], optional=False)
+        else:
+            async for piece in self._large(entry, optional=False):
+                yield piece
+        self._add(end)
+        yield self._flush()
+
+    def _add(self, piece: Piece) -> None:
+        self._waiting.append(piece)
+        self._size += len(piece)
+
+    def _flush(self) -> Piece:
+        """Take what waits to be sent."""
+        waiting = self._waiting
+        self._waiting, self._size = [], 0
+        return waiting[0] if len(waiting) == 1 else b"".join(waiting)
+
+    async def _large(self, entry: Entry, *, optional: bool) -> AsyncGenerator[Piece]:
+        """Add a large result like `_append`. The memory that it needs is held until it is sent."""
+        is_whole = entry.size <= _WHOLE
+        async with self._budget.holding(self._caller, (_GROWTH if is_whole else _HELD) * entry.size) as hold:
+            if is_whole:
+                self._append_whole(entry, optional=optional)
+                hold.keep(self._size)  # nothing else ran while it was encoded: what counts is what waits to be sent
+                if self._size > _SENT:
+                    yield self._flush()
+                return
             result = entry.decode(True)
             if _GROWTH * entry.size > self._bytes_left and sum(map(len, json_pieces(result))) > self._bytes_left:
-                if optional:
+                if optional and self._count:
                     return
                 result = entry.decode(False)
+            if self._count:
+                self._add(b",")
+            self._count, self._last = self._count + 1, entry.number
             for piece in json_pieces(result):
                 self._bytes_left -= len(piece)
-                yield begin + piece
-                begin = b""
+                self._add(piece)
+                if self._size > _SENT:
+                    yield self._flush()
 
-    def _append(self, buffer: bytearray, begin: bytes, entry: Entry, optional: bool) -> bool:
-        """Append a small result to the buffer. False if there is no room for it."""
-        buffer += begin
+    def _append_whole(self, entry: Entry, *, optional: bool) -> None:
+        """Add a result like `_append`, into one buffer with what waits: large ones are not copied."""
+        buffer = bytearray(self._flush() if self._size < PIECE else b"")
+        comma = b"," if self._count else b""
         start = len(buffer)
+        buffer += comma
         _encode_into(entry.decode(True), buffer, -1)
-        if len(buffer) - start > self._bytes_left:
+        fits = len(buffer) - start <= self._bytes_left
+        if not fits:
             del buffer[start:]
-            if optional:
-                del buffer[start - len(begin) :]
-                return False
+        if not fits and not (optional and self._count):
+            buffer += comma
             _encode_into(entry.decode(False), buffer, -1)
-        self._bytes_left -= len(buffer) - start
+        self._add(buffer)
+        if len(buffer) > start:
+            self._bytes_left -= len(buffer) - start
+            self._count, self._last = self._count + 1, entry.number
+
+    def _append(self, entries: Sequence[Entry], *, optional: bool) -> bool:
+        """Add results. Those that are too large for the answer lose their content. If they are
+        ``optional`` and not the first: False, and they are not added."""
+        if self._encode([entry.decode(True) for entry in entries]):
+            self._last = entries[-1].number
+            return True
+        if len(entries) > 1:
+            return all(self._append([entry], optional=optional) for entry in entries)
+        if optional and self._count:
+            return False
+        self._encode([entries[0].decode(False)], anyway=True)
+        self._last = entries[0].number
+        return True
+
+    def _encode(self, results: Sequence[object], *, anyway: bool = False) -> bool:
+        """Add elements of the list, all at once. False if there is no room for them."""
+        elements = bytearray()  # brackets can be removed from it without a copy
+        _encode_into(results, elements)
+        del elements[-1:]
+        if self._count:
+            elements[0] = _COMMA
+        else:
+            del elements[:1]
+        if len(elements) > self._bytes_left and not anyway:
+            return False
+        self._add(elements)
+        self._bytes_left -= len(elements)
+        self._count += len(results)
         return True
 
 
-def begin_object(values: Mapping[str, object]) -> bytes:
-    """A JSON object that goes on."""
-    return _encode(values)[:-1] + b","
+def _groups(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Small results that are encoded at once, and large ones alone."""
+    start = size = 0
+    for place, entry in enumerate(entries):
+        if place > start and size + entry.size > PIECE:
+            yield entries[start:place]
+            start, size = place, 0
+        size += entry.size
+    if start < len(entries):
+        yield entries[start:]
 
 
-async def stream_json(pieces: AsyncGenerator[bytes], budget: Budget, caller: str) -> Response:
+def begin_object(values: Mapping[str, object], name: str) -> bytes:
+    """A JSON object that goes on with a list of this name."""
+    return b'%b,"%b":[' % (_encode(values)[:-1], name.encode())
+
+
+async def stream_json(pieces: AsyncGenerator[Piece], budget: Budget, caller: str) -> Response:
     """A response of these pieces. BusyError if it is large, and too many of those are open (``budget``)."""
-    begin: list[bytes] = []
-    size = 0
     try:
-        async for piece in pieces:
-            begin.append(piece)
-            size += len(piece)
-            if size > _SENT:
-                return LimitedStream(_joined(begin, pieces), budget, caller, media_type="application/json")
+        first = await anext(pieces)
+        if len(first) > _SENT:
+            return _JsonStream(first, pieces, budget, caller)
     except BaseException:
         await pieces.aclose()
         raise
-    return Response(b"".join(begin), media_type="application/json")
-
-
-async def _joined(begin: list[bytes], pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The pieces, small ones together: each that is sent costs time."""
-    held, size = begin, sum(map(len, begin))
-    async with aclosing(pieces):
-        async for piece in pieces:
-            if size > _SENT:
-                yield b"".join(held)
-                held, size = [], 0
-            held.append(piece)
-            size += len(piece)
-    yield b"".join(held)
+    await pieces.aclose()  # it was the only one
+    return Response(bytes(first), media_type="application/json")
 
 
 class LimitedStream(StreamingResponse):
     """A response that takes one from a budget until it is sent, or its client is gone. BusyError if there is none."""
 
     def __init__(
-        self, content: AsyncGenerator[bytes] | AsyncGenerator[str], budget: Budget, caller: str, *, media_type: str,
+        self, content: AsyncGenerator[Piece] | AsyncGenerator[str], budget: Budget, caller: str, *, media_type: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(content, headers=headers, media_type=media_type)
+        super().__init__(cast(AsyncGenerator[bytes], content), headers=headers, media_type=media_type)
         budget.take(caller)
         self._content, self._budget, self._caller = content, budget, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await self._send(scope, receive, send)
         finally:
             self._budget.give_back(self._caller)
             await self._content.aclose()
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
+
+
+class _JsonStream(LimitedStream):
+    """A large answer. It ends by itself, so no task waits until its client is gone: that would cost more than many an
+    answer. What is sent to a client that is gone is dropped."""
+
+    def __init__(self, first: Piece, rest: AsyncGenerator[Piece], budget: Budget, caller: str) -> None:
+        super().__init__(rest, budget, caller, media_type="application/json")
+        self._first = first
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        self._first = b""
+        async for piece in self._content:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -109,10 +109,10 @@ class MemoryItemLog:
         if not self._items:
             return []
         skip = max(0, after + 1 - self._items[0].seq)
-        items = islice(self._items, skip, skip + limit)
+        items = list(islice(self._items, skip, skip + limit))
         if max_bytes is not None:
-            some = list(items)
-            items = islice(some, count_fitting(map(_size, some), max_bytes))
+            sizes = [len(item.payload) if isinstance(item, LoggedItem) else item.size for item in items]
+            del items[count_fitting(sizes, max_bytes) :]
         return [item if isinstance(item, LoggedItem) else item.read() for item in items]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
@@ -142,7 +142,3 @@ class MemoryItemLog:
             self.count += 1
             self._items.append(self._space.add(LoggedItem(self.count, fingerprint, index, payload)))
         return before + len(payloads)
-
-
-def _size(item: LoggedItem | _ItemOnDisk) -> int:
-    return len(item.payload) if isinstance(item, LoggedItem) else item.size

@@ -49,14 +49,16 @@ class SQLiteItemLog:
         if recent and recent[0].seq <= after + 1 <= recent[-1].seq:
             skip = after + 1 - recent[0].seq
             items = recent[skip : skip + limit]
-            return items if max_bytes is None else items[: count_fitting((len(i.payload) for i in items), max_bytes)]
+            if max_bytes is not None:
+                del items[count_fitting([len(item.payload) for item in items], max_bytes) :]
+            return items
         return await self._file.read(partial(self._read, after, limit, max_bytes))
 
     def _read(self, after: int, limit: int, max_bytes: int | None) -> list[LoggedItem]:
         rows = "FROM item WHERE id > ?1 + ?2 AND id <= ?3 ORDER BY id LIMIT ?4"
         if max_bytes is not None:  # SQLite knows the length of a value without reading it
             sizes = self._db.execute(f"SELECT length(payload) {rows}", (self._first, after, self._last, limit))
-            limit = count_fitting((size for (size,) in sizes), max_bytes)
+            limit = count_fitting([size for (size,) in sizes], max_bytes)
         sql = f"SELECT id - ?1, fingerprint, position, payload {rows}"
         return [LoggedItem(*row) for row in self._db.execute(sql, (self._first, after, self._last, limit))]
 

@@ -18,7 +18,7 @@ from shoal.server.auth import allows
 from shoal.server.bodies import BoundedRoute
 from shoal.server.budgets import caller_of
 from shoal.server.errors import ProblemError, problems
-from shoal.server.responses import EntryEncoder, LimitedStream, begin_object, json_response, stream_json
+from shoal.server.responses import EntryEncoder, LimitedStream, Piece, begin_object, json_response, stream_json
 from shoal.server.schemas.batches import (
     BatchAnswer,
     BatchRequest,
@@ -82,17 +82,17 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
         }
         return json_response(started, 202, {"Location": f"/api/crawl/{session.id}"})
     await session.wait(batch.timeout)
-    return await stream_json(_encode_batch(server, session, caller_of(request)), server.answers, caller_of(request))
+    caller = caller_of(request)
+    return await stream_json(await _encode_batch(server, session, caller), server.answers, caller)
 
 
-async def _encode_batch(server: Server, session: Session, caller: str) -> AsyncGenerator[bytes]:
+async def _encode_batch(server: Server, session: Session, caller: str) -> AsyncGenerator[Piece]:
     """A batch with all its results, piece by piece."""
     encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
     found = await SessionResults(session).read_all()
-    yield begin_object({"session_id": session.id, "state": await session.state()}) + b'"results":['
-    async for piece in encoder.elements(found.portions):
-        yield piece
-    yield b"]," + msgspec.json.encode({"stats": found.stats, "distributed": session.settings.distributed})[1:]
+    begin = begin_object({"session_id": session.id, "state": await session.state()}, "results")
+    end = b"]," + msgspec.json.encode({"stats": found.stats, "distributed": session.settings.distributed})[1:]
+    return encoder.elements(begin, found.portions, lambda: end)
 
 
 @router.get("", response_model=SessionList, responses=problems(401, 422, 503))
@@ -126,7 +126,7 @@ async def read_session(
         "progress": await session.progress(),
     }  # fmt: skip
     encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
-    page = encoder.page(begin, "results", SessionResults(session).portions(after), limit, after)
+    page = encoder.page(begin, "results", SessionResults(session).portions(after, limit), limit, after)
     return await stream_json(page, server.answers, caller)
 
 
@@ -167,15 +167,14 @@ async def stream_session(
     return LimitedStream(events, server.streams, caller, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
-async def _stream_events(session: Session, after: int, encoder: EntryEncoder) -> AsyncGenerator[bytes]:
+async def _stream_events(session: Session, after: int, encoder: EntryEncoder) -> AsyncGenerator[Piece]:
     loop = asyncio.get_running_loop()
     quiet_since = loop.time()
     async for portion in SessionResults(session).follow(after):
         for entry in portion:
             after = entry.number
-            async for piece in encoder.pieces(entry, b"id: %d\nevent: result\ndata: " % after):
+            async for piece in encoder.alone(entry, b"id: %d\nevent: result\ndata: " % after, b"\n\n"):
                 yield piece
-            yield b"\n\n"
         if portion:
             quiet_since = loop.time()
         elif loop.time() - quiet_since > _KEEP_ALIVE_EVERY:
