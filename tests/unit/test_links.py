@@ -22,6 +22,7 @@ from shoal.urls.normalize import (
     normalize_url,
     origin_of,
     resolve,
+    typed_url,
     url_fingerprint,
     written_url,
 )
@@ -92,6 +93,19 @@ def test_normal_form(url: str, expected: str) -> None:
     assert normalize_url(expected) == expected
     assert normalize_url(written_url(url)) == expected
     assert url_fingerprint(written_url(url)) == url_fingerprint(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ex.com/%7e", "http://ex.com/%7e"),
+        (" localhost:8000/x ", "http://localhost:8000/x"),
+        ("https:/ex.com", "https://ex.com/"),
+        ("HTTP:ex.com", "http://ex.com/"),
+    ],
+)
+def test_what_a_user_types(text: str, expected: str) -> None:
+    assert typed_url(text) == expected
 
 
 @pytest.mark.parametrize(
