@@ -14,17 +14,20 @@ import execnet
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import forked_pytest, forking
+from tests import claims, forked_pytest, forking
 from tests.databases import close_shared, run_folder
 from tests.spreading import Spreading, turn_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run random tests with all their examples")
+    parser.addoption("--claims", action="store_true", help="run only the tests that docs/origins.md names")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     run_folder()  # before other processes start
+    if not hasattr(config, "workerinput") and (config.getoption("--claims") or claims.runs_all(config)):
+        config.pluginmanager.register(claims.ClaimCheck())
     if sys.version_info < (3, 12):
         # To mark a part of a line, a traceback parses it. The garbage collector may log one while hypothesis parses a
         # file, and then that raises SystemError (python/cpython#106905).
@@ -39,7 +42,10 @@ def thorough(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--thorough"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--claims"):
+        named = claims.claimed_tests()
+        items[:] = [item for item in items if claims.plain_name(item.nodeid) in named]
     items.sort(key=lambda item: turn_of(item.nodeid))
 
 

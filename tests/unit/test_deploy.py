@@ -306,9 +306,7 @@ def test_a_script_writes_all_that_compose_needs_once(tmp_path: Path) -> None:
 
 
 def test_compose_up_needs_no_file_name() -> None:
-    top = yaml.safe_load((ROOT / "compose.yml").read_text())
-    assert top["include"] == [COMPOSE_FILE.name]
-    assert top["name"] == yaml.safe_load(COMPOSE_FILE.read_text())["name"]
+    assert (ROOT / "compose.yml").samefile(COMPOSE_FILE)  # an override, such as the one for a browser, works with both
     assert SERVICES.keys() >= {"redis", "celery-worker", "worker", "flower", "api"}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import typer
 import yaml
 
 from shoal.cli.main import app
+from tests.claims import claimed_tests
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -108,10 +111,20 @@ def test_every_command_is_listed() -> None:
 
 
 def test_every_origin_has_a_test() -> None:
-    """Each row of docs/origins.md names a test that exists."""
-    rows = [line for line in (DOCS / "origins.md").read_text().splitlines() if re.match(r"\| (?!you had|---)", line)]
-    assert len(rows) > 30
-    for row in rows:
-        found = re.search(r"\| `(tests/[\w/]+\.py)::(test_\w+)` \|$", row)
-        assert found, row
-        assert re.search(rf"def {found[2]}\(", (ROOT / found[1]).read_text()), row
+    """Each row of docs/origins.md names a test that exists. `tests.claims` checks that it runs and passes."""
+    named = claimed_tests()
+    assert len(named) > 60
+    for name in named:
+        file, _, test = name.partition("::")
+        assert re.search(rf"def {test}\(", (ROOT / file).read_text()), name
+
+
+def test_a_claim_whose_test_does_not_run_fails_the_tests() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "--claims"]
+    done = subprocess.run(
+        [*command, "tests/unit/test_registry.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    broken = set(re.findall(r"claims what no test has shown: (\S+)", done.stdout))
+    assert broken == claimed_tests().keys() - {"tests/unit/test_registry.py::test_spiders_by_name"}

@@ -34,6 +34,7 @@ def test_spiders_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(found) == ["India", "Russia"]
     assert found["India"].execution_mode == "distributed"
     assert found["Russia"].execution_mode == "single"
+    assert [found.get_execution_mode(name) for name in found] == ["distributed", "single"]
     assert found["India"].arguments == {"state": "Goa"}
     assert found.reference("India") == "spiders/india.py"
     (tmp_path / "below").mkdir()

@@ -73,6 +73,10 @@ class Registry(Mapping[str, Entry]):
         scrapy = SCRAPY if entry.file.startswith(SCRAPY) else ""
         return scrapy + os.path.relpath(folder / entry.file.removeprefix(SCRAPY))
 
+    def get_execution_mode(self, name: str) -> ExecutionMode:
+        """``single`` or ``distributed``. SpiderError if there is no such spider."""
+        return self[name].execution_mode
+
     def name_of(self, spider: str, arguments: Mapping[str, object]) -> str | None:
         """The name under which a run was started, from its spider's own name and its arguments; None if no entry fits.
 

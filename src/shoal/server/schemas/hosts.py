@@ -62,7 +62,7 @@ class HostDetails(BaseModel):
 
     model_config = with_examples(
         {
-            "state": _HOST, "queued": {RUN_ID: 58},
+            "state": _HOST, "ready_by_run": {RUN_ID: 58},
             "robots": [
                 {
                     "origin": "http://127.0.0.1:8080", "text": "User-agent: *\nDisallow: /private\n", "is_cut": False,

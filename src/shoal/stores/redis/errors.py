@@ -117,7 +117,7 @@ def _other_error(exc: Exception, text: str, address: RedisAddress) -> ShoalError
     if isinstance(exc, exceptions.InvalidResponse):
         return StoreError(f"the server at {where} is not Redis; check host and port")
     if isinstance(exc, exceptions.ConnectionError | exceptions.TimeoutError | OSError | TimeoutError):
-        hint = "If it requires TLS, write rediss://" if re.search("closed|reset", text) else "Is Redis running?"
+        hint = "Is Redis running?" + (" If it requires TLS, write rediss://" if re.search("closed|reset", text) else "")
         return StoreAwayError(f"cannot reach {where}: {text}" + ("" if address.tls else f". {hint}"))
     if isinstance(exc, exceptions.RedisClusterException | exceptions.ClusterError):
         return StoreAwayError(f"cannot reach the cluster at {where}: {text}")
