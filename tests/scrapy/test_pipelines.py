@@ -189,7 +189,7 @@ async def test_feeds_are_outputs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "books.jsonl").read_text() == '{"price":1,"title":"a"}\n{"title":"=b"}\n'
     assert (tmp_path / "items.csv").read_text() == "price,title\n1,a\n,=b\n"  # as Scrapy
     assert (tmp_path / "array.jsonl").exists()
-    assert any("array.json is written as JSON Lines" in note for note in done.adapter.translated.notes)
+    assert any("array.json is written as JSON Lines" in note for note in done.adapter.translated.warnings)
 
 
 async def test_fields_may_be_renamed_for_the_output() -> None:
