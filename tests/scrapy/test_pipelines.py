@@ -142,7 +142,8 @@ async def test_items_of_all_kinds_keep_their_type() -> None:
     with pytest.raises(KeyError, match="does not support field"):
         item["other"] = 1
     done = await crawl(books(item, Plain("dataclass"), {"title": "dict"}), {"/": ""})
-    assert done.items == [{"title": "Item", "price": 3}, {"title": "dataclass"}, {"title": "dict"}]
+    assert done.items == [item, Plain("dataclass"), {"title": "dict"}]
+    assert [type(each) for each in done.items] == [Book, Plain, dict]
 
 
 async def test_the_type_of_an_item_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
