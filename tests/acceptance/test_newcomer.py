@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ import pytest
 from shoal.suggestions import pip_install
 from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
+from tests.acceptance.serving import until
 from tests.acceptance.test_cli import lines, shoal
 from tests.forking import SHOAL
 
@@ -297,3 +299,51 @@ def read_until(terminal: int, words: str) -> str:
         if select.select([terminal], [], [], 1)[0]:
             text += os.read(terminal, 10_000).decode(errors="replace")
     return text
+
+
+def test_after_a_kill_audit_and_stats_say_that_nobody_works_on_the_run(shoal, books: Path) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    words = [*SHOAL, "run", "books.py", "-o", "x.jsonl", "--delay", "1", *at]
+    with forking.Popen(words, cwd=books.parent, stderr=subprocess.DEVNULL) as crawl:
+        until(lambda: (books.parent / "x.jsonl").exists() and len(lines(books.parent / "x.jsonl")) >= 10, 30, "items")
+        assert "no process works" not in shoal("stats", *at).stdout
+        run = shoal("runs", *at).stdout.splitlines()[1].split()[0]
+        shoal("pause", run, *at)
+        assert f"run {run} is paused: `shoal resume {run}` continues it" in shoal("stats", *at).stdout
+        assert json.loads(shoal("stats", "--json", *at).stdout)["state"] == "paused"
+        shoal("resume", run, *at)
+        crawl.kill()
+    for command in ("stats", "audit"):
+        assert f"no process works on run {run} now" in shoal(command, *at).stdout
+
+
+def test_export_does_not_replace_what_another_run_or_program_wrote(shoal, books: Path) -> None:
+    at = ["--frontier", "sqlite:///books.db"]
+    shoal("run", "books.py", "-o", "own.jsonl", *at)
+    (books.parent / "notes.jsonl").write_text("my notes\n")
+    said = shoal("export", "-o", "notes.jsonl", *at, code=2).stderr
+    assert "notes.jsonl exists and is not empty. Use -O notes.jsonl to replace it" in said
+    assert (books.parent / "notes.jsonl").read_text() == "my notes\n"
+    shoal("export", "-O", "notes.jsonl", *at)
+    shoal("export", "-o", "new.jsonl", *at)
+    assert len(lines(books.parent / "notes.jsonl")) == len(lines(books.parent / "new.jsonl")) == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "/proc/x.jsonl"], "the folder /proc takes no new files"),
+        (["-o", "missing/x.jsonl"], "missing does not exist; create it first"),
+        (["-O", "a.json"], "a.json: can't append to a JSON array; use a.jsonl"),
+        (["-O", "a.db"], "-O a.db: a database keeps the rows of all runs, and is not replaced; use -o"),
+        (["-O", "a.xyz"], "unknown type of output: 'a.xyz'"),
+    ],
+)
+def test_an_output_that_cannot_be_written_says_why(shoal, books: Path, options: list[str], words: str) -> None:
+    done = forking.run([*SHOAL, "run", "books.py", *options], cwd=books.parent, capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert words in done.stderr
+
+
+def test_sizes_of_small_crawls_are_not_zero(shoal, books: Path) -> None:
+    assert re.search(r"6 pages, \d+\.\d kB", shoal("run", "books.py", "-o", "-").stderr)

@@ -142,7 +142,8 @@ async def test_items_of_all_kinds_keep_their_type() -> None:
     with pytest.raises(KeyError, match="does not support field"):
         item["other"] = 1
     done = await crawl(books(item, Plain("dataclass"), {"title": "dict"}), {"/": ""})
-    assert done.items == [{"title": "Item", "price": 3}, {"title": "dataclass"}, {"title": "dict"}]
+    assert done.items == [item, Plain("dataclass"), {"title": "dict"}]
+    assert [type(each) for each in done.items] == [Book, Plain, dict]
 
 
 async def test_the_type_of_an_item_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +190,7 @@ async def test_feeds_are_outputs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "books.jsonl").read_text() == '{"price":1,"title":"a"}\n{"title":"=b"}\n'
     assert (tmp_path / "items.csv").read_text() == "price,title\n1,a\n,=b\n"  # as Scrapy
     assert (tmp_path / "array.jsonl").exists()
-    assert any("array.json is written as JSON Lines" in note for note in done.adapter.translated.notes)
+    assert any("array.json is written as JSON Lines" in note for note in done.adapter.translated.warnings)
 
 
 async def test_fields_may_be_renamed_for_the_output() -> None:

@@ -103,7 +103,7 @@ def test_the_summary_accounts_for_everything() -> None:
     own, of_the_run = text.split("run 20260215_120000_3fa9\n")
     assert "books: finished" in own
     for row in (
-        r"fetched +7 pages, 0.0 MB \(1 redirect\)", r"retried +2", r"out of scope +5 \(3 beyond scope.max_depth\)",
+        r"fetched +7 pages, 0 B \(1 redirect\)", r"retried +2", r"out of scope +5 \(3 beyond scope.max_depth\)",
         r"items dropped +1 \(sold out\)", r"bargains +3",
     ):  # fmt: skip
         assert re.search(row, own), row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from shoal.frontier.postgres.constants import COMPONENT, CONSTANTS
 from shoal.frontier.redis.layouts import lua_constants, lua_literals
 from shoal.frontier.redis.scripts import SCRIPTS
 from shoal.stores.postgres.schema import functions
-from shoal.stores.redis.client import load_script
+from shoal.stores.redis.client import ScriptFolder, load_script
 
 _TEXTS = (
     rules.LOST_KIND, rules.LOST_EVENT, rules.LOST_REASON, rules.NOTE_EVENT, rules.FAILED_EVENT, rules.WAITS_DETAIL,
@@ -77,3 +78,18 @@ def test_constants_reach_the_servers() -> None:
     delay = "greatest(coalesce(h.delay, e.delay, greatest(r.delay, h.longest)), h.crawl_delay, h.learned_delay)"
     assert f"{delay} AS delay" in created
     assert not re.search(r"\{[A-Z_]+\}", created)
+
+
+def test_scripts_are_read_together_so_an_upgrade_does_not_mix_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = tmp_path / "upgraded" / "lua"
+    scripts.mkdir(parents=True)
+    (tmp_path / "upgraded" / "__init__.py").touch()
+    for name in ("early", "late"):
+        (scripts / f"{name}.lua").write_text(f"return '{name}'")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = ScriptFolder("upgraded", ())
+    assert "early" in load_script(folder, "early").text
+    (scripts / "late.lua").unlink()  # the new version calls it otherwise
+    assert "late" in load_script(folder, "late").text

@@ -12,8 +12,10 @@ from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.monitoring.reports import ProcessReport, process_key
 from shoal.monitoring.samples import RunSample, SampleHistory
-from shoal.monitoring.snapshot import SnapshotTaker
-from shoal.ports import Completion, FrontierOptions, Run, RunState
+from shoal.monitoring.snapshot import RunSnapshot, SnapshotTaker
+from shoal.ports import Completion, FrontierOptions, Run, RunState, Stats
+from shoal.server.dashboard.screens.overview import hosts_age
+from shoal.server.dashboard.screens.run import with_counts
 
 pytestmark = pytest.mark.asyncio
 
@@ -92,3 +94,22 @@ async def test_the_first_snapshot_has_the_speed_of_the_last_half_minute() -> Non
         await SampleHistory(store, "a").add(RunSample(at, 50, 50 - done, 0, 0, done, 0, 0, 0, 0), "taker")
     found = (await SnapshotTaker(store, Config()).take(NOW)).runs[0]
     assert (found.pages_per_second, found.seconds_left) == (1.5, pytest.approx(10 / 1.5))
+
+
+async def test_the_screen_of_a_run_has_the_time_left_of_the_counts_that_it_shows() -> None:
+    run = Run(run_id="one", spider="books", state="running", created_at=NOW)
+    old = RunSnapshot(run=run, at=NOW, stats=Stats(pushed=100, ready=90, done=10), pages_per_second=2.0)
+    stats = Stats(pushed=100, ready=62, done=38)
+    shown = with_counts([old], run, stats)
+    assert shown is not None
+    assert shown.seconds_left == stats.remaining / 2.0
+    assert with_counts([old], Run(run_id="two", spider="books", state="running", created_at=NOW), stats) is None
+
+
+async def test_the_overview_knows_how_old_its_numbers_of_hosts_are() -> None:
+    store = MemoryStore()
+    await store.create_run(Run(run_id="one", spider="books", state="running", created_at=NOW - 100))
+    taker = SnapshotTaker(store, Config())
+    assert hosts_age(await taker.take(NOW)) == 0
+    assert hosts_age(await taker.take(NOW + 3)) == 3
+    assert hosts_age(await taker.take(NOW + 6)) == 0

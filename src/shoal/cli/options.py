@@ -177,11 +177,13 @@ def is_replaceable(spec: str) -> bool:
 
 def outputs_of(output: list[str], replace: list[str]) -> list[str]:
     """The outputs of ``-o`` and ``-O``."""
-    from shoal.config import mask
-
     for spec in replace:
         if not is_replaceable(spec):
-            raise ConfigError(f"-O {mask(spec)}: only files can be replaced; other outputs keep all runs, so use -o")
+            from shoal.config import mask
+            from shoal.sinks import sink_id
+
+            sink_id(spec)  # SinkError if it is no output at all
+            raise ConfigError(f"-O {mask(spec)}: a database keeps the rows of all runs, and is not replaced; use -o")
     return [*output, *(f"{spec}{'&' if '?' in spec else '?'}replace=yes" for spec in replace)]
 
 

@@ -106,6 +106,15 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def size(count: float) -> str:
+    """``820 B``, ``3.1 kB``, ``12.5 MB``."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
 class _Lines:
     """Progress for files and pipes."""
 

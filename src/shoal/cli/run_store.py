@@ -14,6 +14,7 @@ from shoal.errors import RunError, StoreError
 from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from shoal.monitoring.processes import RunProcess
     from shoal.ports import Frontier, Run, Store
 
 
@@ -97,6 +98,28 @@ async def find_run(store: Store, url: str | None, run_id: str | None) -> tuple[R
     """A run, or the newest one, and its frontier. ``url``: of the store, if the command line names one."""
     run = await choose_run(store, run_id)
     return run, await store.frontier(run.run_id)
+
+
+async def note_of(store: Store, run: Run, frontier: Frontier) -> str:
+    """What the state of a run alone does not say, and what to do. Empty: nothing."""
+    from shoal.monitoring.processes import read_run_processes
+
+    if run.state == "paused":
+        return f"run {run.run_id} is paused: `shoal resume {run.run_id}` continues it"
+    if run.state != "running" or any(worker.silent_for < worker.session for worker in await frontier.workers()):
+        return ""
+    if any(map(_may_work, await read_run_processes(store, frontier, run.run_id))):
+        return ""
+    return f"no process works on run {run.run_id} now: repeat its command, or start a worker, to continue it"
+
+
+def _may_work(process: RunProcess) -> bool:
+    """Whether a process still works, as far as its reports and this machine tell."""
+    from socket import gethostname
+
+    if process.state in ("ended", "lost"):
+        return False
+    return process.machine != gethostname() or not process.pid or os.path.exists(f"/proc/{process.pid}")
 
 
 async def choose_run(store: Store, run_id: str | None) -> Run:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.next_steps import next_steps
 from shoal.cli.options import shown_output
 from shoal.cli.plain import PlainConsole, print_rows
-from shoal.cli.progress import duration
+from shoal.cli.progress import duration, size
 from shoal.config import Config
 from shoal.crawling.outcome import BROKEN_LINK
 from shoal.crawling.stats import Counters, Summary
@@ -69,7 +69,7 @@ def _print_rows(console: AnyConsole, heading: str, rows: list[tuple[str, str]]) 
 def _own_rows(summary: Summary) -> list[tuple[str, str]]:
     """Rows about the work of this process, or of all processes of this crawl."""
     counters = summary.counters
-    fetched = f"{_count(counters.fetched, 'page')}, {counters.bytes / 1e6:.1f} MB"
+    fetched = f"{_count(counters.fetched, 'page')}, {size(counters.bytes)}"
     redirects = "redirect" if counters.redirected == 1 else "redirects"
     rows = [
         ("fetched", fetched + _details((counters.redirected, redirects), (counters.from_cache, "from the cache"))),

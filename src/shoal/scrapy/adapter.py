@@ -122,6 +122,8 @@ class ScrapyAdapter(Spider):
     async def opened(self) -> None:
         for note in self.translated.notes:
             log.info("%s", note)
+        for warning in self.translated.warnings:
+            log.warning("%s", warning)
         if seconds := self.scrapy_settings.getfloat("CLOSESPIDER_TIMEOUT"):
             asyncio.get_running_loop().call_later(seconds, self.close_run, "closespider_timeout")
         await self._send(signals.engine_started)

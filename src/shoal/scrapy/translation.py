@@ -33,6 +33,8 @@ class Translated(Struct):
     outputs: list[str]
     notes: list[str]
     """What Shoal does differently, for the log."""
+    warnings: list[str] = []
+    """The same, if it may surprise."""
 
 
 def _count(value: str | float) -> object:
@@ -178,10 +180,10 @@ def _translate_feeds(settings: Settings, made: Translated) -> None:
     if settings.get("FEED_URI"):
         feeds = {settings["FEED_URI"]: {"format": settings.get("FEED_FORMAT")}, **feeds}
     for uri, options in feeds.items():
-        made.outputs.append(_output(str(uri), dict(options or {}), settings, made.notes))
+        made.outputs.append(_output(str(uri), dict(options or {}), settings, made.warnings))
 
 
-def _output(uri: str, options: Mapping[str, object], settings: Settings, notes: list[str]) -> str:
+def _output(uri: str, options: Mapping[str, object], settings: Settings, warnings: list[str]) -> str:
     """The output of a feed. ConfigError if Shoal cannot write it."""
     text = _filled(uri, settings)
     if text in ("stdout:", "-"):
@@ -198,7 +200,7 @@ def _output(uri: str, options: Mapping[str, object], settings: Settings, notes: 
             path if Path(path).suffix in (".jsonl", ".ndjson", ".jsonlines") else str(Path(path).with_suffix(".jsonl"))
         )
         if written != path:
-            notes.append(f"the feed {path} is written as JSON Lines, so that a crash loses nothing: {written}")
+            warnings.append(f"the feed {path} is written as JSON Lines, so that a crash loses nothing: {written}")
     elif kind in ("csv", "parquet"):
         written = path if Path(path).suffix == f".{kind}" else str(Path(path).with_suffix(f".{kind}"))
     else:

@@ -64,6 +64,8 @@ def _explain(path: str, exc: OSError) -> str:
     folder = os.path.dirname(path) or "."
     match exc.errno:
         case errno.ENOENT:
+            if os.path.isdir(folder):
+                return f"the folder {folder} takes no new files; choose another output"
             return f"the folder {folder} does not exist; create it first"
         case errno.EISDIR:
             return "it is a folder; give the name of a file"

@@ -14,7 +14,7 @@ import typer
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption, resolve
-from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.cli.run_store import find_run, note_of, opened_store, record_action
 from shoal.config import mask
 from shoal.crawling.outcome import EXIT_FAILED
 from shoal.crawling.stats import STATE_NAMES
@@ -64,7 +64,9 @@ def audit(
                 lost = await store.repair()
                 await record_action(documents, "repair", run.run_id, "; ".join(lost), run.project)
                 _print_losses(lost)
-            counted = await store.audit()
+            counted, note = await store.audit(), await note_of(documents, run, store)
+            if note:
+                print(note)
             _print_ledger(run, counted, await store.dead_kinds())
             _print_faults(run, counted, frontier)
             reports = await reports_of(run, store, output)

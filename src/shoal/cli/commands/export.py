@@ -39,11 +39,13 @@ def export(
 ) -> None:
     """Write all items of a run to files or databases.
 
-    With --missing, existing rows stay as they are, including those of later runs.
+    -o does not replace a file that another run or program wrote; -O does. With --missing, existing rows stay as they
+    are, including those of later runs.
     """
     from shoal.sinks import open_sink, sink_id
     from shoal.sinks.drainer import export as drain
     from shoal.sinks.drainer import first_after
+    from shoal.sinks.storage import owner_of, taken
     from shoal.sinks.tablesink import TableSink
 
     outputs = outputs_of(output, replace)
@@ -60,6 +62,9 @@ def export(
                         f"items 1 to {first - 1} are no longer in the log (items.keep is false), and {path} may have "
                         "them. Choose another file"
                     )
+                owner = owner_of(path)
+                if spec in output and is_replaceable(spec) and owner != run.run_id and _has_content(path):
+                    raise taken(path, owner)
                 rejects: list[int] = []
                 mode: Literal["all", "missing"] = "missing" if missing else "all"
                 sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)
@@ -94,6 +99,10 @@ async def _saved_states(frontier: Frontier, output: str) -> list[bytes]:
 
     roles = [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
     return [read_cursor(role.cursor).state for role in roles if split_role(role.role)[0] == output]
+
+
+def _has_content(path: str) -> bool:
+    return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
 def _progress(count: int) -> None:

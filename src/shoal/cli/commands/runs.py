@@ -10,14 +10,14 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
-from shoal.cli.run_store import choose_run, current_project, find_run, opened_store, record_action
+from shoal.cli.run_store import choose_run, current_project, find_run, note_of, opened_store, record_action
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.monitoring.limits import LimitReached
-    from shoal.ports import RunState, Stats, WorkerState
+    from shoal.ports import Run, RunState, Stats, WorkerState
 
 app = Commands()
 
@@ -114,15 +114,20 @@ def stats(
             before, at = await found.stats(), time.monotonic()
             # A run may have many failed requests, so they are not counted every second.
             kinds = await found.dead_kinds() if before.dead else {}
-            _print_stats(chosen.run_id, before, None, await found.workers(), kinds, limit, as_json=as_json)
+            _print_stats(chosen, before, None, await found.workers(), kinds, limit, as_json=as_json)
+            if not as_json and (note := await note_of(store, chosen, found)):
+                print(note)
             while watch and not before.finished and limit is None:
                 await asyncio.sleep(1.0)
                 now = await found.stats()
                 speed = (now.done - before.done) / (time.monotonic() - at)
                 before, at = now, time.monotonic()
                 kinds = await found.dead_kinds() if now.dead and now.finished else {}
-                limit = await limit_of(store, await store.get_run(chosen.run_id) or chosen)
-                _print_stats(chosen.run_id, now, speed, await found.workers(), kinds, limit, as_json=as_json)
+                earlier, chosen = chosen, await store.get_run(chosen.run_id) or chosen
+                limit = await limit_of(store, chosen)
+                if not as_json and chosen.state != earlier.state:
+                    print(f"run {chosen.run_id} is {chosen.state}")
+                _print_stats(chosen, now, speed, await found.workers(), kinds, limit, as_json=as_json)
 
     asyncio.run(work())
 
@@ -131,7 +136,7 @@ _SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
 
 
 def _print_stats(
-    run_id: str, found: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int],
+    run: Run, found: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int],
     limit: LimitReached | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """``kinds``: of the failed requests; empty if they were not counted."""
@@ -145,7 +150,12 @@ def _print_stats(
         shown = [asdict(worker) for worker in workers]
         counted = {"failed_kinds": kinds} if kinds else {}
         ended = {} if limit is None else {"limit": asdict(limit)}
-        print(json.dumps({"run_id": run_id, **ledger(found), **counted, **ended, "workers": shown}), flush=True)
+        print(
+            json.dumps(
+                {"run_id": run.run_id, "state": run.state, **ledger(found), **counted, **ended, "workers": shown}
+            ),
+            flush=True,
+        )
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
     seeding = "  (seeding)" if found.seeding else ""
@@ -154,7 +164,7 @@ def _print_stats(
     if kinds:
         print("failed:", ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items(), key=lambda pair: -pair[1])))
     if limit is not None:
-        print(f"run {run_id} {limit}")
+        print(f"run {run.run_id} {limit}")
     for worker in workers:
         if worker.leases:
             pages = "1 page" if worker.leases == 1 else f"{worker.leases} pages"

@@ -75,12 +75,19 @@ class Script(NamedTuple):
 
 
 @cache
+def _texts(package: str) -> dict[str, str]:
+    """All scripts of a package by name, read together: an upgrade while this process runs must not mix versions."""
+    folder = files(package) / "lua"
+    return {each.name.removesuffix(".lua"): each.read_text("utf-8") for each in folder.iterdir()}
+
+
+@cache
 def load_script(folder: ScriptFolder, name: str, store: str = "") -> Script:
     """The script of that name, with the library in front. With ``store`` its hash differs for each store: so a server
     that knows the script has run it for this store since it was started."""
-    lua = files(folder.package) / "lua"
+    texts = _texts(folder.package)
     names = (*folder.library, *(part for script, part in folder.parts if script == name), name)
-    text = "\n".join((lua / f"{part}.lua").read_text("utf-8") for part in names)
+    text = "\n".join(texts[part] for part in names)
     literals = dict(folder.literals)
     text = _COMMENT_TEXT_OR_NAME.sub(lambda found: literals.get(found[0], found[0]), text)
     words = set(re.findall(r"\w+", text))

@@ -33,6 +33,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
         "total": _total(snapshot),
         "recent": await _recent(server, snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
+        "hosts_age": hosts_age(snapshot),
         "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
         "more_problems": max(0, len(problems) - _PROBLEMS),
         "hours": next((each for each in HOURS if str(each) == hours), HOURS[0]),
@@ -57,6 +58,11 @@ def _total(snapshot: StoreSnapshot) -> dict[str, float]:
         "remaining": sum(each.stats.remaining for each in runs),
         "workers": sum(each.processes for each in runs),
     }
+
+
+def hosts_age(snapshot: StoreSnapshot) -> float:
+    """How much older the numbers of hosts are than those of runs, in seconds."""
+    return max((each.at - (each.details_at or each.at) for each in snapshot.runs), default=0.0)
 
 
 def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:

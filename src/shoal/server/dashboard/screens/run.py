@@ -17,7 +17,7 @@ from shoal.monitoring.limits import limit_of
 from shoal.monitoring.processes import RunProcess, merge_processes
 from shoal.monitoring.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.monitoring.run_events import run_events
-from shoal.monitoring.snapshot import ACTIVE
+from shoal.monitoring.snapshot import ACTIVE, RunSnapshot
 from shoal.ports import Frontier, Run, Stats
 from shoal.runs.dead_requests import dead_examples, start_hint
 from shoal.runs.outcome import read_outcome
@@ -50,7 +50,7 @@ async def load(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     frontier = await server.store.frontier(run.run_id)
     stats = await frontier.stats()
-    snapshot = next((each for each in (await server.snapshots.get()).runs if each.run.run_id == run.run_id), None)
+    snapshot = with_counts((await server.snapshots.get()).runs, run, stats)
     outputs = [
         (mask(output_name(role.role)), role, min(position_of(role.cursor), stats.items))
         for role in await frontier.roles()
@@ -75,6 +75,12 @@ async def load(server: Server, request: Request) -> dict[str, object]:
         "settings": _settings(run), "events": events,
         "hours": hours if hours in HOURS else "1" if run.state in ACTIVE else "all",
     }  # fmt: skip
+
+
+def with_counts(snapshots: Sequence[RunSnapshot], run: Run, stats: Stats) -> RunSnapshot | None:
+    """The snapshot of a run, with the counts that the rest of the screen shows: so its time left is that of these."""
+    found = next((each for each in snapshots if each.run.run_id == run.run_id), None)
+    return None if found is None else msgspec.structs.replace(found, run=run, stats=stats)
 
 
 async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stats) -> list[dict[str, object]]:
