@@ -7,9 +7,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from hostile.target import BOB, OPERATOR, Target, Watch, wait_until
 
@@ -143,7 +144,7 @@ def patterns(target: Target) -> Prepared:
             return set(states) <= {"finished", "cancelled"} and bool(states)
 
         wait_until(are_over, f"the runs are not over: {states}")
-        return f"{dict(answers)}, runs: {dict(states)}"
+        return f"{_shown(answers)}; runs: {_shown(states)}"
 
     return attack
 
@@ -216,7 +217,7 @@ def measure(name: str, target: Target) -> dict[str, object]:
         try:
             seen = attack()
         except (OSError, RuntimeError, ValueError) as exc:
-            problem = f"{type(exc).__name__}: {exc}"
+            problem = str(exc) or type(exc).__name__
         time.sleep(0.5)
     if target.process.poll() is not None:
         problem = "the server has ended"
@@ -247,7 +248,7 @@ def _other_pages(target: Target, count: int, name: str) -> str:
         (result,) = target.batch([f"{target.site}/100?other={number}"], BOB)["results"]
         longest = max(longest, time.monotonic() - began)
         if result["status"] != "success":
-            raise RuntimeError(f"a page of another caller failed after {longest:.1f} s: {result['error']}")
+            raise RuntimeError(f"a page of another caller failed after {longest:.1f} s ({result['error']['kind']})")
     if longest > limit:
         raise RuntimeError(f"a page of another caller took {longest:.1f} s; the limit is {limit:g} s")
     return f"another caller's page: {longest:.1f} s"
@@ -259,9 +260,12 @@ def _concurrently(act: Callable[[int], int], count: int) -> list[int]:
         return list(threads.map(act, range(count)))
 
 
-def _counted(statuses: object) -> str:
-    counts = Counter(statuses)  # type: ignore[call-overload]
-    return ", ".join(f"{count} times {status or 'closed'}" for status, count in sorted(counts.items()))
+def _counted(statuses: Iterable[int]) -> str:
+    return _shown(Counter(statuses))
+
+
+def _shown(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count} times {what or 'closed'}" for what, count in sorted(counts.items()))
 
 
 def _status(connection: socket.socket) -> int:

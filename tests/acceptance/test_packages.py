@@ -104,6 +104,22 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     assert f"shoal-{__version__}.dist-info/licenses/LICENSE" in files_of(wheel)
 
 
+SECRETS = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY|AKIA[0-9A-Z]{16}|gh[pousr]_[0-9A-Za-z]{36}|xox[abp]-[0-9]|/(?:home|root|work)/\w"
+)
+
+
+def test_the_wheel_has_no_secrets_no_paths_of_a_machine_and_no_tests(wheel: Path) -> None:
+    files = files_of(wheel)
+    assert {name: SECRETS.findall(content) for name, content in files.items() if SECRETS.search(content)} == {}
+    odd = [
+        name
+        for name in files
+        if re.search(r"(^|/)(tests?|\.env|\.git|conftest\.py|.*\.(key|pem|db|log|pyc))(/|$)", name)
+    ]
+    assert odd == []
+
+
 def test_the_sdist_makes_the_same_wheel_as_the_repository(packages: Path, wheel: Path, tmp_path: Path) -> None:
     (sdist,) = packages.glob("*.tar.gz")
     run(TOOLS / "python", "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, ROOT)

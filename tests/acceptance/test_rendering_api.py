@@ -45,6 +45,15 @@ SIZED = """<title>Sized</title><style>body { margin: 0; width: 700px; height: 30
 #box { width: 120px; height: 45px; background: red }</style><div id=box></div>"""
 
 
+NOISE = """<style>canvas { break-after: page }</style><body><script>
+for (let sheet = 0; sheet < 15; sheet++) {
+  const canvas = document.createElement("canvas"); canvas.width = canvas.height = 700; document.body.append(canvas);
+  const context = canvas.getContext("2d"), noise = context.createImageData(700, 700);
+  for (let at = 0; at < noise.data.length; at += 65536) crypto.getRandomValues(noise.data.subarray(at, at + 65536));
+  context.putImageData(noise, 0, 0);
+}</script>"""
+
+
 class Site(StreamServer):
     """Pages with JavaScript."""
 
@@ -80,6 +89,8 @@ class Site(StreamServer):
                 return answer("", ("Location", f"{self.trap}/redirected"), status=302)
             case "/big":
                 return answer("<p>.</p><script>document.body.textContent = 'x'.repeat(3000000)</script>")
+            case "/prints":  # 15 sheets of noise, about 1.5 MB each
+                return answer(NOISE)
             case "/plain":
                 return answer("<title>Plain</title><h1>A page</h1><p>" + "It needs no browser at all. " * 20)
             case _:
@@ -218,6 +229,14 @@ def test_a_pdf_and_captured_json(api: Api, site: Site) -> None:
     assert [(each["url"], each["status"], json.loads(each["body"])) for each in result["captured"]] == [
         (f"{site.url}/data.json", 200, {"price": 12345678901234567890123})
     ]
+
+
+def test_a_pdf_that_is_too_large_fails_its_page_only(api: Api, site: Site) -> None:
+    large, small = render(api, f"{site.url}/prints", f"{site.url}/sized", render={"pdf": True})
+    assert large["status"] == "failed", len(large["pdf"])
+    assert large["error"]["kind"] in ("too large", "timeout"), large["error"]
+    assert small["status"] == "success", small
+    assert base64.b64decode(small["pdf"], validate=True).startswith(b"%PDF-")
 
 
 def test_actions(api: Api, site: Site) -> None:
