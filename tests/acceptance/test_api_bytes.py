@@ -154,19 +154,20 @@ def ask_only(api: Api, path: str) -> socket.socket:
     return connection
 
 
-def large_session(api: Api, site: Sized) -> str:
-    """A session with 36 MB of results, which have 216 MB in JSON."""
-    urls = [f"{site.url}/3000000/control?{number}" for number in range(12)]
+def large_session(api: Api, site: Sized, size: int = 3 * MB) -> str:
+    """A session with 12 results of this size: 36 MB of results have 216 MB in JSON."""
+    urls = [f"{site.url}/{size}/control?{number}" for number in range(12)]
     session: str = api.batch(urls, options={"robots": False}, wait=False)["session_id"]
     until(lambda: api.get(f"/api/crawl/{session}?after=1000000")[1]["progress"]["done"] == 12, what="all are done")
     return session
 
 
-def test_answers_that_nobody_reads_take_no_memory(api: Api, site: Sized) -> None:
-    session = large_session(api, site)
+@pytest.mark.parametrize("size", [120_000, 1_900_000, 3 * MB])
+def test_answers_that_nobody_reads_take_no_memory(api: Api, site: Sized, size: int) -> None:
+    session = large_session(api, site, size)
     before = memory_of(api)
     with ExitStack() as connections:
-        for _ in range(10):
+        for _ in range(30):
             connections.enter_context(ask_only(api, f"/api/crawl/{session}"))
             connections.enter_context(ask_only(api, f"/api/crawl/{session}/stream"))
         highest = 0

@@ -158,6 +158,7 @@ class EntryEncoder:
                 hold.keep(self._size)  # nothing else ran while it was encoded: what counts is what waits to be sent
                 if self._size > _SENT:
                     yield self._flush()
+                    yield b""  # its sender first waits until the piece before it is sent
                 return
             result = entry.decode(True)
             if _GROWTH * entry.size > self._bytes_left and sum(map(len, json_pieces(result))) > self._bytes_left:
