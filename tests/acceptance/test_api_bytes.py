@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.serving import PATIENCE, Api, beside, serving, until
-from tests.servers import StreamServer, answer, read_head
+from tests.servers import StreamServer, answer, head, read_head
 
 MB = 1_000_000
 
@@ -271,3 +272,48 @@ def test_results_of_a_memory_store_are_on_disk(api: Api, site: Sized) -> None:
     for after in (0, 1000, 1990):
         page = api.get(f"/api/crawl/{session_id}?after={after}&limit=5")[1]
         assert [len(result["content"]) for result in page["results"]] == [300_000] * 5
+
+
+class Slow(StreamServer):
+    """``/plain``, ``/chunked`` and ``/gzip`` are pages of 16 MB, whose end comes a second late."""
+
+    body = b"x" * (16 * MB)
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            kind = (await read_head(reader)).path.strip("/").partition("?")[0]
+            if kind not in ("plain", "chunked", "gzip"):
+                writer.write(answer(status=404))
+                continue
+            body = gzip.compress(self.body, 1) if kind == "gzip" else self.body
+            size = ("Transfer-Encoding", "chunked") if kind == "chunked" else ("Content-Length", str(len(body)))
+            coding = [("Content-Encoding", "gzip")] if kind == "gzip" else []
+            writer.write(head(("Content-Type", "text/plain"), size, *coding))
+            last = body[-5:]
+            writer.write(b"%x\r\n%s\r\n" % (len(body) - 5, body[:-5]) if kind == "chunked" else body[:-5])
+            await writer.drain()
+            await asyncio.sleep(1)
+            writer.write(b"5\r\n%s\r\n0\r\n\r\n" % last if kind == "chunked" else last)
+            await writer.drain()
+
+
+@pytest.mark.parametrize("kind", ["plain", "chunked", "gzip"])
+def test_large_pages_wait_for_memory(tmp_path: Path, kind: str) -> None:
+    """Without the limit, 30 pages of 16 MB are in memory at the same time."""
+    more = {"SHOAL_CONCURRENCY": "30", "SHOAL_CONCURRENCY_PER_HOST": "30"}
+    with beside(Slow()) as site, serving(tmp_path, more) as api:
+        before = memory_of(api)
+        urls = [f"{site.url}/{kind}?{number}" for number in range(30)]
+        options = {"max_bytes": 17 * MB, "robots": False, "timeout": 60, "format": "text"}
+        session_id = api.batch(urls, wait=False, options=options)["session_id"]
+        slowest = 0.0
+        while api.get(f"/api/crawl/{session_id}?limit=1&after=30")[1]["state"] == "running":
+            began = time.monotonic()
+            assert api.get("/health")[0] == 200
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.1)
+        progress = api.get(f"/api/crawl/{session_id}?limit=1&after=30")[1]["progress"]
+        grown = memory_of(api, "VmHWM") - before
+        print(kind, grown / MB, progress, slowest)
+        assert progress["done"] == 30
+        assert grown < 300 * MB

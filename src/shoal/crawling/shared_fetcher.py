@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ from shoal.config import Config
 from shoal.crawling.onion import OWN_CLIENTS, make_http_fetcher, make_plugged_fetcher, make_renderer
 from shoal.errors import BrowserError, FetchError, RequestError
 from shoal.fetch.guard import AddressGuard
+from shoal.fetch.page_fetcher import FREE_BYTES, BodyBudget, BodyRoom, body_room
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
-from shoal.ports import Hosts
+from shoal.ports import Fetcher, Hosts
 
 if TYPE_CHECKING:
     from shoal.fetch.routing import Renderer
@@ -29,6 +31,7 @@ class SharedFetcher:
         self._config = config
         self._guard = AddressGuard(networks)
         self.http = make_http_fetcher(config, self._guard)
+        self._bodies = BodyBudget(config.serve.max_body_memory)
         self._browser: Renderer | None = None
         self._failure: tuple[float, str] | None = None
         """When the browser did not start, and why."""
@@ -40,7 +43,7 @@ class SharedFetcher:
         """
         limit = config.http.max_body_bytes
         return RoutingFetcher(
-            self.http.limited_to(limit),
+            _BudgetedFetcher(self.http.limited_to(limit), self._bodies),
             lambda: _BorrowedBrowser(self, config.browser.page_timeout, limit),
             default=render,
             scope=scope,
@@ -77,6 +80,29 @@ class SharedFetcher:
         await self.http.close()
         if self._browser is not None:
             await self._browser.close()
+
+
+class _BudgetedFetcher:
+    """A fetcher whose large bodies share the memory of the process with those of all other sessions."""
+
+    def __init__(self, fetcher: Fetcher, budget: BodyBudget) -> None:
+        self._fetcher = fetcher
+        self._budget = budget
+
+    async def fetch(self, request: Request) -> Response:
+        room = body_room.get()
+        if room is None:
+            task = asyncio.current_task()
+            assert task is not None
+            room = BodyRoom(self._budget, task)
+            body_room.set(room)  # for all requests of this task: if each of them waited, they could wait for each other
+        response = await self._fetcher.fetch(request)
+        if len(response.body) > FREE_BYTES:
+            await room.reserve(len(response.body))  # unless it is reserved already
+        return response
+
+    async def close(self) -> None:
+        await self._fetcher.close()
 
 
 class _BorrowedBrowser:

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -21,7 +21,14 @@ from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, sys
 from shoal.fetch.decompress import decompress
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
-from shoal.fetch.page_fetcher import LimitedFetcher, PageFetcher, default_headers, without_verification
+from shoal.fetch.page_fetcher import (
+    FREE_BYTES,
+    LimitedFetcher,
+    PageFetcher,
+    body_room,
+    default_headers,
+    without_verification,
+)
 from shoal.fetch.pool import ConnectionPool
 from shoal.fetch.resolving import Names
 from shoal.fetch.tls import TlsClient, TlsTransport
@@ -99,10 +106,11 @@ class DirectFetcher:
         if request.timeout is not None:
             read_timeout = total = request.timeout
         deadline = asyncio.get_running_loop().time() + total
-        limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes)
+        room = body_room.get()
+        limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes, room)
         message = self._message(request)
         try:
-            # Nothing may await between this and `_response`: the connection can be used again, for another response.
+            # Nothing may await between this and `_received`: the connection can be used again, for another response.
             connection = await self._exchange(request, message, limits)
         except TimeoutError as exc:
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
@@ -111,7 +119,15 @@ class DirectFetcher:
         elapsed = connection.answered_at - started
         if exchanges is not None:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
-        return _response(request, connection, elapsed, max_body_bytes)
+        received = _received(connection)
+        if room is not None and received.is_coded and max_body_bytes > FREE_BYTES:
+            try:
+                return _response(request, received, elapsed, FREE_BYTES)
+            except FetchError as exc:
+                if exc.kind != "too large":
+                    raise
+            await room.reserve(max_body_bytes)
+        return _response(request, received, elapsed, max_body_bytes)
 
     async def _exchange(self, request: Request, message: bytes, limits: ResponseLimits) -> HttpConnection:
         """Send the request, and return the connection that has the response."""
@@ -284,7 +300,21 @@ def _split_line(line: bytes) -> tuple[bytes, bytes, bytes]:
     return line.partition(b": ")
 
 
-def _response(request: Request, connection: HttpConnection, elapsed: float, limit: int) -> Response:
+class _Received(NamedTuple):
+    """A response as it was received."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+    transfer_coding: str
+    flags: tuple[str, ...]
+
+    @property
+    def is_coded(self) -> bool:
+        return bool(self.body and (self.transfer_coding or "Content-Encoding" in self.headers))
+
+
+def _received(connection: HttpConnection) -> _Received:
     headers = CIMultiDictProxy(
         CIMultiDict(
             [
@@ -295,17 +325,22 @@ def _response(request: Request, connection: HttpConnection, elapsed: float, limi
     )
     body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
     connection.forget()
-    flags = connection.flags
-    if connection.transfer_coding and body:
-        body, odd = decompress(body, connection.transfer_coding, limit)
+    return _Received(connection.status, headers, body, connection.transfer_coding, connection.flags)
+
+
+def _response(request: Request, received: _Received, elapsed: float, limit: int) -> Response:
+    """The response with its body decompressed. FetchError if that is larger than ``limit``."""
+    status, headers, body, transfer_coding, flags = received
+    if transfer_coding and body:
+        body, odd = decompress(body, transfer_coding, limit)
         flags += odd
     coding = headers.get("Content-Encoding")
     if coding and body:
         body, odd = decompress(body, coding, limit)
         flags += odd
     return Response(
-        request.url, status=connection.status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
-    )  # fmt: skip
+        request.url, status=status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
+    )
 
 
 def _make_tls_client(verify: bool) -> TlsClient:

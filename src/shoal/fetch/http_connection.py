@@ -17,6 +17,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from shoal.errors import FetchError
 from shoal.fetch.connecting import one_line, system_text
 from shoal.fetch.lenient_parser import LenientParser
+from shoal.fetch.page_fetcher import FREE_BYTES, BodyRoom
 from shoal.fetch.tls import TlsTransport
 
 _MAX_HEADERS = 1000
@@ -35,6 +36,8 @@ class ResponseLimits(NamedTuple):
     read_timeout: float
     max_body_bytes: int
     max_header_bytes: int
+    room: BodyRoom | None = None
+    """Where a large body needs room before the rest of it is read."""
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -93,6 +96,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._interim = 0
         self._declared: int | None = None
         self._chunked = False
+        self._paused_at = 0.0  # when the body began to wait for room, by the clock of the event loop
 
     async def exchange(self, message: bytes, limits: ResponseLimits, *, head_only: bool) -> None:
         """Send a request and wait for its response. ``head_only``: the response has no body, whatever it declares.
@@ -154,7 +158,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _check_time(self) -> None:
         self._timer = None
-        if self._waiter is None:
+        if self._waiter is None or self._paused_at:
             return
         now, limits = self._loop.time(), self._limits
         if self._unsent:
@@ -303,6 +307,27 @@ class HttpConnection(asyncio.BufferedProtocol):
             body += part
         else:
             self.body = bytearray(body) + part
+        if self._limits.room is not None and len(self.body) > FREE_BYTES:
+            self._reserve(self._limits.room)
+
+    def _reserve(self, room: BodyRoom) -> None:
+        """Read no more until there is room for the body. That time counts for no time limit."""
+        is_coded = self.transfer_coding or any(name.lower() == b"content-encoding" for name, _ in self.headers)
+        most = self._limits.max_body_bytes
+        self._limits = self._limits._replace(room=None)
+        reserved = room.reserve(most if is_coded or self._declared is None else min(most, self._declared))
+        if not reserved.done() and self._transport is not None:
+            self._paused_at = self._loop.time()
+            self._transport.pause_reading()
+            reserved.add_done_callback(self._go_on)
+
+    def _go_on(self, reserved: asyncio.Future[None]) -> None:
+        if self._paused_at and self._transport is not None and not reserved.cancelled():
+            self._heard_at = self._loop.time()
+            deadline = self._limits.deadline + self._heard_at - self._paused_at
+            self._limits, self._paused_at = self._limits._replace(deadline=deadline), 0.0
+            self._transport.resume_reading()
+            self._arm(min(deadline, self._heard_at + self._limits.read_timeout))
 
     def on_message_complete(self) -> None:
         if self._waiter is None:
@@ -321,6 +346,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _finish(self, *, reusable: bool = False) -> None:
         waiter, self._waiter = self._waiter, None
+        if self._paused_at and self._transport is not None:  # the last part was on its way already
+            self._paused_at = 0.0
+            self._transport.resume_reading()
         # A server that answers before it has the whole body could take the rest of it for the next request.
         self.reusable = reusable and self._transport is not None and not self._transport.get_write_buffer_size()
         if waiter is not None and not waiter.done():

@@ -116,6 +116,14 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._below is not None:
             self._below.abort()
 
+    def pause_reading(self) -> None:
+        if self._below is not None:
+            self._below.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._below is not None:
+            self._below.resume_reading()
+
     def get_write_buffer_size(self) -> int:
         return 0 if self._below is None else self._below.get_write_buffer_size()
 
