@@ -317,7 +317,7 @@ def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
 
 
 def _check_used(kind: type[Spider], arguments: Iterable[str]) -> None:
-    unknown = [name for name in arguments if not _is_data(kind, name)]
+    unknown = [name for name in arguments if not hasattr(kind, name)]
     if not unknown or (source := _source_of(kind)) is None or re.search(r"\barguments\b", source):
         return
     for name in unknown:

@@ -586,7 +586,8 @@ async def test_a_database_of_someone_else_is_left_alone(bad: MisbehavingServer, 
         database.execute("CREATE TABLE item (name TEXT)")
         database.execute("INSERT INTO item VALUES ('theirs')")
     made = crawl(Pages, QUICK, outputs=[str(path)], arguments={"start_urls": [bad.url + "/leaf/1"]})
-    _, summary = await ended(made)
+    summary = (await made).summary
+    assert summary is not None
     assert summary.state == "failed"
     assert "Shoal did not create its table 'item'" in summary.error
     with sqlite3.connect(path) as database:
