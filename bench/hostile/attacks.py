@@ -223,7 +223,8 @@ def measure(name: str, target: Target) -> dict[str, object]:
         problem = "the server has ended"
     return {
         "what": (ATTACKS[name].__doc__ or "").strip(), "growth": watch.growth, "peak": watch.peak,
-        "wait": round(watch.wait, 3), "asked": watch.asked, "seen": seen, "problem": problem,
+        "wait": round(watch.wait, 3), "idle_wait": round(watch.idle_wait, 3), "asked": watch.asked,
+        "seen": seen, "problem": problem,
     }  # fmt: skip
 
 

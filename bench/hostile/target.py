@@ -176,7 +176,7 @@ class Watch:
         self.peak = 0
         self._stop = threading.Event()
         self._waits, child = _SPAWN.Pipe()
-        self._asking = _SPAWN.Process(target=_ask_health, args=(target.port, child), daemon=True)
+        self._asking = _SPAWN.Process(target=_ask_health, args=(target.port, target.site, child), daemon=True)
         self._measuring = threading.Thread(target=self._measure)
 
     def __enter__(self) -> Watch:
@@ -190,8 +190,9 @@ class Watch:
         self._measuring.join()
         self._waits.send("stop")
         self.wait: float
+        self.idle_wait: float
         self.asked: int
-        self.wait, self.asked = self._waits.recv()
+        self.wait, self.idle_wait, self.asked = self._waits.recv()
         self._asking.join()
 
     @property
@@ -203,21 +204,24 @@ class Watch:
             self.peak = max(self.peak, self._target.memory())
 
 
-def _ask_health(port: int, control: Any) -> None:
-    """Another client, from its own address, with a new connection each time. Only 200 counts as an answer."""
-    longest, asked, failing_since = 0.0, 0, 0.0
+def _ask_health(port: int, site: str, control: Any) -> None:
+    """Another client, from its own address, with a new connection each time. Sends the longest wait for the server, the
+    one for a page of the site, which is nearly idle, and the number of requests."""
+    asked = 0
+    waits = {f"127.0.0.1:{port}": [0.0, 0.0], site.removeprefix("http://"): [0.0, 0.0]}
     control.send("begun")
     while not control.poll(0.02):
-        began = time.monotonic()
-        connection = http.client.HTTPConnection("127.0.0.1", port, TIMEOUT, source_address=("127.0.0.9", 0))
-        status = 0
-        with suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/health")
-            status = connection.getresponse().status
-        connection.close()
-        failing_since = 0.0 if status == 200 else failing_since or began
-        longest, asked = max(longest, time.monotonic() - (failing_since or began)), asked + 1
-    control.send((longest, asked))
+        for host, (longest, failing_since) in waits.items():
+            began = failing_since or time.monotonic()
+            connection = http.client.HTTPConnection(host, timeout=TIMEOUT, source_address=("127.0.0.9", 0))
+            status = 0
+            with suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/health")
+                status = connection.getresponse().status
+            connection.close()
+            waits[host] = [max(longest, time.monotonic() - began), 0.0 if status == 200 else began]
+        asked += 1
+    control.send((*(longest for longest, _ in waits.values()), asked))
 
 
 # -- the site
