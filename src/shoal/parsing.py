@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from resource import RLIMIT_DATA, setrlimit
 from typing import TypeVar, cast
 
@@ -166,9 +167,30 @@ def _parse(body: bytes | str, charset: str | None) -> Document:
     if isinstance(body, str):
         return turbohtml.parse(body, positions=False)
     try:
-        return turbohtml.parse(body, encoding=charset, detect_encoding=True, positions=False)
+        return _parse_as(body, charset)
     except (LookupError, UnicodeError):
         return turbohtml.parse(body, detect_encoding=True, positions=False)
+
+
+def _parse_as(body: bytes, charset: str | None) -> Document:
+    return turbohtml.parse(body, encoding=charset, detect_encoding=True, positions=False)
+
+
+def text_encoding(body: bytes, charset: str | None) -> str:
+    """The encoding of a text that is no markup. It is the one that `parse` would find, without the memory of a tree."""
+    if charset is not None:
+        with suppress(LookupError, UnicodeError):  # an unknown one is ignored
+            return (
+                turbohtml.parse(body[:4], encoding=charset, detect_encoding=True, positions=False).encoding or "UTF-8"
+            )
+    from turbohtml.detect import detect
+
+    return (detect(body).encoding or "UTF-8").removesuffix("-SIG")
+
+
+def limit_trees(most: int) -> None:
+    """Limit the memory that this process uses to parse one page, however large the page is."""
+    _memory.most = most
 
 
 def parse_xml(text: str) -> Document:
@@ -295,7 +317,7 @@ def _has_huge_table(document: Document) -> bool:
 
 def _bounded(work: Callable[..., T], arguments: tuple[object, ...], size: int) -> T:
     """Call ``work`` for a page of this size. TooComplexError if it needs more memory than such a page may use."""
-    limit = max(_MAX_TREE[0], _MAX_TREE[1] * size)
+    limit = min(_memory.most, max(_MAX_TREE[0], _MAX_TREE[1] * size))
     try:
         return _memory.limit(work, arguments, limit)
     except MemoryError:
@@ -312,6 +334,8 @@ class _Memory:
     """
 
     def __init__(self) -> None:
+        self.most = sys.maxsize
+        """Bytes for one page, however large it is."""
         self._lock = threading.RLock()
         self._before = resource.getrlimit(RLIMIT_DATA)
         self._ceiling = min((each for each in self._before if each != resource.RLIM_INFINITY), default=sys.maxsize)

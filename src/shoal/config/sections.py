@@ -327,7 +327,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_answer_bytes: Count = 64 * 1024 * 1024  # of results in one answer
     max_session_bytes: Count = 1024**3  # of results in one session; beyond it, its other pages fail
     max_kept_bytes: Count = 4 * 1024**3  # of results with a frontier in memory; beyond it, the server refuses batches
-    max_body_memory: Count = 64 * 1024 * 1024  # of large pages that are handled at the same time; others wait
+    max_body_memory: Count = 48 * 1024 * 1024  # of large pages that are handled at the same time; others wait
+    max_tree_memory: Count = 128 * 1024 * 1024  # for parsing one page; a page that needs more fails
     max_memory_bytes: Count = 64 * 1024 * 1024  # of them that are in memory; the others are in temporary files
     max_sessions: Count = 200  # running at the same time
     max_sessions_per_caller: Count = 100  # running at the same time

@@ -14,6 +14,7 @@ from shoal.fetch.guard import AddressGuard
 from shoal.fetch.page_fetcher import FREE_BYTES, BodyBudget, BodyRoom, body_room
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
+from shoal.parsing import limit_trees
 from shoal.ports import Fetcher, Hosts
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class SharedFetcher:
         self._guard = AddressGuard(networks)
         self.http = make_http_fetcher(config, self._guard)
         self._bodies = BodyBudget(config.serve.max_body_memory)
+        limit_trees(config.serve.max_tree_memory)
         self._browser: Renderer | None = None
         self._failure: tuple[float, str] | None = None
         """When the browser did not start, and why."""

@@ -45,6 +45,10 @@ _MAX_CHARACTERS = 48 << 20  # of all links that one query finds
 _MAX_NAMES = 10 * MAX_PER_PAGE  # internationalized host names in links that a callback joins one by one
 _MAX_SLOW = 50_000  # such links that need quoting
 _MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
+_TEXT = re.compile(
+    r"\s*(?:text/(?:plain|csv|css|markdown|javascript|tab-separated-values)|application/(?:[\w.-]+\+)?(?:json|javascript))"
+    r"\s*(?:;|$)", re.IGNORECASE,
+)  # fmt: skip
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
@@ -168,7 +172,11 @@ class Response:
     @property
     def encoding(self) -> str:
         """The encoding, detected as browsers do: byte-order mark, header, meta tag, then the content."""
-        return (self._tree and self._encoding) or "utf-8"
+        if self._document is None and self._encoding is None:
+            content_type = self.headers.get("Content-Type", "")
+            if _TEXT.match(content_type) and not self.body.startswith(b"<"):
+                self._encoding = _readers().text_encoding(self.body, charset_in(content_type))
+        return self._encoding or (self._tree and self._encoding) or "utf-8"
 
     @property
     def text(self) -> str:
@@ -360,6 +368,7 @@ class _Readers(NamedTuple):
     is_xml: Callable[[str, bytes], bool]
     parse_xml_page: Callable[[bytes, str | None], tuple[turbohtml.Document, str]]
     parse: Callable[[bytes, str | None], turbohtml.Document]
+    text_encoding: Callable[[bytes, str | None], str]
     budget: type[AttributeBudget]
     selector: type[Selector]
     select_strings: Callable[[turbohtml.Document, str, AttributeBudget], SelectorList | None]
@@ -368,12 +377,12 @@ class _Readers(NamedTuple):
 @cache
 def _readers() -> _Readers:
     """Imported with the first page, not with this module. An import statement costs time even the second time."""
-    from shoal.parsing import AttributeBudget, parse
+    from shoal.parsing import AttributeBudget, parse, text_encoding
     from shoal.selector import Selector
     from shoal.selector.selectors import select_strings
     from shoal.selector.xml_pages import is_xml, parse_xml_page
 
-    return _Readers(is_xml, parse_xml_page, parse, AttributeBudget, Selector, select_strings)
+    return _Readers(is_xml, parse_xml_page, parse, text_encoding, AttributeBudget, Selector, select_strings)
 
 
 def _refuse_scrapy_arguments(options: Mapping[str, object]) -> None:
