@@ -193,12 +193,12 @@ def test_workers_share_the_room_of_the_store(tmp_path: Path, site: Pages) -> Non
             celery.api.wait(session_id, 120)
         errors = [each["error"] for session_id in sessions for each in celery.api.results(session_id)]
         reasons = Counter(error["message"].partition(" of ")[0] for error in errors if error)
-        assert len(errors) - sum(reasons.values()) < 80
+        assert len(errors) - sum(reasons.values()) < 120  # the reserve is left, however fast the worker is
         assert reasons.keys() <= {
             "the session has reached its limit", "the sessions", "the store is full, and this session held the most"
         }  # fmt: skip
         assert reasons["the sessions"], reasons
-        assert redis.info("memory")["used_memory"] < 60 * MB
+        assert redis.info("memory")["used_memory"] < 64 * MB  # of 67
         assert redis.info("errorstats").get("errorstat_OOM") is None
     finally:
         celery.close()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from shoal.middleware import Postponed
 from shoal.sessions.cookies import Cookie, CookieKey
 from shoal.sessions.session import SentCookies
 
@@ -42,8 +43,11 @@ class ContextCookies:
         """The same, as the browser shows it. A cookie that it refuses is missing."""
 
     async def put(self, sent: SentCookies) -> None:
-        """Before a page: put what has changed in the jar into the context."""
+        """Before a page: put what has changed in the jar into the context. Postponed if there was a login since the
+        context was chosen: each login has contexts of its own."""
         async with self._lock:
+            if sent.jar.epoch != sent.epoch:
+                raise Postponed("there is a newer login", contacted=False)
             before, wanted = self._put, sent.wanted(self._put)
             changed = [cookie for key, cookie in wanted.items() if before.get(key) != cookie]
             ended = [

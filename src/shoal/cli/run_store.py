@@ -102,10 +102,13 @@ async def find_run(store: Store, url: str | None, run_id: str | None) -> tuple[R
 
 async def note_of(store: Store, run: Run, frontier: Frontier) -> str:
     """What the state of a run alone does not say, and what to do. Empty: nothing."""
+    from shoal.frontier.local.store import SocketStore
     from shoal.monitoring.processes import read_run_processes
 
     if run.state == "paused":
         return f"run {run.run_id} is paused: `shoal resume {run.run_id}` continues it"
+    if isinstance(store, SocketStore):  # a process owns the store now, and has perhaps not reported yet
+        return ""
     if run.state != "running" or any(worker.silent_for < worker.session for worker in await frontier.workers()):
         return ""
     if any(map(_may_work, await read_run_processes(store, frontier, run.run_id))):

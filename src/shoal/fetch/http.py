@@ -350,6 +350,9 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
         case aiohttp.ClientHttpProxyError():
             kind, retryable, contacted = "proxy", True, False
             message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
+        case aiohttp.ClientConnectorDNSError() if isinstance(exc.os_error.__cause__, ValueError):
+            kind, retryable, contacted = "request", False, False
+            message = f"can't fetch {request.url}: {one_line(exc.os_error.__cause__)}"
         case aiohttp.ClientConnectorDNSError():
             kind, retryable, contacted = "dns", True, False
             message = str(unresolved(host, exc.os_error))
