@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.crawling.run_choice import WantedRun, choose_run
+from shoal.frontier import open_store
 from shoal.suggestions import pip_install
 from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
@@ -315,6 +317,43 @@ def test_after_a_kill_audit_and_stats_say_that_nobody_works_on_the_run(shoal, bo
         crawl.kill()
     for command in ("stats", "audit"):
         assert f"no process works on run {run} now" in shoal(command, *at).stdout
+
+
+@pytest.mark.parametrize("limit", [["--max-pages", "1"], []], ids=["interrupted", "finished"])
+def test_other_arguments_are_another_run(shoal, books: Path, shop: str, limit: list[str]) -> None:
+    books.write_text(
+        "from shoal import Request, Spider\n\n\nclass Books(Spider):\n    def start(self):\n"
+        f"        yield Request('{shop}?shelf=' + self.shelf)\n        yield Request('{shop}?again=' + self.shelf)\n\n"
+        "    def parse(self, response):\n        yield {'shelf': self.shelf, 'url': response.url}\n"
+    )
+    (books.parent / "shoal.toml").write_text(
+        "frontier = 'sqlite:///books.db'\ndownload_delay = 0\n"
+        "[spiders.Travel]\nfile = 'books.py'\narguments = { shelf = 'travel' }\n"
+    )
+    shoal("run", "Travel", "-o", "travel.jsonl", *limit)
+    shoal("run", "books.py", "-a", "shelf=poetry", "-o", "poetry.jsonl")
+    shoal("run", "Travel", "-o", "travel.jsonl")
+    assert len(shoal("runs").stdout.splitlines()) == 3  # a heading and two runs
+    for shelf in ("travel", "poetry"):
+        items = lines(books.parent / f"{shelf}.jsonl")
+        assert len(items) == 2
+        assert all(item["shelf"] == shelf and item["url"].endswith(f"={shelf}") for item in items)
+
+
+async def test_a_run_that_is_left_for_its_arguments_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def wanted(**arguments: object) -> WantedRun:
+        start = {"start_urls": [], "arguments": {name: repr(value) for name, value in arguments.items()}}
+        return WantedRun(spider="books", project="shop", start=start, new="never")
+
+    store = await open_store(f"sqlite:///{tmp_path}/books.db")
+    try:
+        first = await choose_run(store, wanted(shelf="travel", client=object()))
+        assert (await choose_run(store, wanted(shelf="travel", client=object()))).run_id == first.run_id
+        assert not caplog.records
+        assert (await choose_run(store, wanted(shelf="poetry"))).run_id != first.run_id
+        assert f"run {first.run_id} is left as it is: it began with other arguments" in caplog.text
+    finally:
+        await store.close()
 
 
 def test_export_does_not_replace_what_another_run_or_program_wrote(shoal, books: Path) -> None:
