@@ -340,6 +340,20 @@ def test_other_arguments_are_another_run(shoal, books: Path, shop: str, limit: l
         assert all(item["shelf"] == shelf and item["url"].endswith(f"={shelf}") for item in items)
 
 
+def test_a_file_that_crawls_when_it_is_imported_is_refused(shoal, books: Path) -> None:
+    books.write_text("from shoal import crawl\n" + books.read_text() + "\n\ncrawl(Books, outputs=['twice.jsonl'])\n")
+    line = f"books.py, line {len(books.read_text().splitlines())}: "
+    for command, code in ((["run", "books.py", "-o", "x.jsonl"], 2), (["list"], 0)):
+        refused = shoal(*command, code=code).stderr
+        assert line in refused
+        assert 'put it below `if __name__ == "__main__":`' in refused
+    assert not (books.parent / "twice.jsonl").exists()
+    books.write_text(books.read_text().replace("\ncrawl(", '\nif __name__ == "__main__":\n    crawl('))
+    shoal("run", "books.py", "-o", "x.jsonl")
+    subprocess.run([sys.executable, "books.py"], cwd=books.parent, check=True)
+    assert len(lines(books.parent / "x.jsonl")) == len(lines(books.parent / "twice.jsonl")) == 60
+
+
 async def test_a_run_that_is_left_for_its_arguments_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def wanted(**arguments: object) -> WantedRun:
         start = {"start_urls": [], "arguments": {name: repr(value) for name, value in arguments.items()}}
