@@ -332,7 +332,10 @@ def test_other_arguments_are_another_run(shoal, books: Path, shop: str, limit: l
     )
     shoal("run", "Travel", "-o", "travel.jsonl", *limit)
     shoal("run", "books.py", "-a", "shelf=poetry", "-o", "poetry.jsonl")
-    shoal("run", "Travel", "-o", "travel.jsonl")
+    again = shoal("run", "Travel", "-o", "travel.jsonl").stderr
+    (export,) = [command for command in commands(again) if command[0] == "export"]
+    shoal(*export[:-1], "exported.jsonl")  # of this run, although the other one is newer
+    assert {item["shelf"] for item in lines(books.parent / "exported.jsonl")} == {"travel"}
     assert len(shoal("runs").stdout.splitlines()) == 3  # a heading and two runs
     for shelf in ("travel", "poetry"):
         items = lines(books.parent / f"{shelf}.jsonl")
