@@ -371,6 +371,10 @@ def _is_data(kind: type[Spider], name: str) -> bool:
     return hasattr(kind, name) and not callable(getattr(kind, name))
 
 
+importing: list[Path] = []
+"""The spider files that are being imported. A crawl must not begin meanwhile."""
+
+
 def load_spider(reference: str) -> type[Spider]:
     """Load the spider class from ``file.py``, or from ``file.py:ClassOrName`` if the file has several.
 
@@ -412,6 +416,7 @@ def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    importing.append(path)
     try:
         if as_main and (code := _code_of(spec.loader, module_name)):
             module.__name__ = "__main__"
@@ -428,6 +433,7 @@ def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type
         where = f"{path}, line {line}" if line else str(path)
         raise SpiderError(f"{where}: {type(exc).__name__}: {exc}{hint}") from exc
     finally:
+        importing.pop()
         module.__name__ = module_name
     classes = dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
     if as_main:

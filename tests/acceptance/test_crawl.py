@@ -282,6 +282,25 @@ async def test_requests_that_are_created_and_never_yielded_are_reported(caplog: 
     assert len(reports) == 5
 
 
+async def test_an_item_that_a_generator_returns_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    class Returning(Spider):
+        def parse(self, response: Response) -> Any:
+            if response.meta:
+                return {"lost": response.url}
+            yield Request(response.url, meta={"item": True}, dont_filter=True)
+            yield Request(response.url, self.whole, dont_filter=True)
+            return None
+
+        def whole(self, response: Response) -> Any:
+            return [{"kept": response.url}]
+
+    async with SiteServer(pages=1) as site:
+        done = await crawl(Returning, settings(), arguments={"start_urls": [site.url]})
+    assert [list(item) for item in done.items] == [["kept"]]
+    (report,) = [record.getMessage() for record in caplog.records if "instead of `return`" in record.getMessage()]
+    assert "parse has a `yield`, so what it returned on 1 call is lost" in report
+
+
 async def test_errback_hears_of_a_death_and_may_go_on() -> None:
     class Careful(Spider):
         url = ""

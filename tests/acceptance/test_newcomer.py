@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.crawling.run_choice import WantedRun, choose_run
+from shoal.frontier import open_store
 from shoal.suggestions import pip_install
 from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
@@ -315,6 +317,60 @@ def test_after_a_kill_audit_and_stats_say_that_nobody_works_on_the_run(shoal, bo
         crawl.kill()
     for command in ("stats", "audit"):
         assert f"no process works on run {run} now" in shoal(command, *at).stdout
+
+
+@pytest.mark.parametrize("limit", [["--max-pages", "1"], []], ids=["interrupted", "finished"])
+def test_other_arguments_are_another_run(shoal, books: Path, shop: str, limit: list[str]) -> None:
+    books.write_text(
+        "from shoal import Request, Spider\n\n\nclass Books(Spider):\n    def start(self):\n"
+        f"        yield Request('{shop}?shelf=' + self.shelf)\n        yield Request('{shop}?again=' + self.shelf)\n\n"
+        "    def parse(self, response):\n        yield {'shelf': self.shelf, 'url': response.url}\n"
+    )
+    (books.parent / "shoal.toml").write_text(
+        "frontier = 'sqlite:///books.db'\ndownload_delay = 0\n"
+        "[spiders.Travel]\nfile = 'books.py'\narguments = { shelf = 'travel' }\n"
+    )
+    shoal("run", "Travel", "-o", "travel.jsonl", *limit)
+    shoal("run", "books.py", "-a", "shelf=poetry", "-o", "poetry.jsonl")
+    again = shoal("run", "Travel", "-o", "travel.jsonl").stderr
+    (export,) = [command for command in commands(again) if command[0] == "export"]
+    shoal(*export[:-1], "exported.jsonl")  # of this run, although the other one is newer
+    assert {item["shelf"] for item in lines(books.parent / "exported.jsonl")} == {"travel"}
+    assert len(shoal("runs").stdout.splitlines()) == 3  # a heading and two runs
+    for shelf in ("travel", "poetry"):
+        items = lines(books.parent / f"{shelf}.jsonl")
+        assert len(items) == 2
+        assert all(item["shelf"] == shelf and item["url"].endswith(f"={shelf}") for item in items)
+
+
+def test_a_file_that_crawls_when_it_is_imported_is_refused(shoal, books: Path) -> None:
+    books.write_text("from shoal import crawl\n" + books.read_text() + "\n\ncrawl(Books, outputs=['twice.jsonl'])\n")
+    line = f"books.py, line {len(books.read_text().splitlines())}: "
+    for command, code in ((["run", "books.py", "-o", "x.jsonl"], 2), (["list"], 0)):
+        refused = shoal(*command, code=code).stderr
+        assert line in refused
+        assert 'put it below `if __name__ == "__main__":`' in refused
+    assert not (books.parent / "twice.jsonl").exists()
+    books.write_text(books.read_text().replace("\ncrawl(", '\nif __name__ == "__main__":\n    crawl('))
+    shoal("run", "books.py", "-o", "x.jsonl")
+    subprocess.run([sys.executable, "books.py"], cwd=books.parent, check=True)
+    assert len(lines(books.parent / "x.jsonl")) == len(lines(books.parent / "twice.jsonl")) == 60
+
+
+async def test_a_run_that_is_left_for_its_arguments_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def wanted(**arguments: object) -> WantedRun:
+        start = {"start_urls": [], "arguments": {name: repr(value) for name, value in arguments.items()}}
+        return WantedRun(spider="books", project="shop", start=start, new="never")
+
+    store = await open_store(f"sqlite:///{tmp_path}/books.db")
+    try:
+        first = await choose_run(store, wanted(shelf="travel", client=object()))
+        assert (await choose_run(store, wanted(shelf="travel", client=object()))).run_id == first.run_id
+        assert not caplog.records
+        assert (await choose_run(store, wanted(shelf="poetry"))).run_id != first.run_id
+        assert f"run {first.run_id} is left as it is: it began with other arguments" in caplog.text
+    finally:
+        await store.close()
 
 
 def test_export_does_not_replace_what_another_run_or_program_wrote(shoal, books: Path) -> None:

@@ -128,10 +128,10 @@ def test_the_next_commands_can_be_pasted() -> None:
     steps = next_steps(ended(failed_url="http://ex.com/a?b&c"), Config(frontier="sqlite:///b.db"), COMMAND)
     assert steps == [
         "next:",
-        "  shoal retry-failed --frontier sqlite:///b.db",
-        "  shoal why 'http://ex.com/a?b&c' --frontier sqlite:///b.db",
-        "  shoal audit --frontier sqlite:///b.db",
-        "  shoal export --frontier sqlite:///b.db -o 20260215_120000_3fa9.csv",
+        "  shoal retry-failed 20260215_120000_3fa9 --frontier sqlite:///b.db",
+        "  shoal why 'http://ex.com/a?b&c' --run-id 20260215_120000_3fa9 --frontier sqlite:///b.db",
+        "  shoal audit 20260215_120000_3fa9 --frontier sqlite:///b.db",
+        "  shoal export 20260215_120000_3fa9 --frontier sqlite:///b.db -o 20260215_120000_3fa9.csv",
         "  shoal run books.py -O 'a b.jsonl' --frontier sqlite:///b.db --new-run",
     ]
 

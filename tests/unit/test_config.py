@@ -136,6 +136,10 @@ def test_any_number_of_seconds_is_a_timedelta() -> None:
         ("frontier", "memory", "or postgresql://host/database, not 'memory'"),
         ("frontier", "sqlite:///", "not 'sqlite:///'"),
         ("frontier", "sqlite://file", "not 'sqlite://file'"),
+        ("frontier", "sqlite://crawl.db", "did you mean sqlite:///crawl.db?"),
+        ("frontier", "sqlite:crawl.db", "did you mean sqlite:///crawl.db?"),
+        ("frontier", "crawl.db", "did you mean sqlite:///crawl.db?"),
+        ("frontier", "/var/crawl.sqlite", "did you mean sqlite:////var/crawl.sqlite?"),
         ("frontier", "redis://h:x/0", "not 'redis://h:x/0'"),
         ("frontier", "redis://h/name", "not 'redis://h/name'"),
         ("frontier", "redis://[::1", "not 'redis://[::1'"),
@@ -396,7 +400,7 @@ def test_any_password_survives_the_url(password: str) -> None:
         (
             "standalone",
             {"frontier": "postgresql://h/d"},
-            'not support queue_type "postgresql"; use Config.distributed',
+            'not support a frontier of the kind "postgresql"; use',
         ),
         ("standalone", {"queue_type": "sqlite"}, 'does not match the frontier "memory:"; set "frontier" to'),
         ("standalone", {"queue_type": "kafka"}, 'queue_type "kafka" does not match the frontier'),
@@ -406,7 +410,8 @@ def test_any_password_survives_the_url(password: str) -> None:
         ("standalone", {"max_queue_size": 0}, '"queue.max_size" must be an integer, at least 1, or none, not 0'),
         ("standalone", {"queue.overflow": "refuse"}, 'but the queue has no maximum; set "queue.max_size"'),
         ("distributed", {"queue_type": "memory"}, 'does not support queue_type "memory"; use Config.standalone'),
-        ("distributed", {"frontier": "sqlite:///f"}, 'does not support queue_type "sqlite"; use Config.standalone'),
+        ("distributed", {"frontier": "sqlite:///f"}, 'does not support a frontier of the kind "sqlite"; use'),
+        ("standalone", {"frontier": "redis://h"}, 'does not support a frontier of the kind "redis"; use'),
         ("distributed", {"queue_type": "postgresql"}, 'set "frontier" to a URL of that kind'),
         ("distributed", {"filter_type": "memory"}, "remove filter_type"),
         ("distributed", {"frontier": "redis://h", "redis_password": "x"}, "give either frontier or redis_host"),
@@ -1015,3 +1020,7 @@ def test_the_command_explains_every_setting() -> None:
     names = [line.partition(":")[0] for line in chapter.splitlines() if line.startswith("- ")]
     listed = [word for name in names for word in name.split("`")[1::2]]
     assert sorted(listed) == sorted(IMPORTANT)
+
+
+def test_the_null_device_is_no_file() -> None:
+    assert load_config(file=Path("/dev/null")).config == Config()

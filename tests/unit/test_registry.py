@@ -81,7 +81,14 @@ def test_an_unknown_spider_is_told_with_the_nearest(tmp_path: Path) -> None:
     [
         ("[spiders.A]\nexecution_mode = 'single'", r"\[spiders\.A\].*missing required field `file`"),
         ("[spiders.A]\nfile = 'a.py'\nexecution_mode = 'both'", r"\[spiders\.A\].*'both'"),
-        ("[spiders.A]\nfile = 'a.py'\nmode = 'single'", r"\[spiders\.A\].*unknown field `mode`"),
+        (
+            "[spiders.A]\nfile = 'a.py'\nmode = 'single'",
+            r"\[spiders\.A\].*unknown key \"mode\"; a spider has: file, execution_mode",
+        ),
+        (
+            "[spiders.A]\nspider = 'a.py'",
+            r'unknown key "spider"; a spider has: file, execution_mode, arguments, outputs',
+        ),
         ("spiders = 3", "must be a table"),
     ],
 )

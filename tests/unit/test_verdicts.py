@@ -70,6 +70,13 @@ def test_the_page_lists_every_verdict_of_an_output() -> None:
     assert {word.strip() for word in words} == set(rows("An output"))
 
 
+def test_an_output_with_all_items_lacks_none_even_if_its_writer_died_before_it_saved_its_position() -> None:
+    killed = OutputReport(
+        name="a", role="sink:a", position=20, logged=30, is_complete=False, count=OutputCount(items=30)
+    )  # fmt: skip
+    assert _line(killed) == "30 of 30 items"
+
+
 def test_every_problem_has_a_condition() -> None:
     guide = (DOCS / "notifications.md").read_text()
     for kind in get_args(ProblemKind):

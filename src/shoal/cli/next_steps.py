@@ -22,17 +22,18 @@ def next_steps(summary: Summary, config: Config, command: Sequence[str] = ()) ->
         return lines
     has_password = mask(config.frontier) != config.frontier
     at = [] if has_password else ["--frontier", config.frontier]
-    run = [] if config.frontier.startswith("sqlite:") else [summary.run_id]
+    is_file = config.frontier.startswith("sqlite:")
+    run = summary.run_id  # the newest run may be another one
     steps = _resume(summary, command)
     if summary.dead_kinds.keys() - NOT_COUNTED.keys():
-        steps.append(["retry-failed", *run, *at])
+        steps.append(["retry-failed", run, *at])
     if summary.failed_url:
-        steps.append(["why", summary.failed_url, *(["--run-id", *run] if run else []), *at])
-    steps += [["stats", *run, *at]] if run else []
-    steps.append(["audit", *run, *at])
+        steps.append(["why", summary.failed_url, "--run-id", run, *at])
+    steps += [] if is_file else [["stats", run, *at]]
+    steps.append(["audit", run, *at])
     if summary.stats.items:
-        steps.append(["export", *run, *at, "-o", f"{summary.run_id}.csv"])
-    if summary.state in ("finished", "limit") and command and not _has_secrets(command) and not run:
+        steps.append(["export", run, *at, "-o", f"{run}.csv"])
+    if summary.state in ("finished", "limit") and command and not _has_secrets(command) and is_file:
         steps.append(_again(command))
     heading = "next, with the same --frontier:" if has_password else "next:"
     return [heading, *(f"  shoal {shlex.join(step)}" for step in steps)]

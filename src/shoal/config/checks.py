@@ -189,6 +189,8 @@ def _bad_frontier(frontier: str) -> str:
     known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
     plugged = plugins.names("frontiers")
     hint = plugins.hint("frontiers") if plugged and frontier_kind(frontier) is None else ""
+    if file := re.fullmatch(r"(?:sqlite:(?://)?)?([^:?#]+\.(?:db|sqlite3?))", frontier):
+        hint += f"; did you mean sqlite:///{file[1]}?"
     return f"must be {known}, not {mask(frontier)!r}{hint}{did_you_mean_scheme(frontier, (*FRONTIER_KINDS, *plugged))}"
 
 

@@ -193,9 +193,9 @@ class Config(Section, frozen=True, kw_only=True):
         ``filter_type`` are optional; if given, they must equal the kind of the frontier, such as "memory".
         """
         settings.setdefault("frontier", "memory:")
-        for kind in (queue_type, frontier_kind(settings["frontier"])):
+        for what, kind in (("queue_type", queue_type), ("a frontier of the kind", frontier_kind(settings["frontier"]))):
             if kind in ("redis", "postgresql"):
-                raise ConfigError(f'Config.standalone does not support queue_type "{kind}"; use Config.distributed')
+                raise ConfigError(f'Config.standalone does not support {what} "{kind}"; use Config.distributed')
         return _of_mode("standalone", queue_type, filter_type, max_queue_size, settings)
 
     @classmethod
@@ -220,9 +220,12 @@ class Config(Section, frozen=True, kw_only=True):
         server = {name: value for name, value in server.items() if value is not None}
         if "frontier" in settings and server:
             raise ConfigError("give either frontier or redis_host, redis_port, redis_password and redis_db, not both")
-        for kind in (queue_type, frontier_kind(settings.get("frontier"))):
+        for what, kind in (
+            ("queue_type", queue_type),
+            ("a frontier of the kind", frontier_kind(settings.get("frontier"))),
+        ):
             if kind in ("memory", "sqlite"):
-                raise ConfigError(f'Config.distributed does not support queue_type "{kind}"; use Config.standalone')
+                raise ConfigError(f'Config.distributed does not support {what} "{kind}"; use Config.standalone')
         is_named = bool(server) or "frontier" in settings
         settings.setdefault("frontier", redis_url(**server))
         config = _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)

@@ -9,10 +9,10 @@ import sysconfig
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from inspect import isawaitable
 from itertools import islice
-from types import CodeType, GeneratorType, coroutine
+from types import CodeType, GeneratorType, NoneType, coroutine
 from typing import Any
 
 from msgspec import Struct
@@ -93,7 +93,9 @@ class Callbacks:
         record_created(created)
         try:
             result = callback(*arguments, **named)
-            outputs = list(result) if isinstance(result, GeneratorType) else None
+            outputs = None
+            if isinstance(result, GeneratorType):
+                outputs = list(result if name in self.unyielded.checked else self.unyielded.watch(result))
         finally:
             record_created(None)
         if outputs is None:
@@ -195,6 +197,7 @@ class Unyielded:
         self._calls: Counter[str | None] = Counter()
         self._yielding: set[tuple[CodeType, int]] = set()
         self._missing: Counter[tuple[CodeType, int]] = Counter()
+        self._returning: Counter[CodeType] = Counter()
 
     def check(self, name: str | None, created: list[Creation], outputs: Sequence[object]) -> None:
         """Look at what one call of a callback created, and at what it yielded."""
@@ -210,6 +213,11 @@ class Unyielded:
             elif not code.co_filename.startswith(_LIBRARIES):
                 self._missing[place] += 1
 
+    def watch(self, outputs: GeneratorType[object, None, object]) -> Iterator[object]:
+        """The same outputs. A generator that returns an item loses it."""
+        if not isinstance((yield from outputs), (LinkBatch, Request, NoneType)):
+            self._returning[outputs.gi_code] += 1
+
     def report(self) -> list[str]:
         """A line for each such place."""
         found = sorted(
@@ -221,6 +229,10 @@ class Unyielded:
             f"{name}, line {line}: what this line creates was never yielded, on {count} "
             f"{'call' if count == 1 else 'calls'}, so its links were not followed: write `yield` before it"
             for name, line, count in found
+        ] + [
+            f"{code.co_filename}, line {code.co_firstlineno}: {code.co_name} has a `yield`, so what it returned on "
+            f"{count} {'call' if count == 1 else 'calls'} is lost: write `yield` instead of `return`"
+            for code, count in self._returning.items()
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +60,8 @@ async def choose_run(store: Store, wanted: WantedRun, on_create: Callable[[Run],
     before = await store.list_runs(wanted.spider, wanted.project)
     run = await _to_resume(store, before, wanted)
     if run is not None:
-        if run.settings != wanted.start:
-            log.warning("run %s resumes with the start URLs and arguments that it began with", run.run_id)
+        if run.settings.get("start_urls") != wanted.start.get("start_urls"):
+            log.warning("run %s resumes with the start URLs that it began with", run.run_id)
         return run
     mine = await _create(store, wanted, "queued" if store.shared else "running")
     on_create(mine)
@@ -68,17 +69,31 @@ async def choose_run(store: Store, wanted: WantedRun, on_create: Callable[[Run],
 
 
 async def _to_resume(store: Store, runs: list[Run], wanted: WantedRun) -> Run | None:
-    """The newest run. A finished one is followed by an older run if somebody reopened that one afterwards."""
+    """The newest run with the same arguments: pages of other arguments are another crawl, with other items. A finished
+    run is followed by an older one if somebody reopened that one afterwards."""
     newest: Run | None = None
     for run in runs:
         if run.state in ("queued", "cancelled") or not run.settings.keys().isdisjoint(("seeds", "schedule")):
             continue  # runs of a fleet are for workers, those of a schedule for servers
+        if _arguments(run.settings) != _arguments(wanted.start):
+            if newest is None and run.state != "finished":
+                log.warning("run %s is left as it is: it began with other arguments", run.run_id)
+            continue
         newest = newest or run
         if newest.state != "finished":
             break
         if run.state == "running" and await _reopened_at(store, run.run_id) > newest.created_at:
             return run
     return None if newest is not None and newest.state == "finished" and wanted.new == "after_finish" else newest
+
+
+def _arguments(settings: Mapping[str, object]) -> object:
+    """The arguments of a run, to compare them. An object without a text of its own shows its address in memory, which
+    differs in each process."""
+    arguments = settings.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return {}
+    return {name: re.sub(r" at 0x[0-9a-fA-F]+", "", str(value)) for name, value in arguments.items()}
 
 
 async def mark_reopened(documents: Documents, run_id: str) -> None:

@@ -35,7 +35,7 @@ from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
-from shoal.spider import Spider, create_spider
+from shoal.spider import Spider, create_spider, importing
 
 if TYPE_CHECKING:
     from shoal.sessions.stored import SessionImport
@@ -66,6 +66,8 @@ def crawl(
     Inside a running loop (in a notebook, or in async code) it returns at once: write ``done = await crawl(...)``, or
     read the items with ``async for item in crawl(...)``. Items have the types that the spider yielded.
     """
+    if importing:
+        raise SpiderError('crawl() would run whenever this file is imported; put it below `if __name__ == "__main__":`')
     if isinstance(spider, type) and issubclass(spider, Spider):
         spider = create_spider(spider, arguments or {})
     made = Crawl(spider, config, outputs=outputs, new_run=new_run)

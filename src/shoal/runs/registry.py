@@ -22,6 +22,7 @@ import msgspec
 from shoal.config import find_config_file, read_toml
 from shoal.errors import ConfigError, SpiderError
 from shoal.spider import SCRAPY, load_spider
+from shoal.suggestions import did_you_mean
 
 ExecutionMode: TypeAlias = Literal["single", "distributed"]
 
@@ -101,6 +102,10 @@ class Registry(Mapping[str, Entry]):
 
 
 def _entry(file: Path, name: str, given: object) -> Entry:
+    fields = Entry.__struct_fields__
+    if isinstance(given, dict) and (unknown := [key for key in given if key not in fields]):
+        hint = did_you_mean(unknown[0], fields) or f"; a spider has: {', '.join(fields)}"
+        raise ConfigError(f'{file}: [spiders.{name}]: unknown key "{unknown[0]}"{hint}')
     try:
         return msgspec.convert(given, Entry)
     except msgspec.ValidationError as exc:

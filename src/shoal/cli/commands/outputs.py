@@ -142,7 +142,7 @@ def _line(report: OutputReport) -> str:
     if count.items is None:
         return f"written through item {report.position:,} of {report.logged:,}{rejected}{writer}"
     what = "rows (one per key) from" if count.key else "of"
-    verdict = behind
+    verdict = behind if count.key or count.items < report.logged else ""  # it may have more than its writer saved
     if report.is_open:
         verdict = ": NOT COMPLETED"
     if report.missing:
