@@ -167,22 +167,17 @@ def _parse(body: bytes | str, charset: str | None) -> Document:
     if isinstance(body, str):
         return turbohtml.parse(body, positions=False)
     try:
-        return _parse_as(body, charset)
+        return turbohtml.parse(body, encoding=charset, detect_encoding=True, positions=False)
     except (LookupError, UnicodeError):
         return turbohtml.parse(body, detect_encoding=True, positions=False)
-
-
-def _parse_as(body: bytes, charset: str | None) -> Document:
-    return turbohtml.parse(body, encoding=charset, detect_encoding=True, positions=False)
 
 
 def text_encoding(body: bytes, charset: str | None) -> str:
     """The encoding of a text that is no markup. It is the one that `parse` would find, without the memory of a tree."""
     if charset is not None:
         with suppress(LookupError, UnicodeError):  # an unknown one is ignored
-            return (
-                turbohtml.parse(body[:4], encoding=charset, detect_encoding=True, positions=False).encoding or "UTF-8"
-            )
+            start = turbohtml.parse(body[:4], encoding=charset, detect_encoding=True, positions=False)
+            return start.encoding or "UTF-8"
     from turbohtml.detect import detect
 
     return (detect(body).encoding or "UTF-8").removesuffix("-SIG")

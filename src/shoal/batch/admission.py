@@ -69,12 +69,13 @@ class Admission:
 
     def _holdings(self, owner: str | None = None) -> list[Holding]:
         """What the sessions hold that ran in this process, of one owner or of all."""
-        running = (Holding(each.settings.owner, each.quota.used) for each in self._running.values())
-        return [each for each in (*self._kept.values(), *running) if owner is None or each.owner == owner]
+        running = (Holding(session.settings.owner, session.quota.used) for session in self._running.values())
+        holdings = (*self._kept.values(), *running)
+        return [holding for holding in holdings if owner is None or holding.owner == owner]
 
     @staticmethod
     def _bytes_of(holdings: Iterable[Holding]) -> int:
-        return sum(each.size for each in holdings)
+        return sum(holding.size for holding in holdings)
 
     @property
     def session_limit(self) -> int:
@@ -93,7 +94,7 @@ class Admission:
         if not greedy and going and self._is_filled:
             largest = max(going, key=lambda session: session.quota.used)
             return [(largest, f"{FULL}, and this session held the most of it")]
-        return [(each, _caller_reason(limit)) for each in going if each.settings.owner in greedy]
+        return [(session, _caller_reason(limit)) for session in going if session.settings.owner in greedy]
 
     @property
     def _is_filled(self) -> bool:
@@ -102,9 +103,8 @@ class Admission:
         if full_since is None or self._expiring >= self.kept_bytes // _EXPIRING_PART:
             return False
         if self._room.capacity:
-            return (
-                self.kept_bytes > self._room.capacity // _EXPIRING_PART
-            )  # else other programs or servers have filled it
+            # Otherwise other programs or servers have filled it.
+            return self.kept_bytes > self._room.capacity // _EXPIRING_PART
         return time.monotonic() - full_since > _PATIENCE  # it does not know who: give it some time
 
     @property

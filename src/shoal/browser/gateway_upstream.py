@@ -57,11 +57,12 @@ class Direct:
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
         try:
-            found = await self._connector.resolve(host, self._caller)
-            selected, reason = self._reach.select(host, [each.host for each in found])
+            addresses = await self._connector.resolve(host, self._caller)
+            selected, reason = self._reach.select(host, [address.host for address in addresses])
             if not selected:
                 raise refusal(host, reason)
-            sock = await self._connector.connect_to([each for each in found if each.host in selected], port)
+            allowed = [address for address in addresses if address.host in selected]
+            sock = await self._connector.connect_to(allowed, port)
             return await _piped(sock, self._meter)
         except socket.gaierror as exc:
             raise unresolved(host, exc) from exc

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from inspect import isawaitable
 from itertools import islice
 from types import CodeType, GeneratorType, NoneType, coroutine
@@ -89,21 +90,28 @@ class Callbacks:
             return found
         begin_page()
         callback = self._spider.callback(name)
+        if name not in self.unyielded.checked:
+            return await self._call_watched(name, partial(callback, *arguments, **named), request, response)
+        result = callback(*arguments, **named)
+        outputs = list(result) if isinstance(result, GeneratorType) else await _collect(result)
+        return await self.take(outputs, request, response)
+
+    async def _call_watched(
+        self, name: str | None, callback: Callable[[], object], request: Request, response: Response | None
+    ) -> Found:
+        """Call a method, and look for what it forgets to yield."""
         created: list[Creation] = []
         record_created(created)
         try:
-            result = callback(*arguments, **named)
-            outputs = None
-            if isinstance(result, GeneratorType):
-                outputs = list(result if name in self.unyielded.checked else self.unyielded.watch(result))
+            result = callback()
+            outputs = list(self.unyielded.watch(result)) if isinstance(result, GeneratorType) else None
         finally:
             record_created(None)
         if outputs is None:
             outputs = await _recorded(_collect(result), created)
         result = None  # it may hold what it created
         found = await self.take(outputs, request, response)
-        if len(created) > len(found.links) or name not in self.unyielded.checked:
-            self.unyielded.check(name, created, outputs)
+        self.unyielded.check(name, created, outputs)
         return found
 
     async def take(self, outputs: Iterable[object], request: Request, response: Response | None = None) -> Found:
@@ -186,10 +194,10 @@ class Callbacks:
 
 class Unyielded:
     """Finds places in callbacks that create requests or batches of links and never yield one: mostly a ``yield`` is
-    missing. Such a page has more of them than it yields, so other pages need no look."""
+    missing. It looks at the first calls of each callback. Later calls cost nothing."""
 
     _FIRST = 100
-    """Calls of a callback that are looked at in any case, so that places that yield sometimes are known."""
+    """Calls of a callback that are looked at."""
 
     def __init__(self) -> None:
         self.checked: set[str | None] = set()

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -120,7 +120,7 @@ class DirectFetcher:
         if exchanges is not None:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
         received = _received(connection)
-        if room is not None and received.is_coded and max_body_bytes > FREE_BYTES:
+        if room is not None and _is_coded(received) and max_body_bytes > FREE_BYTES:
             try:
                 return _response(request, received, elapsed, FREE_BYTES)
             except FetchError as exc:
@@ -300,18 +300,13 @@ def _split_line(line: bytes) -> tuple[bytes, bytes, bytes]:
     return line.partition(b": ")
 
 
-class _Received(NamedTuple):
-    """A response as it was received."""
+_Received: TypeAlias = tuple[int, CIMultiDictProxy[str], bytes, str, tuple[str, ...]]
+"""A response as it was received: status, headers, body, transfer coding, flags. A tuple is cheap: each page has one."""
 
-    status: int
-    headers: CIMultiDictProxy[str]
-    body: bytes
-    transfer_coding: str
-    flags: tuple[str, ...]
 
-    @property
-    def is_coded(self) -> bool:
-        return bool(self.body and (self.transfer_coding or "Content-Encoding" in self.headers))
+def _is_coded(received: _Received) -> bool:
+    _, headers, body, transfer_coding, _ = received
+    return bool(body and (transfer_coding or "Content-Encoding" in headers))
 
 
 def _received(connection: HttpConnection) -> _Received:
@@ -325,7 +320,7 @@ def _received(connection: HttpConnection) -> _Received:
     )
     body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
     connection.forget()
-    return _Received(connection.status, headers, body, connection.transfer_coding, connection.flags)
+    return connection.status, headers, body, connection.transfer_coding, connection.flags
 
 
 def _response(request: Request, received: _Received, elapsed: float, limit: int) -> Response:

@@ -125,7 +125,7 @@ class LenientParser:
         return False
 
     def _read_part(self) -> bool:
-        """Read what is there of the body or of a chunk. Return whether that is the end of it."""
+        """Read the next bytes of the body or of a chunk. Return whether it is complete."""
         part = self._take(self._left)
         self._left -= len(part)
         if part:

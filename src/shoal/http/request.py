@@ -223,6 +223,9 @@ _created: list[Creation] | None = None
 """What the callback that runs now has created. None while no callback runs."""
 
 
+_MAX_CREATED = 1000  # that are recorded in one call of a callback: each may be searched for
+
+
 def record_created(created: list[Creation] | None) -> None:
     """Add each request and batch that is created from now on to this list; None: to none."""
     global _created
@@ -233,7 +236,7 @@ def _record(link: Request | LinkBatch) -> None:
     frame = sys._getframe(2)
     while frame.f_globals.get("__package__") == "shoal.http" and frame.f_back is not None:
         frame = frame.f_back
-    if _created is not None:
+    if _created is not None and len(_created) < _MAX_CREATED:
         _created.append((link, frame.f_code, frame.f_lasti))
 
 

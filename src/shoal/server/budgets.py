@@ -23,7 +23,7 @@ class BusyError(HTTPException):
 
 
 class Budget:
-    """An amount that callers share. Each part of the server takes from it first, and gives back when it is done."""
+    """An amount that callers share. Each part of the server reserves its share first, and returns it afterwards."""
 
     def __init__(self, what: str, each: int, total: int) -> None:
         """``each``: what one caller may hold; ``total``: what all may hold together."""
@@ -78,7 +78,7 @@ class Hold:
         self._budget.give_back(self._caller, self._amount)
 
     def keep(self, amount: int) -> None:
-        """Give back what exceeds this amount."""
+        """Return everything beyond this amount."""
         if amount < self._amount:
             self._budget.give_back(self._caller, self._amount - amount)
             self._amount = amount

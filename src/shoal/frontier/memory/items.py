@@ -50,6 +50,7 @@ class ItemSpace:
 
     def __init__(self) -> None:
         self.limit = inf
+        """Set it before the first item is added. Without a limit, nothing is counted."""
         self.held = 0
         self._file: _File | None = None
         self._is_refused = False
@@ -121,7 +122,9 @@ class MemoryItemLog:
 
     def _drop(self, through: float) -> None:
         while self._items and self._items[0].seq <= through:
-            self._space.remove(self._items.popleft())
+            item = self._items.popleft()
+            if self._space.limit != inf:
+                self._space.remove(item)
 
     def clear(self) -> None:
         """Drop all items: the run was deleted."""
@@ -140,5 +143,6 @@ class MemoryItemLog:
         """Add items of a request that has ``before`` items already. Returns how many it has then."""
         for index, payload in enumerate(payloads, before):
             self.count += 1
-            self._items.append(self._space.add(LoggedItem(self.count, fingerprint, index, payload)))
+            item = LoggedItem(self.count, fingerprint, index, payload)
+            self._items.append(item if self._space.limit == inf else self._space.add(item))
         return before + len(payloads)
