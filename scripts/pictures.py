@@ -85,7 +85,7 @@ def cluster_status() -> str:
         nodes = []
         for number in (1, 2, 3):
             command = [SHOAL, "node", "books.py", "--name", f"crawler_{number}", "--quiet"]
-            command += ["--runner", "1", "--backup", "2", "--session", str(SESSION)]
+            command += ["--runner", "1", "--backup", "2", "--session-timeout", str(SESSION)]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             nodes.append(stack.enter_context(running(subprocess.Popen(command, cwd=folder, env=environ, **quiet))))
             wait_for(lambda name=f"crawler_{number}": re.search(rf"^{name} ", status(), re.MULTILINE))

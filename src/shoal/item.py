@@ -275,7 +275,8 @@ def _leaf_fault(value: object, where: str) -> str | None:
     except UnicodeEncodeError:
         return f"{where} is text with half a surrogate pair, which is not valid Unicode"
     except _FAILURES:
-        return f"{where} is {_article(value)}, which cannot be stored: use {_VALUES}"
+        hint = "; .get() or .getall() of it is text" if type(value).__module__.startswith("shoal.selector") else ""
+        return f"{where} is {_article(value)}, which cannot be stored: use {_VALUES}{hint}"
     return None
 
 

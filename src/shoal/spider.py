@@ -291,8 +291,16 @@ class Spider:
         """Return the method with this name. SpiderError if the spider does not have it."""
         found: object = getattr(self, name or "parse", None)
         if not callable(found) or (name or "").startswith("__"):
-            raise SpiderError(f"{type(self).__name__} has no method {name!r}, but a request has it as its callback")
+            hint = did_you_mean(name or "", self._own_methods())
+            raise SpiderError(
+                f"{type(self).__name__} has no method {name!r}, but a request has it as its callback{hint}"
+            )
         return found
+
+    def _own_methods(self) -> list[str]:
+        """The methods that may be callbacks: those that the spider adds, and ``parse``."""
+        names = (name for name in dir(type(self)) if name[0] != "_" and callable(getattr(type(self), name, None)))
+        return [name for name in names if name == "parse" or not hasattr(Spider, name)]
 
 
 def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
@@ -385,14 +393,15 @@ def load_spider(reference: str) -> type[Spider]:
         return cast("type[Spider]", import_module("shoal.scrapy.project").load_scrapy_spider(reference))
     path_text, _, wanted = reference.partition(".py:")
     path = Path(path_text + ".py" if wanted else reference)
-    spiders = spiders_in(path)
+    spiders = in_file = spiders_in(path)
     if wanted:
-        spiders = [spider for spider in spiders if wanted in (spider.__name__, spider.spider_name())]
+        spiders = [spider for spider in in_file if wanted in (spider.__name__, spider.spider_name())]
     if len(spiders) == 1:
         return spiders[0]
     if not spiders:
         which = f"no spider {wanted!r}" if wanted else "no spider: write a class that inherits from shoal.Spider"
-        raise SpiderError(f"{path}: {which}")
+        known = f"; it has {', '.join(spider.__name__ for spider in in_file)}" if in_file else ""
+        raise SpiderError(f"{path}: {which}{known}")
     names = ", ".join(f"{path}:{spider.__name__}" for spider in spiders)
     raise SpiderError(f"{path} has several spiders; choose one: {names}")
 

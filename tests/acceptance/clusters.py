@@ -118,7 +118,7 @@ class Cluster(ForkedFleet):
 
     def _words(self, name: str, runner: int, backup: int, session: float) -> list[str]:
         counts = ["--runner", str(runner), "--backup", str(backup)]
-        return ["--name", name, *counts, "--session", str(session)]
+        return ["--name", name, *counts, "--session-timeout", str(session)]
 
     def node_of_its_own(
         self, name: str, runner: int, backup: int, session: float, env: Mapping[str, str]

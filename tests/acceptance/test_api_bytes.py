@@ -316,3 +316,12 @@ def test_large_pages_wait_for_memory(tmp_path: Path, kind: str) -> None:
         grown = memory_of(api, "VmHWM") - before
         assert progress["done"] == 30, progress
         assert grown < 300 * MB
+
+
+def test_the_memory_of_large_pages_is_returned(tmp_path: Path, site: Sized) -> None:
+    """Pages begin when others end, in their tasks. Together they are larger than the budget."""
+    with serving(tmp_path, {"SHOAL_CONCURRENCY": "2", "SHOAL_SERVE__MAX_BODY_MEMORY": "8000000"}) as api:
+        small_first = [f"{site.url}/{1000 if number % 2 else 3 * MB}?{number}" for number in range(60)]
+        session_id = api.batch(small_first, wait=False, options={"robots": False})["session_id"]
+        done = until(lambda: api.get(f"/api/crawl/{session_id}?limit=1&after=60")[1]["state"] == "finished", 60)
+        assert done

@@ -253,7 +253,18 @@ def test_a_cluster_is_seen_and_scaled(folder: Path, site: Target) -> None:
         urls = [f"{site.url}/{number}?wait=0.2" for number in range(2000)]
         run_id = start(api, "Fleet", urls=urls)["run_id"]
         assert must(api.get(f"/api/clusters/{run_id}"), 404)["error"]["kind"] == "no such cluster"
-        options = ["--run-id", run_id, "--frontier", frontier, "--session", "6", "--runner", "1", "--backup", "1"]
+        options = [
+            "--run-id",
+            run_id,
+            "--frontier",
+            frontier,
+            "--session-timeout",
+            "6",
+            "--runner",
+            "1",
+            "--backup",
+            "1",
+        ]
         with (
             command(folder, "node", "Fleet", "--name", "crawler_1", *options),
             command(folder, "node", "Fleet", "--name", "crawler_2", *options),

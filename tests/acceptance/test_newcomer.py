@@ -152,6 +152,13 @@ def test_a_spider_stops_all_workers_of_its_run(shoal, books: Path, kind: str) ->
     assert len(lines(books.parent / "x.jsonl")) == 60
 
 
+def test_a_delay_for_a_host_without_its_port_says_which_host_was_meant(shoal, books: Path) -> None:
+    shoal("run", "books.py", "-o", "x.jsonl", "--max-pages", "1", "--frontier", "sqlite:///x.db")
+    said = shoal("hosts", "set", "127.0.0.1", "--delay", "2", "--frontier", "sqlite:///x.db").stderr
+    assert "the run has no pages of 127.0.0.1 yet: this applies when it has; did you mean 127.0.0.1:" in said
+    assert "later runs use it too, until: shoal hosts set 127.0.0.1 --reset" in said
+
+
 @pytest.mark.parametrize(
     ("argument", "nearest"), [("start_url", "start_urls"), ("categroy", "category"), ("shelv", "shelf")]
 )
@@ -390,8 +397,8 @@ def test_export_does_not_replace_what_another_run_or_program_wrote(shoal, books:
     [
         (["-o", "/proc/x.jsonl"], "the folder /proc takes no new files"),
         (["-o", "missing/x.jsonl"], "missing does not exist; create it first"),
-        (["-O", "a.json"], "a.json: can't append to a JSON array; use a.jsonl"),
-        (["-O", "a.db"], "-O a.db: a database keeps the rows of all runs, and is not replaced; use -o"),
+        (["-O", "a.json"], "a.json: a JSON array is complete only at its end; use a.jsonl"),
+        (["-O", "a.db"], "-O a.db: only .jsonl, .csv and .parquet files of this machine can be replaced"),
         (["-O", "a.xyz"], "unknown type of output: 'a.xyz'"),
     ],
 )

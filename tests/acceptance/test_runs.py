@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -265,6 +266,27 @@ def test_resume_is_the_default_and_contradicts_a_new_run(url: str, tmp_path: Pat
         forking.run([*SHOAL, *command, "--resume"], cwd=tmp_path, capture_output=True, check=True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fleet_resumes_its_unfinished_run(kind: str, url: str, tmp_path: Path) -> None:
+    project(tmp_path, url, frontier_url(kind))
+    (tmp_path / "urls.txt").write_text(f"{url}/p/1\n")
+
+    def start(*words: str) -> dict[str, Any]:
+        return cast("dict[str, Any]", json.loads(shoal_in(tmp_path, "start", "India", *words).stdout))
+
+    first, other = start(), start("--urls-file", "urls.txt")
+    second = start()
+    assert second["run_id"] not in (first["run_id"], other["run_id"])
+    resumed = start("--resume")
+    assert (resumed["run_id"], resumed["enqueued"], resumed["status"]) == (second["run_id"], 0, "queued")
+    assert resumed["worker_command"] == second["worker_command"]
+    assert start("--resume", "--urls-file", "urls.txt")["run_id"] == other["run_id"]
+    for run in (first, second):
+        assert shoal_in(tmp_path, "worker", "India", "--run-id", run["run_id"], "-q").returncode == 0
+    after = start("--resume")["run_id"]
+    assert after not in (first["run_id"], second["run_id"])  # both are finished
+
+
 def shoal_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return forking.run([*SHOAL, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
@@ -288,8 +310,11 @@ def test_a_registered_spider_with_a_file_runs_every_day(url: str, tmp_path: Path
     for _ in range(2):
         assert shoal_in(tmp_path, *again).returncode == 0
     dated = sorted(tmp_path.glob(f"russia-{time.strftime('%Y-%m-')}*.jsonl"))
+    file.write_text(text.replace("russia.jsonl", "moscow-{date}.jsonl"))
+    assert shoal_in(tmp_path, *again).returncode == 0
+    assert "-{run}.jsonl is a new one in each run" in shoal_in(tmp_path, *again).stderr
     assert [len(path.read_text().splitlines()) for path in dated] == [PAGES + 1] * 2
-    assert len(shoal_in(tmp_path, "runs").stdout.splitlines()) == 6
+    assert len(shoal_in(tmp_path, "runs").stdout.splitlines()) == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -319,11 +344,14 @@ def test_commands_find_a_spider_by_its_registered_name(url: str, tmp_path: Path)
 
 def test_a_single_spider_runs_here(url: str, tmp_path: Path) -> None:
     file = project(tmp_path, url, "memory:")
-    done = Orchestrator(file).start("Russia")
+    orchestrator = Orchestrator(file)
+    assert [orchestrator.registry.get_execution_mode(name) for name in ("India", "Russia")] == ["distributed", "single"]
+    done = orchestrator.start_scraper("Russia")
     assert (done["status"], done["stats"]["completed"], done["error"]) == ("finished", PAGES + 1, "")
     assert len((tmp_path / "russia.jsonl").read_text().splitlines()) == PAGES + 1
-    with pytest.raises(ConfigError, match="a fleet cannot share"):
-        Orchestrator(file).start("India")
+    with pytest.raises(ConfigError, match="a fleet cannot share") as refused:
+        orchestrator.start("India")
+    assert refused.value.__context__ is None  # a user reads one error, not two
     elsewhere = Orchestrator(file, frontier=frontier_url("redis"))
     with pytest.raises(SinkError, match="a file on one machine"):
         elsewhere.start("Russia", mode="distributed")

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from shoal import SyncUrlWorkQueue, UrlWorkQueue
-from shoal.errors import ConfigError, LeaseLostError, StoreError
+from shoal.errors import ConfigError, LeaseLostError, RequestError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import Run
@@ -55,6 +56,14 @@ async def test_a_url_is_claimed_by_one(kind: str) -> None:
         claimed = Counter(claim.url for batch in batches for claim in batch)
         assert set(claimed.values()) == {1}
         assert len(claimed) == 25
+
+
+async def test_a_url_instead_of_its_claim_is_refused(tmp_path: Path) -> None:
+    async with UrlWorkQueue(f"sqlite:///{tmp_path}/queue.db") as queue:
+        url: Any = "http://a.example/"
+        for call in (queue.complete_url(url), queue.fail_url(url, "x"), queue.release_url(url), queue.renew([url])):
+            with pytest.raises(RequestError, match=r"needs a claim, not 'http://a.example/': pass what claim_batch"):
+                await call
 
 
 async def test_the_life_of_a_url(queue: UrlWorkQueue) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -530,6 +531,30 @@ async def test_invalid_options(value: object) -> None:
 async def test_options_as_data() -> None:
     request = Request("http://a.example/", render={"wait_for": "p", "actions": [{"do": "click", "selector": "a"}]})  # type: ignore[arg-type]
     assert request.render == Render(wait_for="p", actions=(Click(selector="a"),))
+
+
+async def test_actions_as_data_within_options() -> None:
+    written: list[dict[str, object]] = [{"do": "click", "selector": "a"}, {"do": "scroll"}]
+    assert Render(actions=written) == Render(actions=(Click(selector="a"), Scroll()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"actions": [{"do": "clik", "selector": "a"}]}, "there is no action 'clik'; .* did you mean click"),
+        ({"actions": [{"do": "click"}]}, "actions: .*`selector`"),
+        ({"mode": "aut"}, "mode: .*'aut'"),
+        ({"wait_for": 2.5}, "wait_for: .*float"),
+    ],
+)
+async def test_an_option_without_a_meaning_is_refused_where_it_is_written(options: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        Render(**options)
+
+
+async def test_an_unknown_option_names_the_nearest_one() -> None:
+    with pytest.raises(RequestError, match="no render option 'wait_fr'; did you mean wait_for"):
+        Request("http://a.example/", render={"wait_fr": "p"})  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root cannot use the sandbox")

@@ -51,7 +51,7 @@ from shoal.http.redirects import redirected_request
 from shoal.item import encode_item
 from shoal.ports import Completion, FrontierOptions, Leased, LoggedItem, Run
 from shoal.server.auth import AuthMiddleware, check_binding
-from shoal.server.bodies import read_body
+from shoal.server.bodies import BodyError, read_body
 from shoal.server.schemas.batches import BatchRequest
 from shoal.server.schemas.clusters import ScaleCluster
 from shoal.server.schemas.hosts import SetHost
@@ -748,6 +748,13 @@ def test_bodies_that_are_not(model: type[BaseModel], body: dict[str, Any]) -> No
     assert refused.value.error_count() == 1
 
 
+def test_an_unknown_key_of_a_body_suggests_the_nearest() -> None:
+    with pytest.raises(BodyError, match=r"unknown field `url`; did you mean urls\?"):
+        read_body(b'{"url": "http://a.example/"}', BatchRequest, 10)
+    with pytest.raises(BodyError, match=r"unknown field `zzz`$"):
+        read_body(b'{"zzz": 1}', BatchRequest, 10)
+
+
 # -- what a session holds
 
 
@@ -1020,3 +1027,8 @@ def test_a_page_in_several_forms() -> None:
     for wrong in ({"also": ["nonsense"]}, {"also": ["html"] * 5}, {"format": "fields"}):
         with pytest.raises(ValidationError):
             BatchOptions.model_validate(wrong)
+
+
+def test_a_wrong_format_names_all_of_them() -> None:
+    with pytest.raises(ValidationError, match="'html', 'text', 'markdown', 'links' or 'fields'"):
+        BatchOptions.model_validate({"format": "mardown"})

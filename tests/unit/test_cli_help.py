@@ -193,6 +193,13 @@ SPIDER = "from shoal import Spider\n\n\nclass Books(Spider):\n    pass\n"
         (["run", "books.py", "-o", "mysq://h/d"], ".*; did you mean mysql://?"),
         (["start", "books.py", "--mode", "distribted"], ".*; did you mean distributed?"),
         (["completion", "basch"], ".*use bash, zsh or fish; did you mean bash?"),
+        (["run", "--scraper", "novels"],
+         "unknown option --scraper; name the spider without an option: `shoal run SPIDER`; see `shoal run --help`"),
+        (["stats", "--scraper", "novels"], "unknown option --scraper; see `shoal stats --help`"),
+        (["run", "books.py", "--max-time", "2x"], "--max-time must be a positive number of seconds, or one with s, m, "
+         "h or d, such as 90, 30m or 2h, not '2x'"),
+        (["run", "books.py", "--max-bytes", "-1"], "--max-bytes must be a positive number of bytes, or one with .*"),
+        (["run", "books.py", "-O", "a.json"], "a.json: a JSON array is complete only at its end; use a.jsonl, .*"),
         (["run"], "missing argument 'SPIDER'; see `shoal run --help`"),
         (["run", "books.py", "--delay"], "option '--delay' requires an argument; see `shoal run --help`"),
     ],
@@ -207,6 +214,17 @@ def test_an_unknown_name_suggests_the_nearest(
     assert (code, out) == (2, "")
     pattern = message.replace("?", r"\?")
     assert re.fullmatch(f"shoal: {pattern}\n", err), err
+
+
+@pytest.mark.parametrize("words", [["config"], ["--help"], ["run", "--help"], ["list"]])
+def test_a_command_ends_quietly_when_its_reader_has_gone(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "books.py").write_text(SPIDER)
+    command = [sys.executable, "-m", "shoal.cli.main", *words]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_name_that_resembles_nothing_suggests_nothing() -> None:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shoal.cli import summary
+from shoal.cli.commands.start import _nothing_pushed
 from shoal.cli.next_steps import next_steps
 from shoal.cli.progress import SpeedMeter, _Lines, _Panel, duration, set_up_logging, time_left
 from shoal.cli.terminal import guard_terminal, raw_stderr
 from shoal.config import Config
 from shoal.crawling.outcome import RunFacts, decide
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary
-from shoal.ports import HostState, Stats
+from shoal.ports import HostState, Run, RunState, Stats
 from shoal.printable import printable
 
 
@@ -272,3 +273,15 @@ def test_printable_text_stays_as_it_is_and_other_text_becomes_printable(text: st
     assert "\n" not in shown
     if text.isprintable():
         assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("state", "pushed", "words"),
+    [
+        ("running", 3, "run r1 exists and has its 3 requests, nothing was added: start its workers"),
+        ("finished", 3, "nothing was added: it is finished; pass --new-run to crawl again"),
+        ("running", 0, "run r1 has no start requests: set start_urls"),
+    ],
+)
+def test_a_start_without_new_requests_says_why(state: RunState, pushed: int, words: str) -> None:
+    assert words in _nothing_pushed(Run(run_id="r1", spider="books", state=state, created_at=0.0), pushed)

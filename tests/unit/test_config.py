@@ -36,6 +36,7 @@ from shoal.config import (
 )
 from shoal.config.layers import explicit_settings, keys
 from shoal.errors import ConfigError
+from shoal.ports import FrontierOptions
 from shoal.runs.registry import Registry
 
 
@@ -1024,3 +1025,7 @@ def test_the_command_explains_every_setting() -> None:
 
 def test_the_null_device_is_no_file() -> None:
     assert load_config(file=Path("/dev/null")).config == Config()
+
+
+def test_a_frontier_and_a_crawl_have_the_same_attempts() -> None:
+    assert FrontierOptions().max_attempts == Config().retry.max_attempts == 4

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ItemError
+from shoal.http import Response
 from shoal.item import ItemTypes, as_text, decode_item, encode_item, is_item
 from tests.names import steady
 
@@ -313,3 +314,9 @@ def test_the_module_of_the_spider_has_the_classes_of_items_that_another_process_
         pass
 
     assert ItemTypes(Spiderlike).restore(encode_item(Frozen(UUID(int=5), {}))) == Frozen(UUID(int=5), {})
+
+
+def test_a_selector_in_an_item_names_what_is_missing() -> None:
+    chosen = Response("http://a.example/", body=b"<h1>Tides</h1>").css("h1")
+    with pytest.raises(ItemError, match=r"field title is a SelectorList.*\.get\(\) or \.getall\(\)"):
+        encode_item({"title": chosen})

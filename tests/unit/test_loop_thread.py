@@ -64,7 +64,7 @@ def test_stop_cancels_what_is_left() -> None:
     thread.stop()
     assert ended.is_set()
     assert not thread.is_running
-    with pytest.raises(RunError, match="has ended"):
+    with pytest.raises(RunError, match="the thread is closed; open a new one"):
         thread.wait(thread_name())
     thread.stop()
 

@@ -102,3 +102,8 @@ def test_many_kinds_are_shortened() -> None:
     kinds = {f"http {status}": 1 for status in range(500, 509)}
     accounted = outcome_of(stats=Stats(pushed=10, done=1, dead=9), dead_kinds=kinds).accounted
     assert accounted.endswith("http 504: 1, 4 more kinds)")
+
+
+def test_one_broken_link_is_one() -> None:
+    outcome = outcome_of(stats=Stats(pushed=5, done=4, dead=1), dead_kinds={BROKEN_LINK: 1})
+    assert outcome.accounted.endswith("4 done, 1 broken link")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from bdb import BdbQuit
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -169,6 +171,20 @@ async def test_partial_output_is_kept_and_the_page_is_dead() -> None:
     assert failure.reason.startswith("KeyError in parse: 'price'")
     assert [decode_item(item)[1] for item in failure.items] == [{"a": 1}]
     assert urls(failure.children) == ["child"]
+
+
+async def test_who_quits_a_debugger_stops_the_crawl_and_the_page_is_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Debugged(Books):
+        def parse(self, response: Response) -> Iterator[object]:
+            raise BdbQuit
+            yield
+
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    site = Site("", Debugged())
+    assert isinstance(await site.handle(), Released)
+    assert raised == [signal.SIGINT]
+    assert not site.counters.errors
 
 
 class PartialFiles(Books):

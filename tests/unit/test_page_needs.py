@@ -10,6 +10,7 @@ from shoal.fetch.page_needs import PageNeeds, kind_of, learned_needs
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
 from shoal.ports import Frontier
+from shoal.selector import usage
 from tests.unit.fakes import memory_frontier
 
 pytestmark = pytest.mark.asyncio
@@ -153,3 +154,14 @@ async def test_each_kind_is_checked_again_after_a_day(
 async def test_kinds() -> None:
     assert kind_of("http://a.example/product/17?x=1") == kind_of("http://a.example/product/tea") == "/product/*"
     assert kind_of("http://a.example/") != kind_of("http://a.example/product/")
+
+
+async def test_its_own_queries_are_not_reported_as_those_of_the_spider() -> None:
+    queries = usage.QueryUsage()
+    counting = usage.current.set(queries)
+    try:
+        await visit(Web(SHELL), FakeBrowser(), await memory_frontier(), 1)
+    finally:
+        usage.current.reset(counting)
+    assert queries.unmatched() == {}
+    assert queries.matched == set()

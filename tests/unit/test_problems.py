@@ -104,6 +104,15 @@ def test_a_failed_login_is_a_problem_from_the_first_attempt_on() -> None:
     assert problem.text.startswith("3 attempts failed, the last with: wrong password. The run was stopped.")
 
 
+def test_a_login_that_stopped_the_run_is_listed_once() -> None:
+    stopped = msgspec.structs.replace(LOGIN, failures=3, stopped=True)
+    error = "the login failed 3 times (login.attempts): wrong password"
+    failures = (RunFailure("r1", "books", NOW, error), RunFailure("r1", "books", NOW, "disk full"))
+    facts = Facts(activity={"r1": RunActivity(failed_logins=(stopped,))}, failures=failures)
+    found = find_problems(seen(run=run(state="paused")), facts=facts)
+    assert [(each.kind, each.text[:9]) for each in found] == [("login_failed", "3 attempt"), ("failed", "disk full")]
+
+
 @pytest.mark.parametrize(
     ("held", "silent", "is_stalled"), [(61, 61, True), (59, 300, False), (300, 59, False), (None, 300, False)]
 )

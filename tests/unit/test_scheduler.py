@@ -21,6 +21,7 @@ from shoal.errors import (
     QueueFullError,
     QueueFullException,
     RequestError,
+    RunError,
 )
 from shoal.frontier.memory import MemoryStore
 from shoal.http import LinkBatch, Request
@@ -146,6 +147,21 @@ def test_the_methods_of_a_script(tmp_path: Path) -> None:
     with SyncScheduler(Books, config) as scheduler:
         assert scheduler.idle()
         assert scheduler.is_duplicate(Request(URL + "1"))
+    with pytest.raises(RunError, match="the scheduler is closed; open a new one"):
+        scheduler.enqueue_request(Request(URL))
+
+
+def test_the_attributes_of_a_script_and_many_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(frontier=f"sqlite:///{tmp_path}/x.db", download_delay=0.5, queue=QueueSettings(max_size=100))
+    with SyncScheduler(Books, config) as scheduler, caplog.at_level("DEBUG", scheduler.logger.name):
+        assert (scheduler.settings.download_delay, scheduler.settings.queue.max_size) == (0.5, 100)
+        requests = [Request(f"{URL}{number}") for number in range(100)]
+        assert scheduler.enqueue_requests(requests) == 100
+        assert scheduler.enqueue_requests(requests[:10]) == 0
+        with pytest.raises(QueueFullException):
+            scheduler.enqueue_requests([Request(URL + "new"), Request(URL + "newer")])
+        assert scheduler.size() == 100
+    assert caplog.messages[0] == f"enqueued {URL}0 (priority 0, 100 in the queue)"
 
 
 def test_a_request_of_a_script_that_fails_is_not_lost(tmp_path: Path) -> None:

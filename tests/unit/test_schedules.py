@@ -281,7 +281,7 @@ async def test_schedules_are_added_listed_and_removed(schedules: Schedules) -> N
     await schedules.add("a", HOURLY)
     await Schedules(schedules.store, "other").add("c", HOURLY)
     assert [each.name for each in await schedules.list_all()] == ["a", "b"]
-    with pytest.raises(RunError, match="schedule 'a' exists"):
+    with pytest.raises(RunError, match="schedule 'a' exists: change it with `shoal schedule change a`"):
         await schedules.add("a", HOURLY)
     changed = await schedules.add("a", replace(HOURLY, keep=3), replaces=True)
     assert changed.definition.keep == 3

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import SpiderError
-from shoal.http import Response
+from shoal.config import Config, ScopeSettings
+from shoal.crawling.callbacks import Callbacks
+from shoal.crawling.files import FileChains
+from shoal.crawling.stats import Counters
+from shoal.errors import ConfigError, RunError, SpiderError
+from shoal.http import Request, Response
+from shoal.runs.crawl import crawl
 from shoal.spider import Spider, create_spider, load_spider, spiders_in
+from shoal.urls.scope import Scope
 
 
 class Books(Spider):
@@ -144,7 +150,7 @@ def test_several_spiders(folder: Path) -> None:
     assert load_spider(f"{name}:verse").__name__ == "Poems"
     with pytest.raises(SpiderError, match=r"several spiders; choose one: books.py:Base, books.py:Poems$"):
         load_spider(name)
-    with pytest.raises(SpiderError, match=r"books.py: no spider 'Prose'"):
+    with pytest.raises(SpiderError, match=r"books.py: no spider 'Prose'; it has \w+"):
         load_spider(f"{name}:Prose")
 
 
@@ -250,3 +256,53 @@ def test_attributes_of_other_spiders_name_the_equivalent() -> None:
     assert not hasattr(spider, "crawler")
     spider.logger = "own"
     assert spider.logger == "own"
+
+
+async def test_a_callback_that_takes_no_response_says_what_to_write() -> None:
+    class Books(Spider):
+        def parse(self) -> None:  # type: ignore[override]
+            pass
+
+        def shop(self, response: Response) -> None:
+            raise TypeError("its own")
+
+    spider = Books()
+    callbacks = Callbacks(spider, Counters(), FileChains(Config(), Scope(ScopeSettings()), spider.stats))
+    page = Response("http://a.example/")
+    with pytest.raises(SpiderError, match=r"Books\.parse\(\) does not .*write `def parse\(self, response\)` \(.*test_"):
+        await callbacks.call(None, Request(page.url), page)
+    with pytest.raises(SpiderError, match=r"write `def shop\(self, response, page\)`"):
+        await callbacks.call("shop", Request(page.url), page, page=2)
+    with pytest.raises(TypeError, match="its own"):
+        await callbacks.call("shop", Request(page.url), page)
+
+
+def test_a_misspelled_callback_suggests_the_nearest() -> None:
+    class Books(Spider):
+        def parse_book(self, response: Response) -> None:
+            pass
+
+    with pytest.raises(SpiderError, match=r"no method 'parse_bok', .*; did you mean parse_book\?"):
+        Books().callback("parse_bok")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("download_delay", "it is a setting: write crawl\\(..., {'download_delay': ...}\\)"),
+        ("downlod_delay", 'did you mean "download_delay"'),
+        ("output", "did you mean outputs"),
+        ("category", "arguments={'category': ...}"),
+    ],
+)
+def test_a_keyword_that_crawl_does_not_take_says_where_it_belongs(name: str, words: str) -> None:
+    unknown: Any = {name: 0}
+    with pytest.raises(ConfigError, match=words):
+        crawl(Spider, **unknown)
+
+
+async def test_a_crawl_that_was_not_awaited_says_what_to_write() -> None:
+    made = crawl(Spider, {"download_delay": 0})
+    made.must_be_awaited = False
+    with pytest.raises(RunError, match=r"async for item in crawl"):
+        list(made)

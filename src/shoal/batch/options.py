@@ -14,7 +14,7 @@ from shoal.http import Request
 from shoal.selector import Selector
 
 AlsoFormat: TypeAlias = Literal["html", "text", "markdown", "links"]
-Format: TypeAlias = AlsoFormat | Literal["fields"]
+Format: TypeAlias = Literal["html", "text", "markdown", "links", "fields"]
 
 _RESERVED_HEADERS = frozenset(
     {

@@ -26,6 +26,8 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _Click: TypeAlias = Any
 """A context, formatter, parameter or command: of Click or of Typer, depending on Typer's version."""
 _MAX_WIDTH = 100
+_SPIDER_OPTIONS = ("--scraper", "--spider", "--crawler")
+"""How other commands and other programs name the spider."""
 _BOLD, _CYAN, _RESET = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
@@ -46,6 +48,9 @@ class _Layout:
             option = getattr(error, "option_name", None)
             if option is None or not hasattr(error, "possibilities"):
                 raise
+            if option in _SPIDER_OPTIONS and "SPIDER" in self.collect_usage_pieces(ctx):
+                hint = f"name the spider without an option: `{ctx.command_path} SPIDER`"
+                return cast("list[str]", ctx.fail(f"unknown option {option}; {hint}"))
             known = [name for param in command.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
             return cast("list[str]", ctx.fail(f"unknown option {option}{did_you_mean(option, known)}"))  # it raises
 

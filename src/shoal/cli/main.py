@@ -10,7 +10,7 @@ import typer
 
 from shoal import __version__
 from shoal.cli.help import CommandEntry, Commands, RootGroup, UsageError, usage_message
-from shoal.cli.terminal import guard_terminal
+from shoal.cli.terminal import OutputClosed, flush_output, guard_terminal
 from shoal.errors import ShoalError
 
 COMMANDS = {
@@ -104,7 +104,8 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. An error that Shoal raises on purpose is one line on standard error, with exit code 2."""
+    """Run the command line. An error that Shoal raises on purpose is one line on standard error, with exit code 2. A
+    command whose output nobody reads any more ends quietly."""
     gc.set_threshold(_START_THRESHOLD)  # modules and settings stay: there is nothing to collect
     guard_terminal()
     if "_SHOAL_COMPLETE" in os.environ:
@@ -113,6 +114,8 @@ def main() -> None:
         completion_init()
     try:
         code = app(prog_name="shoal", standalone_mode=False)
+    except OutputClosed:
+        sys.exit(0)
     except UsageError as error:
         print(f"shoal: {usage_message(error)}", file=sys.stderr)
         sys.exit(2)
@@ -122,6 +125,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("shoal: interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        flush_output()
     sys.exit(code if isinstance(code, int) else 0)
 
 

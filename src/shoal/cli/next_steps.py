@@ -46,9 +46,10 @@ def _keep_items(summary: Summary, command: Sequence[str]) -> list[str]:
     output = ["-o", f"{summary.spider}.jsonl"]
     count = "the only item was" if summary.stats.items == 1 else f"the {summary.stats.items:,} items were"
     lost = f"{count} not written anywhere and {'is' if summary.stats.items == 1 else 'are'} lost"
+    them = "it" if summary.stats.items == 1 else "them"
     if not command or _has_secrets(command):
-        return [f"{lost}; to keep them, add: {shlex.join(output)}"]
-    return [f"{lost}; to keep them:", f"  shoal {shlex.join([*command, *output])}"]
+        return [f"{lost}; to keep {them}, add: {shlex.join(output)}"]
+    return [f"{lost}; to keep {them}:", f"  shoal {shlex.join([*command, *output])}"]
 
 
 def resume_command(words: Sequence[str]) -> str:

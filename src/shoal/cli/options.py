@@ -183,7 +183,10 @@ def outputs_of(output: list[str], replace: list[str]) -> list[str]:
             from shoal.sinks import sink_id
 
             sink_id(spec)  # SinkError if it is no output at all
-            raise ConfigError(f"-O {mask(spec)}: a database keeps the rows of all runs, and is not replaced; use -o")
+            raise ConfigError(
+                f"-O {mask(spec)}: only .jsonl, .csv and .parquet files of this machine can be replaced, not "
+                "databases, object storage or standard output; use -o"
+            )
     return [*output, *(f"{spec}{'&' if '?' in spec else '?'}replace=yes" for spec in replace)]
 
 
@@ -223,7 +226,8 @@ _OPTION_NAMES = {
     "tor.enabled": "--tor",
     "warc.folder": "--warc",
     "outcome.max_failed": "--fail-above",
-    **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup", "session")},
+    **{f"cluster.{name}": f"--{name}" for name in ("coordinator", "runner", "backup")},
+    "cluster.session": "--session-timeout",
     **{f"serve.{name}": f"--{name}" for name in ("host", "port", "allow")},
 }
 
@@ -277,6 +281,11 @@ _UNITS = {
     "--max-bytes": {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30},
 }
 
+_AMOUNTS = {
+    "--max-time": "a positive number of seconds, or one with s, m, h or d, such as 90, 30m or 2h",
+    "--max-bytes": "a positive number of bytes, or one with kB, MB, GB, KiB, MiB or GiB, such as 500MB",
+}
+
 
 def amount_of(text: str, option: str) -> float:
     """``30m`` as seconds, or ``500MB`` as bytes. ConfigError says which units the option takes."""
@@ -299,8 +308,7 @@ def limits_of(max_items: int | None, max_time: str | None, max_bytes: str | None
         if text is not None:
             amount = amount_of(text, option)
             if not 0 < amount < 1e18:
-                example = "90, 30m or 2h" if option == "--max-time" else "1000000, 500MB or 2GB"
-                raise ConfigError(f"{option} must be positive, such as {example}, not {text!r:.80}")
+                raise ConfigError(f"{option} must be {_AMOUNTS[option]}, not {text!r:.80}")
             limits[key] = amount if option == "--max-time" else max(1, round(amount))
     return limits
 

@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from inspect import isawaitable
+from inspect import isawaitable, signature, unwrap
 from itertools import islice
 from types import CodeType, GeneratorType, NoneType, coroutine
 from typing import Any
@@ -90,11 +90,15 @@ class Callbacks:
             return found
         begin_page()
         callback = self._spider.callback(name)
-        if name not in self.unyielded.checked:
-            return await self._call_watched(name, partial(callback, *arguments, **named), request, response)
-        result = callback(*arguments, **named)
-        outputs = list(result) if isinstance(result, GeneratorType) else await _collect(result)
-        return await self.take(outputs, request, response)
+        try:
+            if name not in self.unyielded.checked:
+                return await self._call_watched(name, partial(callback, *arguments, **named), request, response)
+            result = callback(*arguments, **named)
+            outputs = list(result) if isinstance(result, GeneratorType) else await _collect(result)
+            return await self.take(outputs, request, response)
+        except TypeError:
+            _check_parameters(callback, arguments, named)
+            raise
 
     async def _call_watched(
         self, name: str | None, callback: Callable[[], object], request: Request, response: Response | None
@@ -292,6 +296,21 @@ async def _collect(result: object) -> list[object]:
     if isinstance(result, (str, LinkBatch, Request)) or is_item(result) or not isinstance(result, Iterable):
         return [result]
     return list(result)
+
+
+def _check_parameters(callback: Callable[..., object], arguments: tuple[object, ...], named: dict[str, object]) -> None:
+    """SpiderError if a method does not take what a callback or an errback gets: it says what to write, and where."""
+    try:
+        signature(callback).bind(*arguments, **named)
+    except TypeError as exc:
+        code = getattr(unwrap(callback), "__code__", None)
+        place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+        name = getattr(callback, "__name__", type(callback).__name__)
+        first = ("response",) if isinstance(arguments[0], Response) else ("request", "error")
+        raise SpiderError(
+            f"{getattr(callback, '__qualname__', name)}() does not take what it gets: {exc}; write "
+            f"`def {name}({', '.join(('self', *first, *named))})`{place}"
+        ) from None
 
 
 def describe(exc: BaseException, method: str | None = None) -> str:

@@ -151,7 +151,9 @@ def _accounted(facts: RunFacts) -> str:
     parts = [f"{stats.pages:,} done"]
     if facts.failed:
         parts.append(f"{facts.failed:,} failed ({_causes(facts)})")
-    parts += [f"{count:,} {name}" for kind, name in NOT_COUNTED.items() if (count := facts.dead_kinds.get(kind, 0))]
+    for kind, name in NOT_COUNTED.items():
+        if count := facts.dead_kinds.get(kind, 0):
+            parts.append(f"{count:,} {BROKEN_LINK if kind == BROKEN_LINK and count == 1 else name}")
     if stats.remaining:
         parts.append(f"{stats.remaining:,} left")
     total = stats.pages + sum(facts.dead_kinds.values()) + stats.remaining

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -99,6 +101,8 @@ class PageHandler:
             from shoal.crawling.page_directives import PageDirectives
 
             self._directives = PageDirectives(config.robots, config.user_agent, counters)
+        self._has_quit = False
+        """Whether the user has quit a debugger: no other callback begins, which might stop there again."""
         self.files = FileChains(config, scheduler.scope, spider.stats)
         self.callbacks = Callbacks(spider, counters, self.files)
 
@@ -150,6 +154,8 @@ class PageHandler:
         status = response.status
         if 300 <= status < 400 and status not in self._handled and (location := response.location) is not None:
             return await self._redirected(lease, response, location)
+        if self._has_quit:
+            return Released(lease, not response.from_cache)
         try:
             found = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
             return self._parsed(lease, response, found)
@@ -310,8 +316,12 @@ class PageHandler:
     async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Settlement:
         """The page is dead. None of its items is stored, unless the spider keeps partial output. After a fix,
         `shoal retry-failed` fetches it again."""
-        self.counters.errors["callback"] += 1
         cause = exc.__cause__ if isinstance(exc, PartialOutputError) else None
+        if _is_debugger_quit(cause or exc):
+            self._has_quit = True
+            signal.raise_signal(signal.SIGINT)
+            return Released(lease, not response.from_cache)
+        self.counters.errors["callback"] += 1
         reason = describe(cause or exc, lease.request.callback or "parse")
         self.counters.last_callback_error = CodeError(time.time(), reason, response.url)
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
@@ -330,6 +340,12 @@ class PageHandler:
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)
         return failure
+
+
+def _is_debugger_quit(exc: BaseException) -> bool:
+    """Whether the user quit a debugger in the callback. That is no error of the page: it stops the crawl, as Ctrl-C."""
+    bdb = sys.modules.get("bdb")
+    return bdb is not None and isinstance(exc, bdb.BdbQuit)
 
 
 def _dropped(reasons: list[str]) -> str:

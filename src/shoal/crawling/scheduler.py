@@ -51,6 +51,9 @@ class Scheduler:
     Every method may raise StoreAwayError: the server of the frontier cannot be reached. Nothing was changed then.
     """
 
+    logger = log
+    """Logs each URL that is pushed, at DEBUG."""
+
     def __init__(
         self,
         frontier: Frontier,
@@ -78,6 +81,8 @@ class Scheduler:
         self._out: dict[int, Lease] = {}
         self._store: Store | None = None
         """The store that ``open`` opened."""
+        self.settings: Config | None = None
+        """The settings of the run, if the scheduler was opened for a spider."""
 
     @classmethod
     async def open(
@@ -113,7 +118,9 @@ class Scheduler:
     @classmethod
     def _of(cls, spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Self:
         scope = Scope(config.scope, spider.allowed_domains)
-        return cls(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
+        scheduler = cls(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
+        scheduler.settings = config
+        return scheduler
 
     # -- in batches
 

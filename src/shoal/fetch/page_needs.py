@@ -13,6 +13,7 @@ from msgspec import Struct
 from shoal.errors import DECODING_ERRORS
 from shoal.http import Response
 from shoal.ports import Hosts
+from shoal.selector import usage
 from shoal.urls.normalize import host_of
 
 Need: TypeAlias = Literal["http", "browser"]
@@ -35,20 +36,24 @@ def is_shell(response: Response) -> bool:
     """Whether the HTML is hardly more than a frame that scripts fill."""
     if "html" not in response.headers.get("Content-Type", "text/html") or b"<script" not in response.body.lower():
         return False
-    text = visible_text(response)
-    return len(text) < _FEW_CHARACTERS and len(response.css("a[href]")) < _MANY_LINKS
+    return len(visible_text(response)) < _FEW_CHARACTERS and _links(response) < _MANY_LINKS
 
 
 def says_more(rendered: Response, plain: Response) -> bool:
     """Whether scripts added text or links that the plain HTML does not have."""
-    more_links = len(rendered.css("a[href]")) > len(plain.css("a[href]"))
-    return more_links or len(visible_text(rendered)) > 1.2 * len(visible_text(plain)) + 20
+    return _links(rendered) > _links(plain) or len(visible_text(rendered)) > 1.2 * len(visible_text(plain)) + 20
 
 
 def visible_text(response: Response) -> str:
     """The text of the page without scripts and styles, with single spaces."""
-    found = response.xpath("//body//text()[not(ancestor::script|ancestor::style|ancestor::noscript)]").getall()
-    return " ".join(" ".join(found).split())
+    with usage.uncounted():
+        texts = response.xpath("//body//text()[not(ancestor::script|ancestor::style|ancestor::noscript)]").getall()
+    return " ".join(" ".join(texts).split())
+
+
+def _links(response: Response) -> int:
+    with usage.uncounted():
+        return len(response.css("a[href]"))
 
 
 def kind_of(url: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import RequestError
+from shoal.suggestions import did_you_mean
 
 MAX_ACTIONS = 100
 _MAX_TEXT = 10_000  # characters of one value of an action
@@ -89,6 +90,30 @@ class Render(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     capture: Annotated[tuple[Text, ...], Meta(max_length=_MAX_CAPTURES)] = ()
     page: bool = False
 
+    def __post_init__(self) -> None:
+        """Convert actions that are written as dicts. RequestError for a value that no page could be rendered with."""
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            try:
+                checked = msgspec.convert(msgspec.to_builtins(value), field.type)
+            except (msgspec.ValidationError, TypeError) as exc:
+                reason = _unknown_action(value) if field.name == "actions" else ""
+                raise RequestError(f"invalid render option {field.name}: {reason or exc}") from exc
+            msgspec.structs.force_setattr(self, field.name, checked)
+
+
+def _unknown_action(actions: object) -> str:
+    """Which action has a name that does not exist; empty if none has."""
+    names = [kind.__struct_config__.tag for kind in get_args(Action)]
+    for action in actions if isinstance(actions, list | tuple) else ():
+        if isinstance(action, Mapping) and action.get("do") not in names:
+            name = action.get("do")
+            hint = did_you_mean(str(name), names)
+            return f"there is no action {name!r:.80}; use {', '.join(names)}{hint}"
+    return ""
+
 
 RenderChoice: TypeAlias = Render | bool | None
 """None: the default of the spider. False: do not render."""
@@ -103,10 +128,11 @@ def render_choice(value: object) -> RenderChoice:
     if value == "auto":
         return Render(mode="auto")
     if isinstance(value, Mapping):
-        try:
-            return msgspec.convert(msgspec.to_builtins(dict(value)), Render)
-        except (msgspec.ValidationError, TypeError) as exc:
-            raise RequestError(f"invalid render options: {exc}") from exc
+        options = [field.name for field in msgspec.structs.fields(Render)]
+        for name in value:
+            if name not in options:
+                raise RequestError(f"there is no render option {name!r:.80}{did_you_mean(str(name), options)}")
+        return Render(**value)
     raise RequestError(f'render must be True, False, "auto", Render(...) or a dict, not {value!r:.80}')
 
 

@@ -117,6 +117,8 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 _NO_ACTIVITY = RunActivity()
+_COMPARED = 100
+"""Characters of a reason that are compared: reports have only the beginning of an error."""
 
 
 LimitsFor: TypeAlias = Callable[[str, str], ProblemLimits]
@@ -153,7 +155,7 @@ def _all_problems(
         of_run = limits(seen.run.run_id, seen.run.spider)
         yield from _run_problems(seen, earlier.get(seen.run.run_id), facts, of_run)
     for failure in facts.failures:
-        if failure.at >= facts.since:
+        if failure.at >= facts.since and not _is_of_login(failure, facts.activity.get(failure.run_id, _NO_ACTIVITY)):
             yield _failed(failure.run_id, failure.spider, failure.at, failure.error)
     for ending in facts.endings:
         ended_at = ending.result.run.ended_at
@@ -244,6 +246,11 @@ def _dropped_fields(now: Mapping[str, float], good: Mapping[str, float], drop: f
         return []
     found = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
     return sorted(found, key=lambda pair: pair[1] - good[pair[0]])
+
+
+def _is_of_login(failure: RunFailure, activity: RunActivity) -> bool:
+    """Whether a process ended because of a login that is a problem of its own."""
+    return any(login.stopped and login.reason[:_COMPARED] in failure.error for login in activity.failed_logins)
 
 
 def _failed(run_id: str, spider: str, at: float, error: str) -> Problem:

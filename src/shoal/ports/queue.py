@@ -18,7 +18,7 @@ Overflow: TypeAlias = Literal["accept", "refuse"]
 class FrontierOptions(Struct, frozen=True, kw_only=True):
     """The settings that a frontier needs."""
 
-    max_attempts: int = 3
+    max_attempts: int = 4
     delay: float = 0.0
     """Seconds from the end of one fetch to the next lease on the same host, unless the host has its own delay."""
     concurrency_per_host: int = 8

@@ -12,15 +12,16 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
+from shoal.config.layers import keys, nearest
 from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
-from shoal.errors import RunError, ShoalError, SinkError, SpiderError
+from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore
@@ -36,6 +37,7 @@ from shoal.sinks.drainer import Drainer
 from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, create_spider, importing
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.sessions.stored import SessionImport
@@ -59,6 +61,7 @@ def crawl(
     outputs: Sequence[str] = (),
     arguments: Mapping[str, object] | None = None,
     new_run: bool = False,
+    **unknown: Never,
 ) -> Crawl:
     """Crawl with a spider. ``arguments`` are those of the spider class.
 
@@ -68,6 +71,8 @@ def crawl(
     """
     if importing:
         raise SpiderError('crawl() would run whenever this file is imported; put it below `if __name__ == "__main__":`')
+    for name in unknown:
+        raise ConfigError(_where_it_belongs(name))
     if isinstance(spider, type) and issubclass(spider, Spider):
         spider = create_spider(spider, arguments or {})
     made = Crawl(spider, config, outputs=outputs, new_run=new_run)
@@ -215,6 +220,10 @@ class Crawl:
         if not self._has_started:
             raise RunError(_NOT_AWAITED)
         return self._summary
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items of a crawl that has run. RunError says what to write if it was not awaited."""
+        return iter(self.items)
 
     def __await__(self) -> Generator[object, None, Crawl]:
         return self._run_to_end().__await__()
@@ -382,7 +391,8 @@ class Crawl:
             return
         frontier = await store.frontier(run.run_id)
         if (ended := await finished_at(run, frontier)) is not None:
-            log.warning("run %s already finished at %s; use --new-run to crawl again", run.run_id, ended)
+            again = "use --new-run to crawl again (in code: new_run=True)"
+            log.warning("run %s already finished at %s; %s", run.run_id, ended, again)
 
     def _source(self) -> Source:
         urls = self._urls
@@ -430,12 +440,25 @@ class Crawl:
                 raise SinkError(f"{spec} is the file of the frontier; choose another file for the items")
 
 
+def _where_it_belongs(name: str) -> str:
+    """What to write instead of a keyword that `crawl` does not take."""
+    if name in keys(Config):
+        return f"crawl() has no argument {name!r}, it is a setting: write crawl(..., {{{name!r}: ...}})"
+    hint = did_you_mean(name, ("config", "outputs", "arguments", "new_run")) or nearest(Config, name) or "."
+    return (
+        f"crawl() has no argument {name!r}{hint} Settings belong into crawl(..., {{KEY: ...}}), arguments of the "
+        f"spider into crawl(..., arguments={{{name!r}: ...}})"
+    )
+
+
 def _spider_of(spider: object) -> Spider:
     if isinstance(spider, Spider):
         return spider
     if isinstance(spider, type) and issubclass(spider, Spider):
         return create_spider(spider, {})
     hint = ": import its class, or use `shoal run`" if isinstance(spider, str | os.PathLike) else ""
+    if isinstance(spider, str) and "://" in spider:
+        hint = ": put the URL into start_urls of a spider, or use `shoal crawl`"
     raise SpiderError(f"a crawl needs a class that inherits from shoal.Spider, not {spider!r:.80}{hint}")
 
 

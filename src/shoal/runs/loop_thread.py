@@ -18,7 +18,9 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines on one event loop. Every thread may start them. The thread ends with the process."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, owner: str = "the thread") -> None:
+        """``owner`` is the word for what a user has closed when the thread has ended."""
+        self._owner = owner
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -36,7 +38,8 @@ class LoopThread:
     def _submit(self, work: Coroutine[object, object, T]) -> Future[T]:
         if not self.is_running:
             work.close()
-            raise RunError("its thread has ended, or belongs to the process that this one was forked from")
+            reason = "is closed" if self._pid == os.getpid() else "was opened before this process was forked"
+            raise RunError(f"{self._owner} {reason}; open a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def start(self, work: Coroutine[object, object, object]) -> None:

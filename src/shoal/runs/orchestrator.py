@@ -194,9 +194,15 @@ def worker_command(reference: str, run_id: str, flags: Sequence[str] = (), batch
 
 
 def _blocking(work: Coroutine[object, None, T]) -> T:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_event_loop():  # outside of the handler below, whose exception is none of the caller's business
         return asyncio.run(work)
     work.close()
     raise RuntimeError("an event loop is running: use await orchestrator.astart(...) or aget_stats(...)")
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -137,15 +137,17 @@ async def start_run(
     outputs: Sequence[str] = (),
     run_id: str | None = None,
     new_run: bool = False,
+    resume: bool = False,
     networks: Sequence[str] | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
     imported: SessionImport | None = None,
 ) -> Started:
     """Create a run and push its start requests: those of the spider, of a list, or of a file with one URL per line.
 
-    If an earlier call with the same arguments was interrupted, it resumes that run, unless ``new_run``. ``run_id``
-    names the run to resume or to create. The file is read as a stream, and invalid lines are skipped and counted.
-    ``networks``: see `RunSettings`. ``imported``: cookies that the run has before its first page."""
+    If an earlier call with the same arguments was interrupted, it resumes that run, unless ``new_run``. ``resume``: it
+    also resumes a run that workers have not finished. ``run_id`` names the run to resume or to create. The file is read
+    as a stream, and invalid lines are skipped and counted. ``networks``: see `RunSettings`. ``imported``: cookies that
+    the run has before its first page."""
     _check_outputs(outputs)
     outputs = _with_spider_outputs(spider, outputs)
     source = _source(spider, urls, urls_file)
@@ -157,8 +159,9 @@ async def start_run(
     _warn_of_patterns(spider, config)
     persist = Persistence(shared=store.shared)
     project = config.project_name
+    is_wanted = _never if new_run else _is_unfinished if resume else _is_the_same_start
     fresh_id = new_run_id()  # made here, so that a retry after a lost answer finds the run that it created
-    run = await persist(lambda: _choose_run(store, spider, project, settings, run_id, fresh_id, new_run=new_run))
+    run = await persist(lambda: _choose_run(store, spider, project, settings, run_id, fresh_id, is_wanted))
     frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
     if imported is not None:
         from shoal.sessions.stored import import_session  # few runs need it
@@ -243,8 +246,8 @@ def queued_run(
 
 
 async def _choose_run(
-    store: Store, spider: Spider, project: str, settings: RunSettings, run_id: str | None, fresh_id: str, *,
-    new_run: bool,
+    store: Store, spider: Spider, project: str, settings: RunSettings, run_id: str | None, fresh_id: str,
+    is_wanted: Callable[[Store, Run, RunSettings], Awaitable[bool]],
 ) -> Run:  # fmt: skip
     """Find the run to resume, or create one named ``run_id`` or ``fresh_id``."""
     name = spider.spider_name()
@@ -253,9 +256,9 @@ async def _choose_run(
         if run is not None:
             check_owner(run, spider, project)
             return run
-    elif not new_run:
+    else:
         for run in await store.list_runs(name, project):
-            if run.state in ("queued", "running") and await _is_the_same_start(store, run, settings):
+            if await is_wanted(store, run, settings):
                 return run
     run = Run(
         run_id=run_id or fresh_id, spider=name, state="queued", created_at=time.time(),
@@ -272,10 +275,24 @@ async def _choose_run(
 
 async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> bool:
     """Whether the run was started with the same arguments, and its seeding is not complete."""
-    with suppress(RunError):
-        stored = RunSettings.of(run)
-        if _start_key(stored) == _start_key(settings):
-            return (await (await store.frontier(run.run_id)).stats()).seeding
+    if run.state in ("queued", "running"):
+        with suppress(RunError):
+            stored = RunSettings.of(run)
+            if _start_key(stored) == _start_key(settings):
+                return (await (await store.frontier(run.run_id)).stats()).seeding
+    return False
+
+
+async def _is_unfinished(store: Store, run: Run, settings: RunSettings) -> bool:
+    """Whether the run was started with the same arguments, by this or an earlier version of the spider's file, and is
+    not finished."""
+    if run.state in ("queued", "running", "paused"):
+        with suppress(RunError):
+            return _start_key(RunSettings.of(run))[1:] == _start_key(settings)[1:]
+    return False
+
+
+async def _never(store: Store, run: Run, settings: RunSettings) -> bool:
     return False
 
 
@@ -324,7 +341,7 @@ async def ensure_run(store: Store, spider: Spider, config: Config, run_id: str, 
     _check_outputs(outputs)
     settings = _settings(spider, config, "spider", None, None, outputs)
     try:
-        return await _choose_run(store, spider, config.project_name, settings, run_id, run_id, new_run=False)
+        return await _choose_run(store, spider, config.project_name, settings, run_id, run_id, _never)
     except RunError:
         if (run := await store.get_run(run_id)) is not None:  # another process was first
             check_owner(run, spider, config.project_name)

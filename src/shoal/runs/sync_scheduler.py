@@ -39,7 +39,7 @@ class SyncScheduler:
         fails or releases each request itself."""
         self._settles = settle
         self._last: Request | None = None
-        self._thread = LoopThread("shoal-scheduler")
+        self._thread = LoopThread("shoal-scheduler", "the scheduler")
         try:
             self._scheduler = self._thread.wait(Scheduler.open(spider, config, new_run=new_run))
         except BaseException:
@@ -60,6 +60,9 @@ class SyncScheduler:
         return self._thread.wait(self._scheduler.enqueue_request(request))
 
     _schedule_request = enqueue_request
+
+    def enqueue_requests(self, requests: Sequence[Request]) -> int:
+        return self._thread.wait(self._scheduler.enqueue_requests(requests))
 
     def next_request(self) -> Request | None:
         """Lease the best request whose host is due. While hosts must wait, wait up to a second; then return None."""
@@ -99,6 +102,15 @@ class SyncScheduler:
         return self._thread.wait(self._scheduler.is_duplicate(request))
 
     check_duplicate = _is_duplicate = is_duplicate
+
+    @property
+    def settings(self) -> Config:
+        assert self._scheduler.settings is not None
+        return self._scheduler.settings
+
+    @property
+    def logger(self) -> logging.Logger:
+        return self._scheduler.logger
 
     @property
     def queue_manager(self) -> Self:

@@ -219,13 +219,13 @@ class UrlWorkQueue:
     async def renew(self, claims: Sequence[UrlClaim]) -> list[bool]:
         """Renew the leases of these URLs. Returns False for each that is lost."""
         frontier = await self._open()
-        renewed = await _unless_fenced(frontier.renew([claim.lease for claim in claims], self._ttl))
+        renewed = await _unless_fenced(frontier.renew([_lease_of(claim) for claim in claims], self._ttl))
         return [False] * len(claims) if renewed is None else [lease is not None for lease in renewed]
 
     async def complete_url(self, claim: UrlClaim, *, status: int = 0, items: Sequence[object] = ()) -> None:
         """Complete a URL and store its items in one step. LeaseLostError: the lease had ended, and nothing was
         changed."""
-        completion = Completion(lease=claim.lease, status=status, items=[encode_item(item) for item in items])
+        completion = Completion(lease=_lease_of(claim), status=status, items=[encode_item(item) for item in items])
         frontier = await self._open()
         if (await _unless_fenced(frontier.complete([completion])) or [None])[0] is None:
             raise _lost(claim)
@@ -235,7 +235,7 @@ class UrlWorkQueue:
     ) -> str:
         """Record a failed attempt. The URL is pending again after ``retry_in`` seconds; it is failed if that is None or
         no attempt is left. Returns its state: ``pending`` or ``failed``."""
-        failure = Failure(lease=claim.lease, kind=kind, reason=reason, retry_in=retry_in)
+        failure = Failure(lease=_lease_of(claim), kind=kind, reason=reason, retry_in=retry_in)
         frontier = await self._open()
         state = (await _unless_fenced(frontier.fail([failure])) or [None])[0]
         if state is None:
@@ -245,7 +245,7 @@ class UrlWorkQueue:
     async def release_url(self, claim: UrlClaim) -> None:
         """Release a URL. The attempt does not count."""
         frontier = await self._open()
-        if not (await _unless_fenced(frontier.release([claim.lease])) or [False])[0]:
+        if not (await _unless_fenced(frontier.release([_lease_of(claim)])) or [False])[0]:
             raise _lost(claim)
 
     async def release_expired_leases(self) -> int:
@@ -308,7 +308,7 @@ class SyncUrlWorkQueue:
     """A `UrlWorkQueue` for programs without an event loop. It runs one in its own thread."""
 
     def __init__(self, dsn: str, name: str = "default", **options: Unpack[QueueOptions]) -> None:
-        self._thread = LoopThread("shoal-work-queue")
+        self._thread = LoopThread("shoal-work-queue", "the queue")
         self._queue = UrlWorkQueue(dsn, name, **options)
 
     def __enter__(self) -> Self:
@@ -358,6 +358,16 @@ async def _unless_fenced(work: Awaitable[T]) -> T | None:
         return await work
     except FencedError:
         return None
+
+
+def _lease_of(claim: object) -> Lease:
+    """The lease of a claim. RequestError for anything else, such as the URL of a claim."""
+    if isinstance(claim, UrlClaim):
+        return claim.lease
+    raise RequestError(
+        f"this needs a claim, not {claim!r:.80}: pass what claim_batch() returned, as in "
+        "`for claim in await queue.claim_batch(): await queue.complete_url(claim)`"
+    )
 
 
 def _lost(claim: UrlClaim) -> LeaseLostError:

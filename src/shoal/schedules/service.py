@@ -87,7 +87,9 @@ class Schedules:
             if found is not None and found.origin == "file":
                 raise RunError(f"schedule {name!r} is defined in shoal.toml: edit the file, and restart the server")
             if found is not None and not replaces:
-                raise RunError(f"schedule {name!r} exists: remove it first, or choose another name")
+                raise RunError(
+                    f"schedule {name!r} exists: change it with `shoal schedule change {name}`, or choose another name"
+                )
             return self._defined(name, definition, "store", found)
 
         added = await self._stored(name).change(update)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -62,3 +64,13 @@ def begin_page() -> None:
     usage = current.get()
     if usage is not None:
         usage.begin_page()
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Do not count the queries in this block: they are not those of the spider, or need not match."""
+    counting = current.set(None)
+    try:
+        yield
+    finally:
+        current.reset(counting)

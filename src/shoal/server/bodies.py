@@ -26,6 +26,7 @@ from starlette.types import Receive
 
 from shoal.server.budgets import caller_of
 from shoal.server.state import server_of
+from shoal.suggestions import did_you_mean
 
 MAX_SMALL_BYTES = 128 * 1024
 """Limit of all values of a body together, except ``urls``."""
@@ -159,12 +160,19 @@ def read_body(body: bytes, model: type[BaseModel], max_urls: int) -> object:
     try:
         shape = msgspec.json.decode(body, type=_shape(model))
     except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
-        raise BodyError("body", f"invalid JSON object: {exc}") from None
+        hint = _similar_key(str(exc), model) if isinstance(exc, msgspec.ValidationError) else ""
+        raise BodyError("body", f"invalid JSON object: {exc}{hint}") from None
     raws = {name: raw for name in model.model_fields if (raw := getattr(shape, name)) is not msgspec.UNSET}
     size = sum(len(bytes(raw)) for name, raw in raws.items() if name != _LARGE)
     if size > MAX_SMALL_BYTES:
         raise BodyError("body", f"{size} bytes without {_LARGE}; the limit is {MAX_SMALL_BYTES}")
     return {name: _decode_value(name, bytes(raw), max_urls) for name, raw in raws.items()}
+
+
+def _similar_key(message: str, model: type[BaseModel]) -> str:
+    """A suggestion for the unknown key that a message of msgspec names between backticks."""
+    _, quote, rest = message.partition("unknown field `")
+    return did_you_mean(rest.rpartition("`")[0], list(model.model_fields)) if quote else ""
 
 
 def _decode_value(name: str, raw: bytes, max_urls: int) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Self
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -63,12 +62,12 @@ class Hold:
         self._budget, self._caller = budget, caller
         self._amount = amount
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> None:
         end = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             try:
                 self._budget.take(self._caller, self._amount)
-                return self
+                return
             except BusyError:
                 if asyncio.get_running_loop().time() > end:
                     raise
@@ -76,12 +75,6 @@ class Hold:
 
     async def __aexit__(self, *error: object) -> None:
         self._budget.give_back(self._caller, self._amount)
-
-    def keep(self, amount: int) -> None:
-        """Return everything beyond this amount."""
-        if amount < self._amount:
-            self._budget.give_back(self._caller, self._amount - amount)
-            self._amount = amount
 
 
 def caller_of(request: Request) -> str:

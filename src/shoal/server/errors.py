@@ -169,6 +169,10 @@ def install(app: FastAPI) -> None:
 
 
 def _validation_message(error: Mapping[str, object]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "there is no such field"
+    if error["type"] == "too_short":
+        return "must not be empty"
     if error["type"] not in ("model_type", "model_attributes_type"):
         return str(error["msg"]).removeprefix("Value error, ")
     if error["loc"] == ("body",):  # FastAPI decodes a body only if the header says that it is JSON

@@ -16,9 +16,8 @@ from shoal.server.budgets import Budget
 
 PIECE = 128 * 1024
 """Stored bytes of results that are encoded at once. A larger one is alone, and its memory counts until it is sent."""
-_WHOLE = 2 * 1024 * 1024  # stored bytes of a result up to which it is encoded at once
-_SENT = 256 * 1024  # bytes that are sent at once, about; a smaller answer is sent whole, with its length
-_SLICE = 30_000  # characters of a text that are encoded at once; divisible by 3, as Base64 pads
+_SENT = 200_000  # bytes that are sent at once, about; a smaller answer is sent whole, with its length
+_SLICE = 240_000  # characters of a text that are encoded at once; divisible by 3, as Base64 pads
 _GROWTH = 6  # JSON has up to six bytes for a byte that is stored
 _HELD = 5  # times the stored size: memory of a decoded result; one wide letter makes a text four times as large
 
@@ -151,15 +150,8 @@ class EntryEncoder:
 
     async def _large(self, entry: Entry, *, optional: bool) -> AsyncGenerator[Piece]:
         """Add a large result like `_append`. The memory that it needs is held until it is sent."""
-        is_whole = entry.size <= _WHOLE
-        async with self._budget.holding(self._caller, (_GROWTH if is_whole else _HELD) * entry.size) as hold:
-            if is_whole:
-                self._append_whole(entry, optional=optional)
-                hold.keep(self._size)  # nothing else ran while it was encoded: what counts is what waits to be sent
-                if self._size > _SENT:
-                    yield self._flush()
-                    yield b""  # its sender first waits until the piece before it is sent
-                return
+        memory = _HELD * entry.size + _GROWTH * min(entry.size, _SLICE)
+        async with self._budget.holding(self._caller, memory):
             result = entry.decode(True)
             if _GROWTH * entry.size > self._bytes_left and sum(map(len, json_pieces(result))) > self._bytes_left:
                 if optional and self._count:
@@ -173,24 +165,6 @@ class EntryEncoder:
                 self._add(piece)
                 if self._size > _SENT:
                     yield self._flush()
-
-    def _append_whole(self, entry: Entry, *, optional: bool) -> None:
-        """Add a result like `_append`, into one buffer with what waits: large ones are not copied."""
-        buffer = bytearray(self._flush() if self._size < PIECE else b"")
-        comma = b"," if self._count else b""
-        start = len(buffer)
-        buffer += comma
-        _encode_into(entry.decode(True), buffer, -1)
-        fits = len(buffer) - start <= self._bytes_left
-        if not fits:
-            del buffer[start:]
-        if not fits and not (optional and self._count):
-            buffer += comma
-            _encode_into(entry.decode(False), buffer, -1)
-        self._add(buffer)
-        if len(buffer) > start:
-            self._bytes_left -= len(buffer) - start
-            self._count, self._last = self._count + 1, entry.number
 
     def _append(self, entries: Sequence[Entry], *, optional: bool) -> bool:
         """Add results. Those that are too large for the answer lose their content. If they are

@@ -212,14 +212,12 @@ class LoginKeeper:
 
     def is_out(self, response: Response) -> bool:
         """Whether a page is logged out."""
-        counting = usage.current.set(None)  # its queries match on few pages, which is no mistake
         try:
-            return bool(self._is_logged_out(response))
+            with usage.uncounted():  # its queries match on few pages, which is no mistake
+                return bool(self._is_logged_out(response))
         except Exception as exc:  # the user's code may raise anything: it costs this page
             reason = f"logged_out() of the spider failed: {type(exc).__name__}: {exc}"
             raise FetchError(reason, kind="callback", retryable=False, status=response.status) from exc
-        finally:
-            usage.current.reset(counting)
 
     async def logged_out(self, jar: Jar, epoch: int, request: Request, response: Response) -> Exception:
         """Note that a page is logged out. Returns what to raise. ``epoch``: of the jar when the page was requested."""
@@ -374,7 +372,10 @@ class LoginKeeper:
         except (LoginError, FetchError, FrontierError):
             raise
         except Exception as exc:  # the user's code may raise anything
-            raise LoginError(f"log_in() of the spider failed: {type(exc).__name__}: {exc}") from exc
+            from shoal.crawling.callbacks import describe  # which imports this module
+
+            hint = "; is an `await` missing?" if "'coroutine' object" in str(exc) else ""
+            raise LoginError(f"log_in() of the spider failed: {describe(exc)}{hint}") from exc
         if attempt.response is None:
             raise LoginError("log_in() of the spider has fetched nothing")
         if self.is_out(attempt.response):

@@ -218,7 +218,7 @@ def _parse(spec: str) -> _Target:
         raise SinkError(f"unknown output {scheme}://; use {_FORMS}{plugin_hint('sinks')}{hint}")
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
-        raise SinkError(f"{spec}: can't append to a JSON array; use {spec}l, with one object per line")
+        raise SinkError(f"{spec}: a JSON array is complete only at its end; use {spec}l, with one object per line")
     if spec.lower().endswith((".warc", ".warc.gz")):
         folder = os.path.dirname(spec) or "."
         raise SinkError(

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ BLOCK = 4096
 """A saved state has a checksum of this many bytes before its offset."""
 OUTPUT_MODE = 0o666  # of a new file, restricted by the umask
 _COPY_BLOCK = 1 << 20
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _OWNER = "user.shoal.run"
 """The extended attribute that names the run that wrote a file. Not every file system supports it."""
 _EPOCH = "user.shoal.epoch"
@@ -101,9 +103,10 @@ def taken(path: str, owner: str | None) -> OutputExistsError:
     whose = f"has the output of run {owner}" if owner else "exists and is not empty"
     name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
     stem, ending = os.path.splitext(name)
+    part, time_span = ("run", "in each run") if _DATE.search(stem) else ("date", "each day")
     return OutputExistsError(
-        f"{name} {whose}. Use -O {name} to replace it, or choose another output; {stem}-{{date}}{ending} is a new one "
-        "each day"
+        f"{name} {whose}. Use -O {name} to replace it, or choose another output; "
+        f"{stem}-{{{part}}}{ending} is a new one {time_span}"
     )
 
 

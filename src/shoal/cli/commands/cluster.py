@@ -109,7 +109,9 @@ def node(
     ] = None,
     session: Annotated[
         float | None,
-        typer.Option("--session", metavar="SECONDS", help="A node without heartbeats this long is dead (default 10)."),
+        typer.Option(
+            "--session-timeout", metavar="SECONDS", help="A node without heartbeats this long is dead (default 10)."
+        ),
     ] = None,
     frontier: FrontierUrl = None,
     output: Output = [],

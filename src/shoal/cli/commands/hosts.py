@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +14,7 @@ from shoal.cli.options import FrontierUrl, RunOption
 from shoal.cli.run_store import choose_run, find_run, opened_store, record_action
 from shoal.errors import ConfigError
 from shoal.printable import printable
+from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.fetch.page_needs import Need
@@ -197,9 +200,16 @@ def _update_host(context: typer.Context, host: str, update: HostUpdate, what: st
         url = frontier or outer
         async with opened_store(url) as store:
             _, found = await find_run(store, url, run_id)
+            hosts = [state.host for state in await found.host_states(1000)]
             await found.update_host(host, update)
             await record_action(store, what, host, _describe(update))
             _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")], {})
+            if host != "*" and host not in hosts:
+                ports = [known for known in hosts if known.partition(":")[0] == host]
+                hint = f"; did you mean {ports[0]}?" if ports else did_you_mean(host, hosts)
+                print(f"the run has no pages of {host} yet: this applies when it has{hint}", file=sys.stderr)
+            if update.delay not in (UNSET, None) or update.concurrency not in (UNSET, None):
+                print(f"later runs use it too, until: shoal hosts set {shlex.quote(host)} --reset", file=sys.stderr)
 
     asyncio.run(work())
 

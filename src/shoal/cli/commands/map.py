@@ -127,7 +127,8 @@ def _report(made: SiteMap, printer: _Printer, *, quiet: bool) -> int:
         print(f"shoal: {made.error}", file=sys.stderr)
         return 1
     if not quiet and made.count:
-        links = f"the links of {summary.counters.fetched} pages (no sitemap lists URLs)"
+        fetched = summary.counters.fetched
+        links = f"the links of {fetched} {'page' if fetched == 1 else 'pages'} (no sitemap lists URLs)"
         print(f"{made.count} URLs from {f'{made.sitemaps} sitemaps' if made.entries else links}", file=sys.stderr)
         if made.limit_reached:
             print("there may be more: --limit is reached", file=sys.stderr)

@@ -22,7 +22,6 @@ from shoal.cli.options import (
     NewRun,
     Quiet,
     Replace,
-    Resume,
     Scrapy,
     ScrapySetting,
     SessionFile,
@@ -42,7 +41,7 @@ from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
-    from shoal.ports import Frontier
+    from shoal.ports import Frontier, Run
     from shoal.runs.registry import Entry
     from shoal.sessions.stored import SessionImport
     from shoal.spider import Spider
@@ -91,7 +90,10 @@ def start(
     session: SessionFile = None,
     setting: Setting = [],
     new_run: NewRun = False,
-    resume: Resume = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Resume the newest unfinished run (default: only if its start was interrupted)."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Start a run for a fleet and print its worker command.
@@ -112,8 +114,8 @@ def start(
         execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
     imported = None if session is None else read_session(session, made, resolved.config)
     work = _start(
-        made, resolved, name, urls_file, outputs, run_id, new_run=new_run, quiet=quiet, frontier=frontier,
-        imported=imported,
+        made, resolved, name, urls_file, outputs, run_id, new_run=new_run, resume=resume, quiet=quiet,
+        frontier=frontier, imported=imported,
     )  # fmt: skip
     asyncio.run(work)
 
@@ -140,7 +142,7 @@ def _urls_of(file: str | None) -> list[str] | None:
 
 async def _start(
     spider: Spider, resolved: Resolved, name: str, urls_file: str | None, outputs: list[str], run_id: str | None,
-    *, new_run: bool, quiet: bool, frontier: str | None, imported: SessionImport | None,
+    *, new_run: bool, resume: bool, quiet: bool, frontier: str | None, imported: SessionImport | None,
 ) -> None:  # fmt: skip
     from shoal.frontier import open_store
     from shoal.runs.orchestrator import check_fleet, worker_command
@@ -151,10 +153,12 @@ async def _start(
     try:
         started = await start_run(
             store, spider, resolved.config, urls_file=urls_file, outputs=outputs, run_id=run_id, new_run=new_run,
-            on_progress=_SeedProgress(quiet=quiet), imported=imported,
+            resume=resume, on_progress=_SeedProgress(quiet=quiet), imported=imported,
         )  # fmt: skip
         await record_action(store, "start", started.run.run_id, f"{name}, distributed", started.run.project)
-        await _report_host_settings(await store.frontier(started.run.run_id), resolved.config)
+        frontier_of_run = await store.frontier(started.run.run_id)
+        await _report_host_settings(frontier_of_run, resolved.config)
+        pushed = (await frontier_of_run.stats()).pushed
     finally:
         await store.close()
     flags = [] if frontier is None else ["--frontier", frontier]
@@ -171,8 +175,18 @@ async def _start(
         "worker_command": worker_command(name, started.run.run_id, flags, resolved.config.lease.batch),
     }
     if not (started.enqueued or started.duplicates or started.out_of_scope or started.unreadable):
-        print("no requests pushed: the run is already seeded, or it has no start requests", file=sys.stderr)
+        print(_nothing_pushed(started.run, pushed), file=sys.stderr)
     print(json.dumps(answer, indent=2))
+
+
+def _nothing_pushed(run: Run, pushed: int) -> str:
+    """Why a start added no request, and what to do. ``pushed``: the requests that the run has had."""
+    if not pushed:
+        return f"run {run.run_id} has no start requests: set start_urls, write start(), or pass --urls-file"
+    instead = "start its workers with the command below, or pass --new-run to crawl again"
+    if run.state == "finished":
+        instead = "it is finished; pass --new-run to crawl again"
+    return f"run {run.run_id} exists and has its {pushed} requests, nothing was added: {instead}"
 
 
 async def _report_host_settings(frontier: Frontier, config: Config) -> None:

@@ -190,7 +190,8 @@ async def find_session(request: Request, session_id: str) -> Session:
     """A session of the caller, or of anyone for an admin. Sessions of other callers are 404 too."""
     session = await server_of(request).find_session(session_id)
     if session is None or not (session.settings.caller == request.state.caller or allows(request, "admin")):
-        raise ProblemError(404, "no such session", f"session {session_id!r:.110} does not exist or has expired")
+        hint = "; to send a batch, use POST" if session_id == "batch" else ""
+        raise ProblemError(404, "no such session", f"session {session_id!r:.110} does not exist or has expired{hint}")
     return session
 
 
