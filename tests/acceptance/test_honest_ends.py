@@ -94,7 +94,7 @@ async def test_an_output_of_another_run_is_not_destroyed(tmp_path: Path) -> None
         assert re.search(r"written to +p.csv *\n", text)
         code, text = await shoal(tmp_path, *words, "-O", "p.db")
         assert code == 2
-        assert "a database keeps the rows of all runs" in text
+        assert "files of this machine can be replaced, not databases" in text
 
 
 async def test_a_crawl_that_was_stopped_is_no_failure(tmp_path: Path) -> None:

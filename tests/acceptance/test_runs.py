@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_run_is_told(fleet: Fleet, url: str) -> None:
     assert "URL file nowhere.txt does not exist" in says("start", "spider.py", "--urls-file", "nowhere.txt")
     assert "a file on one machine" in says("start", "spider.py", "-o", "items.jsonl")
     for command in (("worker", "--run-id", run_id), ("node",), ("start",)):
-        assert "-O items.db: a database keeps the rows of all runs" in says(*command, "spider.py", "-O", "items.db")
+        assert "files of this machine can be replaced, not databases" in says(*command, "spider.py", "-O", "items.db")
 
 
 def test_a_worker_of_a_finished_run_says_so(fleet: Fleet, url: str) -> None:
