@@ -21,7 +21,9 @@ from shoal.errors import ConfigError, LeaseLostError, RequestError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import Run
+from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
+from tests.forking import SHOAL
 
 URLS = [f"http://shop.example/{number}" for number in range(25)]
 
@@ -142,6 +144,10 @@ async def test_a_drained_queue_is_finished_until_it_has_urls_again(dsn: str) -> 
         assert await queue._store.run_state("products") == "running"  # type: ignore[union-attr]
         await queue.complete_url((await queue.claim_batch())[0])
     assert await state_of(dsn, "products") == "finished"
+    watch = [*SHOAL, "stats", "products", "--frontier", dsn, "--watch"]
+    watched = await asyncio.to_thread(forking.run, watch, capture_output=True, timeout=60)
+    assert "done 3  failed 0  left 0" in watched.stdout
+    assert "seeding" not in watched.stdout
 
 
 SCRIPT = """

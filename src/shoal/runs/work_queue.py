@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ from shoal.runs.start import RunSettings
 from shoal.runs.worker_session import WorkerSession, has_heartbeats, new_worker_id
 
 _BATCH = 1000
+_SEED_SECONDS = 10.0
 _SPIDER = "(work queue)"
 _DEFAULTS = {"max_attempts": 4, "delay": 0.0, "concurrency_per_host": 1000}
 
@@ -155,11 +157,19 @@ class UrlWorkQueue:
                 raise ConfigError(f"the queue {self._name!r} has {key} {getattr(options, key):g}, not {value:g}")
         self._is_own = run.spider == _SPIDER
         if not has_heartbeats(self._dsn):
-            return await store.frontier(self._name, options)
+            return await self._end_seeding(await store.frontier(self._name, options))
         session = WorkerSession(self._dsn, self._name, self.worker_id, config_for(None, {}, "").worker.session)
         frontier = await store.frontier(self._name, options, session.holder)
         await session.join(frontier)
         self._session = session
+        return await self._end_seeding(frontier)
+
+    async def _end_seeding(self, frontier: Frontier) -> Frontier:
+        """A queue has no start requests to wait for: it is finished whenever nothing remains."""
+        if self._is_own and (await frontier.stats()).seeding:
+            claim = await frontier.claim("seed", _SEED_SECONDS, nonce=os.urandom(16))
+            if claim is not None:  # otherwise another process is about to do this
+                await frontier.relinquish(claim, finished=True)
         return frontier
 
     async def _share(self, store: Store, run: Run) -> FrontierOptions:
@@ -267,8 +277,8 @@ class UrlWorkQueue:
 
     async def _end_if_drained(self, frontier: Frontier) -> None:
         """Finish the run if nothing is left of it."""
-        stats = await frontier.stats()
-        if stats.pushed and (not stats.remaining if self._is_own else stats.finished):
+        stats = await (await self._end_seeding(frontier)).stats()
+        if stats.pushed and stats.finished:
             await self._move_to("finished")
             if (await frontier.stats()).remaining:  # somebody has enqueued URLs meanwhile
                 await self._move_to("running")
