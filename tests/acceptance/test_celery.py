@@ -13,6 +13,7 @@ import urllib.request
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,16 @@ def test_failures_are_tried_again(fleet: Celery, site: Target) -> None:
     found = [(result["error"]["kind"], result["http_status"]) for result in answer["results"]]
     assert found == [("http 500", 500), ("http 404", 404)]
     assert seen(site) == {"/a?x=1&status=500": 2, "/b?x=1&status=404": 1}
+
+
+@pytest.mark.parametrize("asked", [{}, {"retries": 2}], ids=["default", "option"])
+def test_three_retries_are_four_attempts_with_backoff(tmp_path: Path, site: Target, asked: dict[str, int]) -> None:
+    with celery(tmp_path, 1, SHOAL_RETRY__BASE_DELAY="0.4") as fleet:
+        fleet.api.batch([f"{site.url}/a?x=1&status=500"], distributed=True, options=asked)
+    visits = [visit for visit in site.visits() if "x=1" in visit.path]
+    pauses = [later.start - (earlier.end or 0.0) for earlier, later in pairwise(visits)]
+    assert len(pauses) == asked.get("retries", 3)
+    assert all(pause >= 0.29 * 2**number for number, pause in enumerate(pauses))  # three quarters, and doubling
 
 
 def test_a_page_comes_back_when_its_site_has_asked_for_it(fleet: Celery, site: Target) -> None:

@@ -262,7 +262,7 @@ def test_resume_is_the_default_and_contradicts_a_new_run(url: str, tmp_path: Pat
         )
         assert refused.returncode == 2
         assert "--resume and --new-run contradict each other" in refused.stderr
-    for command in (["start", "India"], ["run", "Russia", "--frontier", "memory:", "-q"]):
+    for command in (["start", "India"], ["start", "Russia", "-q"], ["run", "Russia", "-q"]):
         forking.run([*SHOAL, *command, "--resume"], cwd=tmp_path, capture_output=True, check=True)
 
 
@@ -289,6 +289,17 @@ def test_a_fleet_resumes_its_unfinished_run(kind: str, url: str, tmp_path: Path)
 
 def shoal_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return forking.run([*SHOAL, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_urls_of_a_file_are_queued_for_workers(url: str, tmp_path: Path, kind: str) -> None:
+    project(tmp_path, url, frontier_url(kind))
+    (tmp_path / "urls.txt").write_text("".join(f"{url}/p/{number}\n" for number in (1, 2, 2)))
+    queued = json.loads(shoal_in(tmp_path, "start", "India", "--urls-file", "urls.txt").stdout)
+    assert (queued["status"], queued["enqueued"], queued["duplicates"]) == ("queued", 2, 1)
+    assert queued["worker_command"] == f"shoal worker India --run-id {queued['run_id']} --batch-size 50"
+    assert shoal_in(tmp_path, *queued["worker_command"].split()[1:], "-q").returncode == 0
+    assert Orchestrator(tmp_path / "shoal.toml").get_stats("India", queued["run_id"])["remaining"] == 0
 
 
 @pytest.mark.parametrize("store", ["sqlite", *KINDS])
@@ -336,7 +347,9 @@ def test_commands_find_a_spider_by_its_registered_name(url: str, tmp_path: Path)
     ]  # fmt: skip
     by_worker = json.loads(shoal_in(tmp_path, "start", "India").stdout)["run_id"]
     assert shoal_in(tmp_path, "worker", "--scraper", "India", "--run-id", by_worker, "-q").returncode == 0
-    assert "name the spider once" in shoal_in(tmp_path, "worker", "--run-id", by_worker).stderr
+    for unnamed in ((), ("",)):  # Compose passes an empty name, unless .env has one
+        assert "name the spider once" in shoal_in(tmp_path, "worker", *unnamed, "--run-id", by_worker).stderr
+    assert "--run-id is empty" in shoal_in(tmp_path, "worker", "India", "--run-id", "").stderr
     by_scaler = json.loads(shoal_in(tmp_path, "start", "India", "--new-run").stdout)["run_id"]
     scaled = shoal_in(tmp_path, "autoscale", by_scaler, "--every", "0.2")
     assert (scaled.returncode, f"run {by_scaler} is finished" in scaled.stderr) == (0, True)

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from shoal import SyncUrlWorkQueue, UrlWorkQueue
+from shoal.clock import now
 from shoal.errors import ConfigError, LeaseLostError, RequestError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
@@ -66,6 +67,17 @@ async def test_a_url_instead_of_its_claim_is_refused(tmp_path: Path) -> None:
         for call in (queue.complete_url(url), queue.fail_url(url, "x"), queue.release_url(url), queue.renew([url])):
             with pytest.raises(RequestError, match=r"needs a claim, not 'http://a.example/': pass what claim_batch"):
                 await call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lease_lasts_300_seconds_and_names_its_worker(kind: str) -> None:
+    dsn = frontier_url(kind)
+    async with UrlWorkQueue(dsn) as one, UrlWorkQueue(dsn, lease_seconds=60) as other:
+        await one.enqueue_urls(URLS[:2])
+        claims = [*await one.claim_batch(1), *await other.claim_batch(1)]
+        seconds = [claim.lease.deadline - now() for claim in claims]
+        assert all(wanted - 30 < left <= wanted + 1 for left, wanted in zip(seconds, (300, 60), strict=True))
+        assert one.worker_id != other.worker_id
 
 
 async def test_the_life_of_a_url(queue: UrlWorkQueue) -> None:

@@ -748,6 +748,11 @@ def test_bodies_that_are_not(model: type[BaseModel], body: dict[str, Any]) -> No
     assert refused.value.error_count() == 1
 
 
+def test_a_batch_needs_only_its_urls() -> None:
+    batch = BatchRequest(urls=["http://a.example/"])
+    assert (batch.distributed, batch.timeout, batch.options.format) == (False, 300.0, "html")
+
+
 def test_an_unknown_key_of_a_body_suggests_the_nearest() -> None:
     with pytest.raises(BodyError, match=r"unknown field `url`; did you mean urls\?"):
         read_body(b'{"url": "http://a.example/"}', BatchRequest, 10)

@@ -272,6 +272,9 @@ def test_the_settings_of_compose_are_the_defaults_until_they_are_changed() -> No
     assert settings == CelerySettings(
         broker_url="redis://:p4ss@redis:6379/0", result_backend="redis://:p4ss@redis:6379/1", rate_limit="10/m"
     )
+    assert (settings.max_retries, settings.concurrency) == (3, 2)
+    assert celery_settings({}).broker_url == "redis://localhost:6379/0"
+    assert celery_settings({}).result_backend == "redis://localhost:6379/1"
     changed_rate = service_environment("celery-worker", **NEEDED, CELERY_TASK_RATE_LIMIT="none")
     assert celery_settings(changed_rate).rate_limit is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from functools import partial
@@ -207,6 +208,7 @@ def test_replace() -> None:
 
 
 def test_fingerprints() -> None:
+    assert Request("http://ex.com/a").fingerprint() == hashlib.blake2b(b"http://ex.com/a", digest_size=16).digest()
     assert Request(URL).fingerprint() == Request(URL + "#f", headers={"a": "b"}, meta={"c": 1}).fingerprint()
     assert Request("http://ex.com/?a&b").fingerprint() == Request("http://EX.com:80/?b&a").fingerprint()
     assert (

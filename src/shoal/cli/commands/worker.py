@@ -116,6 +116,8 @@ def worker(
     expire.
     """
     spider = _one_name(spider, scraper)
+    if run_id == "":
+        raise ConfigError("--run-id is empty: pass the ID of a run (with Compose: WORKER_RUN_ID in .env)")
     if processes > 1:
         _run_processes(processes, metrics_port)
     if not scrapy and run_id is None:
@@ -154,8 +156,11 @@ def worker(
 
 
 def _one_name(spider: str | None, scraper: str | None) -> str:
-    if (spider is None) == (scraper is None):
-        raise ConfigError("name the spider once: shoal worker SPIDER, or shoal worker --scraper NAME")
+    if bool(spider) == bool(scraper):
+        raise ConfigError(
+            "name the spider once: shoal worker SPIDER, or shoal worker --scraper NAME (with Compose: WORKER_SPIDER in "
+            ".env)"
+        )
     return str(spider or scraper)
 
 
