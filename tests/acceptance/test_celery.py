@@ -76,6 +76,10 @@ def test_three_workers_and_flower(fleet: Celery, site: Target) -> None:
     flower = fleet.flower()
     until(lambda: _answers(f"{flower}/healthcheck"), 30, "Flower")
     until(lambda: len(ask(f"{flower}/api/workers")) == 3, 30, "Flower's list of workers")
+    fleet.control("rate_limit", "shoal.crawl", "900/s")
+    workers = ask(f"{flower}/api/workers?refresh=1")
+    fleet.control("rate_limit", "shoal.crawl", "0")
+    assert [worker["registered"][0] for worker in workers.values()] == ["shoal.crawl [rate_limit=900/s]"] * 3
     urls = pages(site, 300)
     answer = fleet.api.batch(urls, distributed=True, timeout=60)
     check(answer, urls)

@@ -346,9 +346,11 @@ def test_commands_find_a_spider_by_its_registered_name(url: str, tmp_path: Path)
         ["India", "pages.py", "distributed"], ["Russia", "pages.py:Pages", "single"], ["pages", "pages.py:Pages"],
     ]  # fmt: skip
     by_worker = json.loads(shoal_in(tmp_path, "start", "India").stdout)["run_id"]
-    assert shoal_in(tmp_path, "worker", "--scraper", "India", "--run-id", by_worker, "-q").returncode == 0
-    for unnamed in ((), ("",)):  # Compose passes an empty name, unless .env has one
-        assert "name the spider once" in shoal_in(tmp_path, "worker", *unnamed, "--run-id", by_worker).stderr
+    words = ("worker", "--scraper", "India", "--run-id", by_worker, "--batch-size", "50")
+    assert shoal_in(tmp_path, *words).returncode == 0
+    for unnamed in ([], [""]):  # Compose passes an empty name, unless .env has one
+        refused = shoal_in(tmp_path, "worker", *unnamed, "--run-id", by_worker)
+        assert "name the spider once" in refused.stderr
     assert "--run-id is empty" in shoal_in(tmp_path, "worker", "India", "--run-id", "").stderr
     by_scaler = json.loads(shoal_in(tmp_path, "start", "India", "--new-run").stdout)["run_id"]
     scaled = shoal_in(tmp_path, "autoscale", by_scaler, "--every", "0.2")
