@@ -146,3 +146,16 @@ async def test_a_navigation_elsewhere_is_a_redirect(outcomes: dict[str, Outcome]
     assert response is not None, outcomes[name]
     assert response.status == 302
     assert "127.0.0.2" in response.headers["Location"]
+
+
+async def test_the_requests_of_a_page_do_not_count_for_the_next_one_in_its_tab() -> None:
+    async with serve() as (url, _, _):
+        fetcher = BrowserFetcher(SETTINGS, "shoal-test", AddressGuard(["127.0.0.1/32"]))
+        try:
+            for number in range(4):
+                outcome = await render(fetcher, f"{url}{PATHS['requests without end']}&number={number}")
+                assert outcome.error.startswith("too many requests")
+                healthy = await render(fetcher, f"{url}/leaf?after={number}")
+                assert healthy.response is not None, healthy
+        finally:
+            await fetcher.close()
