@@ -393,6 +393,8 @@ def test_charsets(api: Api, odd: MisbehavingServer, name: str) -> None:
         ({"format": "pdf"}, "options.format: Input should be 'html', 'text', 'markdown', 'links' or 'fields'"),
         ({"code": "print()"}, "body.options.code: there is no such field"),
         ({"callback": "os.system"}, "no such field"),
+        ({"fromat": "text"}, "body.options.fromat: there is no such field; did you mean format?"),
+        ({"render": {"wait_fr": "p"}}, "there is no such field; did you mean wait_for?"),
         ({"timeout": -1}, "timeout"),
         ({"retries": 11}, "retries"),
     ],

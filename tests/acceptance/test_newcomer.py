@@ -410,3 +410,49 @@ def test_an_output_that_cannot_be_written_says_why(shoal, books: Path, options: 
 
 def test_sizes_of_small_crawls_are_not_zero(shoal, books: Path) -> None:
     assert re.search(r"6 pages, \d+\.\d kB", shoal("run", "books.py", "-o", "-").stderr)
+
+
+@pytest.mark.parametrize(
+    ("variables", "source"),
+    [
+        ({"QUEUE_TYPE": "redis", "REDIS_PORT": "1"}, "QUEUE_TYPE"),
+        ({"SHOAL_FRONTIER": "redis://:secret@127.0.0.1:1/0"}, "SHOAL_FRONTIER"),
+        ({}, "shoal.toml"),
+    ],
+)
+def test_a_frontier_that_does_not_respond_says_where_its_address_comes_from(
+    books: Path, variables: dict[str, str], source: str
+) -> None:
+    if not variables:
+        books.with_name("shoal.toml").write_text('frontier = "redis://127.0.0.1:1/0"\n')
+
+    def error_of(*arguments: str) -> str:
+        command, environ = [*SHOAL, *arguments], {**os.environ, **variables}
+        done = forking.run(command, cwd=books.parent, capture_output=True, text=True, timeout=60, env=environ)
+        assert done.returncode == 2, done.stderr
+        return done.stderr.strip()
+
+    error = error_of("run", books.name, "-o", "a.jsonl")
+    assert re.search(rf"cannot reach redis://.*The address comes from (\S*/)?{source}\.$", error), error
+    assert "secret" not in error
+    assert "comes from" not in error_of("runs", "--frontier", "redis://127.0.0.1:2/0")
+
+
+@pytest.mark.parametrize("command", ["pause r", "rm r", "retry-failed r", "audit --repair", "schedule list", "stats r"])
+def test_a_typo_in_the_name_of_a_frontier_creates_no_file(shoal, tmp_path: Path, command: str) -> None:
+    error = shoal(*command.split(), "--frontier", "sqlite:///typo.db", code=2).stderr
+    assert "there is no file" in error
+    assert not list(tmp_path.glob("typo.db*"))
+
+
+def test_a_mistake_in_the_code_of_the_shell_is_one_line(shoal, shop: str) -> None:
+    error = shoal("shell", shop, "-c", "x = 1\ncss('h1').gte()", code=1).stderr
+    assert error == "shoal: AttributeError: 'SelectorList' object has no attribute 'gte' (-c, line 2)\n"
+    error = shoal("shell", shop, "-c", "css('h1'", code=1).stderr
+    assert error == "shoal: SyntaxError: '(' was never closed (-c, line 1)\n"
+    assert shoal("shell", shop, "-c", "text = 'a'\nprint(text)").stdout == "a\n"
+
+
+def test_the_log_has_each_page_at_debug_level(shoal, books: Path, shop: str) -> None:
+    log = shoal("run", books, "-o", "a.jsonl", "--max-pages", "1", "--set", "log_level=DEBUG").stderr
+    assert re.search(rf"DEBUG .*crawled url={re.escape(shop)}/? status=200 items=10 requests=1$", log, re.MULTILINE)

@@ -19,13 +19,15 @@ from shoal.fetch.guard import AddressGuard
 from shoal.http import Render, Request, Response
 from shoal.middleware import Postponed
 from tests.browser.hostile_site import SCRIPTS, serve
-from tests.browser.processes import tokens, wait_until_gone
+from tests.browser.processes import recorded, wait_until_gone
 
 TIMEOUT = 5.0
 LONGEST = 60.0
 """Seconds of one attempt: its deadline, and its wait for a place in the browser beside the others."""
 SETTINGS = BrowserSettings(sandbox=False, page_timeout=TIMEOUT, settle=2.0, max_bytes=8_000_000, max_memory=900_000_000)
 PATIENT = msgspec.structs.replace(SETTINGS, page_timeout=60.0)
+RECYCLED = msgspec.structs.replace(SETTINGS, recycle_pages=15)
+"""A browser may survive all pages. With this it is replaced while they are rendered."""
 NUISANCES = ["alerts", "beforeunload", "history", "console", "windows", "storage", "/no-load"]
 OTHERS = ["/never", "/no-load", "/to-trap", "/script-redirected", "/file", "/huge"]
 PATHS = {**{name: f"/hostile?name={name}" for name in SCRIPTS}, **{path: path for path in OTHERS}}
@@ -45,24 +47,23 @@ class Outcome:
 async def outcomes() -> AsyncIterator[dict[str, Outcome]]:
     """Render all hostile pages, four at a time, while healthy pages are rendered beside them."""
     async with serve() as (url, _, trapped):
-        fetcher = BrowserFetcher(SETTINGS, "shoal-test", AddressGuard(["127.0.0.1/32"]))
+        fetcher = BrowserFetcher(RECYCLED, "shoal-test", AddressGuard(["127.0.0.1/32"]))
         found: dict[str, Outcome] = {}
         slots = asyncio.Semaphore(3)
-        marks: set[str] = set()
 
         async def visit(name: str) -> None:
             async with slots:
                 found[name] = await render(fetcher, f"{url}{PATHS[name]}")
-                marks.update(tokens(os.getpid()))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(visit(name)) for name in PATHS]
-                healthy = group.create_task(beside(fetcher, f"{url}/leaf", tasks))
-            found["healthy"] = healthy.result()
-            found["trapped"] = Outcome(None, ", ".join(trapped), 0.0)
-        finally:
-            await fetcher.close()
+        with recorded(lambda: [os.getpid()]) as marks:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(visit(name)) for name in PATHS]
+                    healthy = group.create_task(beside(fetcher, f"{url}/leaf", tasks))
+                found["healthy"] = healthy.result()
+                found["trapped"] = Outcome(None, ", ".join(trapped), 0.0)
+            finally:
+                await fetcher.close()
         found["left"] = Outcome(None, str(wait_until_gone(marks)), len(marks))
         yield found
 
@@ -145,3 +146,16 @@ async def test_a_navigation_elsewhere_is_a_redirect(outcomes: dict[str, Outcome]
     assert response is not None, outcomes[name]
     assert response.status == 302
     assert "127.0.0.2" in response.headers["Location"]
+
+
+async def test_the_requests_of_a_page_do_not_count_for_the_next_one_in_its_tab() -> None:
+    async with serve() as (url, _, _):
+        fetcher = BrowserFetcher(SETTINGS, "shoal-test", AddressGuard(["127.0.0.1/32"]))
+        try:
+            for number in range(4):
+                outcome = await render(fetcher, f"{url}{PATHS['requests without end']}&number={number}")
+                assert outcome.error.startswith("too many requests")
+                healthy = await render(fetcher, f"{url}/leaf?after={number}")
+                assert healthy.response is not None, healthy
+        finally:
+            await fetcher.close()

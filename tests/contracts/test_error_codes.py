@@ -264,6 +264,7 @@ def test_no_error_of_the_broker_is_final() -> None:
         server.close()
     assert done.stdout.splitlines() == ["1 1", "0 1", "0 1", "0 1"]
     assert done.stderr.count("the broker does not accept tasks, retrying: ") == 3
+    assert done.stderr.count("its address is CELERY_BROKER_URL") == 3
 
 
 # -- SQLite

@@ -756,6 +756,8 @@ def test_a_batch_needs_only_its_urls() -> None:
 def test_an_unknown_key_of_a_body_suggests_the_nearest() -> None:
     with pytest.raises(BodyError, match=r"unknown field `url`; did you mean urls\?"):
         read_body(b'{"url": "http://a.example/"}', BatchRequest, 10)
+    with pytest.raises(BodyError, match=r"unknown field `format`; it belongs in options$"):
+        read_body(b'{"urls": [], "format": "markdown"}', BatchRequest, 10)
     with pytest.raises(BodyError, match=r"unknown field `zzz`$"):
         read_body(b'{"zzz": 1}', BatchRequest, 10)
 

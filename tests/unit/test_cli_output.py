@@ -278,7 +278,8 @@ def test_printable_text_stays_as_it_is_and_other_text_becomes_printable(text: st
 @pytest.mark.parametrize(
     ("state", "pushed", "words"),
     [
-        ("running", 3, "run r1 exists and has its 3 requests, nothing was added: start its workers"),
+        ("running", 3, "run r1 exists and has 3 requests, nothing was added: start its workers"),
+        ("running", 1, "run r1 exists and has 1 request, nothing"),
         ("finished", 3, "nothing was added: it is finished; pass --new-run to crawl again"),
         ("running", 0, "run r1 has no start requests: set start_urls"),
     ],

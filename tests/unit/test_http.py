@@ -75,6 +75,11 @@ def test_bodies(options: dict[str, Any], method: str, body: bytes, kind: str | N
     assert sent(request) == request
 
 
+def test_a_dict_as_body_says_what_to_write() -> None:
+    with pytest.raises(RequestError, match=r"write json=\{\.\.\.\} or form="):
+        Request("http://a.example/", body={"a": 1})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "options",
     [

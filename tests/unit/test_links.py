@@ -163,6 +163,9 @@ def test_what_is_no_text(url: object) -> None:
 def test_the_message_helps() -> None:
     with pytest.raises(RequestError, match=r"'ex\.com' has no scheme; add http://"):
         normalize_url("ex.com")
+    for link in ("/next", "?page=2", "../up"):
+        with pytest.raises(RequestError, match=r"has no scheme; for a link of a page, use response\.follow"):
+            normalize_url(link)
     with pytest.raises(RequestError, match="only http and https"):
         normalize_url("ftp://ex.com/")
 

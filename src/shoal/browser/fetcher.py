@@ -32,6 +32,8 @@ from shoal.urls.normalize import host_of
 log = logging.getLogger("shoal.browser")
 
 _CHECK_EVERY = 1.0
+_UNCLEAN = frozenset({"timeout", "browser", "too many requests", "too large"})
+"""Kinds of errors after which a tab is closed: its page may still be loading, which would count for the next one."""
 _MAX_SUSPECTS = 10_000
 _COOKIES_TIMEOUT = 3.0
 
@@ -203,7 +205,7 @@ class BrowserFetcher:
             response = await Rendering(tab, request, options, self._settings).run()
             use.reusable = True
         except FetchError as error:
-            use.reusable = error.kind not in ("timeout", "browser")
+            use.reusable = error.kind not in _UNCLEAN
             raise _reason(tab, request, error) from error
         return response
 

@@ -11,7 +11,7 @@ import typer
 from shoal import __version__
 from shoal.cli.help import CommandEntry, Commands, RootGroup, UsageError, usage_message
 from shoal.cli.terminal import OutputClosed, flush_output, guard_terminal
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError, StoreAwayError
 
 COMMANDS = {
     "Crawl": {
@@ -120,7 +120,7 @@ def main() -> None:
         print(f"shoal: {usage_message(error)}", file=sys.stderr)
         sys.exit(2)
     except ShoalError as error:
-        print(f"shoal: {error}", file=sys.stderr)
+        print(f"shoal: {error}{_origin(error)}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         print("shoal: interrupted", file=sys.stderr)
@@ -128,6 +128,22 @@ def main() -> None:
     finally:
         flush_output()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _origin(error: ShoalError) -> str:
+    """Where the address of a frontier that does not respond comes from, if the command does not name it."""
+    if not isinstance(error, StoreAwayError):
+        return ""
+    from shoal.cli.options import resolve
+    from shoal.config import mask
+
+    try:
+        settings = resolve(None, {}, [])
+    except ConfigError:
+        return ""
+    source = settings.sources.get("frontier", "default")
+    address = mask(settings.config.frontier).partition("?")[0]
+    return "" if source == "default" or address not in str(error) else f" The address comes from {source}."
 
 
 if __name__ == "__main__":

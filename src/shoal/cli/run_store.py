@@ -36,13 +36,18 @@ def current_project() -> str:
 
 
 @asynccontextmanager
-async def opened_store(url: str | None, *, readonly: bool = False) -> AsyncIterator[Store]:
-    """The store at a frontier's URL, or at the configured one."""
-    from shoal.frontier import join_store
+async def opened_store(url: str | None, *, readonly: bool = False, may_create: bool = False) -> AsyncIterator[Store]:
+    """The store at a frontier's URL, or at the configured one. StoreError if its file does not exist, unless the
+    command may create it."""
+    from shoal.frontier import file_of, join_store
 
     config = resolve(None, given({"frontier": url}), []).config
+    frontier = running_frontier(config.frontier)
+    path = file_of(frontier)
+    if path is not None and not may_create and not os.path.exists(path):
+        raise StoreError(f"there is no file {os.path.abspath(path)}")
     with hidden_warnings():
-        store = await join_store(running_frontier(config.frontier), readonly=readonly)
+        store = await join_store(frontier, readonly=readonly)
     try:
         yield store
     finally:

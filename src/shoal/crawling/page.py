@@ -196,6 +196,9 @@ class PageHandler:
             left_out = f"{admitted.left_out} links were left out: the limit is {most} (scope.max_links)"
             log.warning("%s url=%s", left_out, lease.request.url)
             note = f"{note}; {left_out}" if note else left_out
+        if log.isEnabledFor(logging.DEBUG):
+            counts = len(found.items), len(admitted.children)
+            log.debug("crawled url=%s status=%d items=%d requests=%d", response.url, response.status, *counts)
         completion = Completion(
             lease=lease,
             items=found.items,

@@ -132,6 +132,8 @@ class Request(Struct, omit_defaults=True, forbid_unknown_fields=True):
             self.headers = {**self.headers, "Content-Type": kind}
 
     def _check_head(self) -> None:
+        if isinstance(self.body, Mapping):
+            raise RequestError("body must be bytes or text; to send a dict, write json={...} or form={...}")
         try:
             if not _TOKEN.fullmatch(self.method):
                 raise RequestError(f"invalid HTTP method: {self.method!r}")

@@ -53,7 +53,7 @@ class BoundedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
         handle = super().get_route_handler()
-        model = None if self.body_field is None else _find_model(self.body_field.field_info.annotation)
+        model = None if self.body_field is None else find_model(self.body_field.field_info.annotation)
         if model is None:
             return handle
 
@@ -135,7 +135,7 @@ async def drain(receive: Receive) -> None:
                 pass
 
 
-def _find_model(annotation: object) -> type[BaseModel] | None:
+def find_model(annotation: object) -> type[BaseModel] | None:
     """The model in ``Model`` or ``Model | None``."""
     for each in (annotation, *get_args(annotation)):
         if isinstance(each, type) and issubclass(each, BaseModel):
@@ -172,7 +172,18 @@ def read_body(body: bytes, model: type[BaseModel], max_urls: int) -> object:
 def _similar_key(message: str, model: type[BaseModel]) -> str:
     """A suggestion for the unknown key that a message of msgspec names between backticks."""
     _, quote, rest = message.partition("unknown field `")
-    return did_you_mean(rest.rpartition("`")[0], list(model.model_fields)) if quote else ""
+    return hint_for_field(rest.rpartition("`")[0], model) if quote else ""
+
+
+def hint_for_field(name: str, model: type[BaseModel]) -> str:
+    """What may be meant by a field that a model does not have: a similar name, or one of a model within it."""
+    if near := did_you_mean(name, list(model.model_fields)):
+        return near
+    for outer, field in model.model_fields.items():
+        inner = find_model(field.annotation)
+        if inner is not None and name in inner.model_fields:
+            return f"; it belongs in {outer}"
+    return ""
 
 
 def _decode_value(name: str, raw: bytes, max_urls: int) -> object:

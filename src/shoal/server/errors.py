@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -23,7 +24,7 @@ from shoal.errors import (
     StoreAwayError,
     StoreFullError,
 )
-from shoal.server.bodies import BodyError
+from shoal.server.bodies import BodyError, find_model, hint_for_field
 from shoal.server.responses import json_response
 
 log = logging.getLogger("shoal.server")
@@ -148,7 +149,10 @@ def install(app: FastAPI) -> None:
     async def _handle_validation(request: Request, exc: RequestValidationError) -> Response:
         errors = exc.errors()
         details = [
-            {"where": ".".join(map(_shorten_key, error["loc"])), "message": _validation_message(error)}
+            {
+                "where": ".".join(map(_shorten_key, error["loc"])),
+                "message": _validation_message(error) + _hint(request, error),
+            }
             for error in errors[:MAX_DETAILS]
         ]
         if len(errors) > MAX_DETAILS:
@@ -178,6 +182,19 @@ def _validation_message(error: Mapping[str, object]) -> str:
     if error["loc"] == ("body",):  # FastAPI decodes a body only if the header says that it is JSON
         return "must be a JSON object, with the header Content-Type: application/json"
     return "must be a JSON object"
+
+
+def _hint(request: Request, error: Mapping[str, Any]) -> str:
+    """A suggestion for an unknown field within a body, or nothing."""
+    place = error["loc"]
+    body = getattr(request.scope.get("route"), "body_field", None)
+    if error["type"] != "extra_forbidden" or place[0] != "body" or body is None:
+        return ""
+    model = find_model(body.field_info.annotation)
+    for name in place[1:-1]:
+        field = None if model is None else model.model_fields.get(name)
+        model = None if field is None else find_model(field.annotation)
+    return "" if model is None else hint_for_field(str(place[-1]), model)
 
 
 def public_message(exc: ShoalError, kind: str = "") -> str:

@@ -49,7 +49,7 @@ def _publish(session_id: str, store: str, leases: Sequence[Lease], task: str = T
                 )  # fmt: skip
                 count += 1
     except (OperationalError, ChannelError, OSError) as exc:  # every error of a broker is temporary: pages wait
-        log.warning("the broker does not accept tasks, retrying: %s", exc)
+        log.warning("the broker does not accept tasks, retrying: %s; its address is CELERY_BROKER_URL", exc)
     return count
 
 

@@ -129,7 +129,10 @@ def _write(url: str) -> str:
     host, even none."""
     scheme = _SCHEME.match(url)
     if scheme is None:
-        raise RequestError(f"invalid URL: {url[:200]!r} has no scheme; add http:// or https://")
+        hint = "add http:// or https://"
+        if url.startswith(("/", "?", ".")):
+            hint = "for a link of a page, use response.follow(link) or response.urljoin(link)"
+        raise RequestError(f"invalid URL: {url[:200]!r} has no scheme; {hint}")
     if scheme[1].lower() not in ("http", "https"):
         raise RequestError(f"cannot fetch {url[:200]!r}: only http and https URLs can be crawled")
     parts = _PARTS.fullmatch(url, scheme.end())

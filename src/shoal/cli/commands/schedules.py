@@ -60,10 +60,10 @@ app.add_typer(schedule_app, name="schedule")
 
 
 @asynccontextmanager
-async def _opened(frontier: str | None) -> AsyncIterator[Schedules]:
+async def _opened(frontier: str | None, *, may_create: bool = False) -> AsyncIterator[Schedules]:
     from shoal.schedules.service import Schedules
 
-    async with opened_store(frontier) as store:
+    async with opened_store(frontier, may_create=may_create) as store:
         yield Schedules(store, current_project())
 
 
@@ -71,7 +71,7 @@ def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], wh
     """Run ``work`` on the schedules, and record ``what`` it did to the schedule ``name``. Empty: it changes nothing."""
 
     async def main() -> None:
-        async with _opened(frontier) as schedules:
+        async with _opened(frontier, may_create=what == "add schedule") as schedules:
             await work(schedules)
             if what:
                 await record_action(schedules.store, what, name, project=schedules.project)

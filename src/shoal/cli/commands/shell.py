@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import code
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import Setting, resolve
+from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.config import Config
@@ -38,13 +40,7 @@ def shell(
     page = _Page(resolve(None, {}, setting).config, render)
     page.fetch(url)
     if command is not None:
-        try:
-            result = eval(compile(command, "-c", "eval"), page.names)  # the user's own code, typed here
-        except SyntaxError:
-            exec(compile(command, "-c", "exec"), page.names)
-        else:
-            if result is not None:
-                print(result)
+        page.execute(command)
         return
     banner = f"{page.names['response']!r}\nTry: css('title::text').get()   links()   view()   fetch(url)"
     code.interact(banner=banner, local=page.names, exitmsg="")
@@ -59,6 +55,25 @@ class _Page:
         self._render = render
         self._response: Response | None = None
         self.names: dict[str, object] = {"fetch": self.fetch, "view": self.view}
+
+    def execute(self, command: str) -> None:
+        """Run code that the user typed, and print its value. If it raises, say where, and exit with 1."""
+        from shoal.crawling.callbacks import describe
+
+        try:
+            try:
+                program = compile(command, "-c", "eval")
+            except SyntaxError:
+                program = compile(command, "-c", "exec")
+            value = eval(program, self.names)
+        except ShoalError:
+            raise
+        except Exception as exc:
+            said = f"SyntaxError: {exc}" if isinstance(exc, SyntaxError) else describe(exc)  # its text has the place
+            print(f"shoal: {said}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        if value is not None:
+            print(value)
 
     def fetch(self, url: str, render: object = None) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page. ``render``: as in a request."""

@@ -186,7 +186,8 @@ def _nothing_pushed(run: Run, pushed: int) -> str:
     instead = "start its workers with the command below, or pass --new-run to crawl again"
     if run.state == "finished":
         instead = "it is finished; pass --new-run to crawl again"
-    return f"run {run.run_id} exists and has its {pushed} requests, nothing was added: {instead}"
+    requests = "1 request" if pushed == 1 else f"{pushed} requests"
+    return f"run {run.run_id} exists and has {requests}, nothing was added: {instead}"
 
 
 async def _report_host_settings(frontier: Frontier, config: Config) -> None:
