@@ -574,6 +574,7 @@ DISTRIBUTED = 'mode = "distributed"\nfrontier = "redis://:secret@file:1/0"\ndown
         ({"mode": "standalone"}, "memory:"),
         (Config(), "redis://:secret@env:1/0"),  # nothing is set in it
         (Config.distributed(), "redis://:secret@env:1/0"),  # a fleet, but no server
+        (Config.distributed(queue_type="redis"), "redis://:secret@env:1/0"),
         (Config.distributed(redis_host="127.0.0.1"), "redis://127.0.0.1:6379/0"),
     ],
 )
@@ -717,8 +718,45 @@ def test_other_names_have_the_strength_of_their_layer(toml: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("weaker", "frontier"),
+    [
+        ("redis://h:1/5", "redis://h:1/5"),
+        ("rediss://h:1/5", "rediss://h:1/5"),
+        ("postgresql://h/db", "redis://127.0.0.1:6379/0"),
+        ("sqlite:///a.db", "redis://127.0.0.1:6379/0"),
+    ],
+)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"environ": {"QUEUE_TYPE": "redis"}},
+        {"code": Config.distributed(queue_type="redis")},
+        {"code": pickle.loads(pickle.dumps(Config.distributed(filter_type="redis").with_settings({"concurrency": 5})))},
+    ],
+)
+def test_who_wants_redis_keeps_the_redis_server_of_a_weaker_layer(
+    toml: Any, weaker: str, frontier: str, layer: dict[str, Any]
+) -> None:
+    file = toml(f"frontier = '{weaker}'")
+    assert load_config(file=file, **layer).config.frontier == frontier
+    named = load_config(file=file, environ={"QUEUE_TYPE": "redis", "REDIS_HOST": "own"})
+    assert named.config.frontier == "redis://own:6379/0"
+    code = Config.distributed(queue_type="redis").with_settings({"frontier": "redis://code/0"})
+    assert load_config(file=file, code=code).config.frontier == "redis://code/0"
+
+
+def test_other_names_in_a_file_are_named_as_they_were_written(toml: Any) -> None:
+    file = toml("QUEUE_TYPE = 'redis'\nmode = 'standalone'")
+    assert f"({file}: QUEUE_TYPE). These contradict" in message(load_config, file=file)
+    file = toml("SCHEDULER_MAX_QUEUE_SIZE = 6\n[queue]\nmax_size = 5")
+    assert 'SCHEDULER_MAX_QUEUE_SIZE 6 and "queue.max_size" 5 contradict' in message(load_config, file=file)
+    assert load_config(file=toml("SCHEDULER_MAX_QUEUE_SIZE = 5\n[queue]\nmax_size = 5")).config.queue.max_size == 5
+
+
+@pytest.mark.parametrize(
     ("environ", "said"),
     [
+        ({"SCHEDULER_MAX_QUEUE_SIZE": "7", "SHOAL_QUEUE__MAX_SIZE": "5"}, '7 and "queue.max_size" 5 contradict'),
         ({"QUEUE_TYPE": "redis", "FILTER_TYPE": "memory"}, 'QUEUE_TYPE "redis" and FILTER_TYPE "memory" contradict'),
         ({"QUEUE_TYPE": "redis", "SHOAL_FRONTIER": "sqlite:///a.db"}, 'contradicts the frontier "sqlite:///a.db"'),
         ({"QUEUE_TYPE": "redis", "SHOAL_MODE": "standalone"}, '"redis://127.0.0.1:6379/0" (QUEUE_TYPE). These contrad'),
