@@ -653,6 +653,7 @@ def test_a_mode_and_a_frontier_of_one_layer_that_contradict_each_other(toml: Any
 @pytest.mark.parametrize(
     "layers",
     [
+        {"file": 'mode = "distributed"'},
         {"environ": {"SHOAL_MODE": "distributed"}},
         {"command_line": {"mode": "distributed"}},
         {"spider": {"mode": "distributed"}},
@@ -660,8 +661,8 @@ def test_a_mode_and_a_frontier_of_one_layer_that_contradict_each_other(toml: Any
         {"code": Config.distributed()},
     ],
 )
-def test_the_mode_alone_switches_to_the_default_redis(layers: dict[str, Any]) -> None:
-    resolved = load_config(**layers)
+def test_the_mode_alone_switches_to_the_default_redis(toml: Any, layers: dict[str, Any]) -> None:
+    resolved = load_config(**{name: toml(layer) if name == "file" else layer for name, layer in layers.items()})
     assert (resolved.config.mode, resolved.config.frontier) == ("distributed", "redis://127.0.0.1:6379/0")
     assert resolved.sources["frontier"] == resolved.sources["mode"] != "default"
 
@@ -714,6 +715,9 @@ def test_other_names_have_the_strength_of_their_layer(toml: Any) -> None:
     assert (resolved.config.queue.max_size, resolved.config.frontier) == (7, "redis://env:6379/3")
     assert resolved.sources["queue.max_size"] == "SCHEDULER_MAX_QUEUE_SIZE"
     assert load_config(file=file, environ={"QUEUE_TYPE": "memory"}).config.mode == "standalone"
+    assert "contradict" in message(
+        load_config, file=file, environ={"SCHEDULER_MAX_QUEUE_SIZE": "7", "SHOAL_QUEUE__MAX_SIZE": "5"}
+    )
     assert load_config(code=Config.standalone(), environ={"QUEUE_TYPE": "redis"}).config.frontier == "memory:"
 
 
