@@ -715,9 +715,8 @@ def test_other_names_have_the_strength_of_their_layer(toml: Any) -> None:
     assert (resolved.config.queue.max_size, resolved.config.frontier) == (7, "redis://env:6379/3")
     assert resolved.sources["queue.max_size"] == "SCHEDULER_MAX_QUEUE_SIZE"
     assert load_config(file=file, environ={"QUEUE_TYPE": "memory"}).config.mode == "standalone"
-    assert "contradict" in message(
-        load_config, file=file, environ={"SCHEDULER_MAX_QUEUE_SIZE": "7", "SHOAL_QUEUE__MAX_SIZE": "5"}
-    )
+    twice = {"SCHEDULER_MAX_QUEUE_SIZE": "7", "SHOAL_QUEUE__MAX_SIZE": "5"}
+    assert 'SCHEDULER_MAX_QUEUE_SIZE 7 and "queue.max_size" 5 contradict' in message(load_config, environ=twice)
     assert load_config(code=Config.standalone(), environ={"QUEUE_TYPE": "redis"}).config.frontier == "memory:"
 
 
@@ -760,7 +759,6 @@ def test_other_names_in_a_file_are_named_as_they_were_written(toml: Any) -> None
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"SCHEDULER_MAX_QUEUE_SIZE": "7", "SHOAL_QUEUE__MAX_SIZE": "5"}, '7 and "queue.max_size" 5 contradict'),
         ({"QUEUE_TYPE": "redis", "FILTER_TYPE": "memory"}, 'QUEUE_TYPE "redis" and FILTER_TYPE "memory" contradict'),
         ({"QUEUE_TYPE": "redis", "SHOAL_FRONTIER": "sqlite:///a.db"}, 'contradicts the frontier "sqlite:///a.db"'),
         ({"QUEUE_TYPE": "redis", "SHOAL_MODE": "standalone"}, '"redis://127.0.0.1:6379/0" (QUEUE_TYPE). These contrad'),
