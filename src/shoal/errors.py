@@ -56,12 +56,21 @@ Errors of libraries are wrapped where they occur, with ``raise ... from exc``.
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from datetime import timedelta
 
 from msgspec import MsgspecError
 
 DECODING_ERRORS = (MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding data of other programs raises: it has another form, is no UTF-8, or is nested too deeply."""
+LIBRARIES = (
+    os.path.dirname(__file__) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+"""Beginnings of file names that are not code of the user."""
 
 
 class ShoalError(Exception):
@@ -273,3 +282,22 @@ class StoreError(FrontierError):
 # The names in other crawlers.
 QueueFullException = QueueFullError
 QueueConnectionException = FilterConnectionException = StoreAwayError
+
+
+def describe(exc: BaseException, method: str | None = None) -> str:
+    """The exception, the method of the spider, and the last line of the user's own files in the traceback: ``ValueError
+    in parse: no price (shop.py, line 12)``. An error that Shoal raises after the callback has no such line."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    if not own and not isinstance(exc, ShoalError):
+        own = list(frames)
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(exc).__name__}{f' in {method}' if method else ''}: {text_of(exc)}{place}"
+
+
+def text_of(exc: BaseException) -> str:
+    """The text of an exception. One of the user may not have any."""
+    try:
+        return str(exc)
+    except Exception:  # its `__str__` may raise anything
+        return "its text cannot be shown"

@@ -574,6 +574,7 @@ DISTRIBUTED = 'mode = "distributed"\nfrontier = "redis://:secret@file:1/0"\ndown
         ({"mode": "standalone"}, "memory:"),
         (Config(), "redis://:secret@env:1/0"),  # nothing is set in it
         (Config.distributed(), "redis://:secret@env:1/0"),  # a fleet, but no server
+        (Config.distributed(queue_type="redis"), "redis://:secret@env:1/0"),
         (Config.distributed(redis_host="127.0.0.1"), "redis://127.0.0.1:6379/0"),
     ],
 )
@@ -652,6 +653,7 @@ def test_a_mode_and_a_frontier_of_one_layer_that_contradict_each_other(toml: Any
 @pytest.mark.parametrize(
     "layers",
     [
+        {"file": 'mode = "distributed"'},
         {"environ": {"SHOAL_MODE": "distributed"}},
         {"command_line": {"mode": "distributed"}},
         {"spider": {"mode": "distributed"}},
@@ -659,8 +661,8 @@ def test_a_mode_and_a_frontier_of_one_layer_that_contradict_each_other(toml: Any
         {"code": Config.distributed()},
     ],
 )
-def test_the_mode_alone_switches_to_the_default_redis(layers: dict[str, Any]) -> None:
-    resolved = load_config(**layers)
+def test_the_mode_alone_switches_to_the_default_redis(toml: Any, layers: dict[str, Any]) -> None:
+    resolved = load_config(**{name: toml(layer) if name == "file" else layer for name, layer in layers.items()})
     assert (resolved.config.mode, resolved.config.frontier) == ("distributed", "redis://127.0.0.1:6379/0")
     assert resolved.sources["frontier"] == resolved.sources["mode"] != "default"
 
@@ -713,7 +715,45 @@ def test_other_names_have_the_strength_of_their_layer(toml: Any) -> None:
     assert (resolved.config.queue.max_size, resolved.config.frontier) == (7, "redis://env:6379/3")
     assert resolved.sources["queue.max_size"] == "SCHEDULER_MAX_QUEUE_SIZE"
     assert load_config(file=file, environ={"QUEUE_TYPE": "memory"}).config.mode == "standalone"
+    twice = {"SCHEDULER_MAX_QUEUE_SIZE": "7", "SHOAL_QUEUE__MAX_SIZE": "5"}
+    assert 'SCHEDULER_MAX_QUEUE_SIZE 7 and "queue.max_size" 5 contradict' in message(load_config, environ=twice)
     assert load_config(code=Config.standalone(), environ={"QUEUE_TYPE": "redis"}).config.frontier == "memory:"
+
+
+@pytest.mark.parametrize(
+    ("weaker", "frontier"),
+    [
+        ("redis://h:1/5", "redis://h:1/5"),
+        ("rediss://h:1/5", "rediss://h:1/5"),
+        ("postgresql://h/db", "redis://127.0.0.1:6379/0"),
+        ("sqlite:///a.db", "redis://127.0.0.1:6379/0"),
+    ],
+)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"environ": {"QUEUE_TYPE": "redis"}},
+        {"code": Config.distributed(queue_type="redis")},
+        {"code": pickle.loads(pickle.dumps(Config.distributed(filter_type="redis").with_settings({"concurrency": 5})))},
+    ],
+)
+def test_who_wants_redis_keeps_the_redis_server_of_a_weaker_layer(
+    toml: Any, weaker: str, frontier: str, layer: dict[str, Any]
+) -> None:
+    file = toml(f"frontier = '{weaker}'")
+    assert load_config(file=file, **layer).config.frontier == frontier
+    named = load_config(file=file, environ={"QUEUE_TYPE": "redis", "REDIS_HOST": "own"})
+    assert named.config.frontier == "redis://own:6379/0"
+    code = Config.distributed(queue_type="redis").with_settings({"frontier": "redis://code/0"})
+    assert load_config(file=file, code=code).config.frontier == "redis://code/0"
+
+
+def test_other_names_in_a_file_are_named_as_they_were_written(toml: Any) -> None:
+    file = toml("QUEUE_TYPE = 'redis'\nmode = 'standalone'")
+    assert f"({file}: QUEUE_TYPE). These contradict" in message(load_config, file=file)
+    file = toml("SCHEDULER_MAX_QUEUE_SIZE = 6\n[queue]\nmax_size = 5")
+    assert 'SCHEDULER_MAX_QUEUE_SIZE 6 and "queue.max_size" 5 contradict' in message(load_config, file=file)
+    assert load_config(file=toml("SCHEDULER_MAX_QUEUE_SIZE = 5\n[queue]\nmax_size = 5")).config.queue.max_size == 5
 
 
 @pytest.mark.parametrize(

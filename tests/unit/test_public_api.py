@@ -47,6 +47,7 @@ LAYERS = [
 CONTROL_FLOW = {
     "shoal.batch.queries._RefusedError",
     "shoal.browser.rendering._NotAPageError",
+    "shoal.cli.terminal.OutputClosed",
     "shoal.fetch.connecting.RefusedAddressError",
     "shoal.fetch.resolving.UnresolvedError",
     "shoal.fetch.decompress._TruncatedError",

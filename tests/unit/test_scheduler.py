@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,25 @@ def test_a_request_of_a_script_that_fails_is_not_lost(tmp_path: Path) -> None:
         assert scheduler.has_pending_requests()
         scheduler.complete(request)
         assert scheduler.idle()
+
+
+def test_a_script_waits_while_another_one_has_the_last_request(tmp_path: Path) -> None:
+    """Else its loop would ask the store without a pause. Requests that it holds itself are nothing to wait for."""
+    config = Config(frontier=f"sqlite:///{tmp_path}/x.db")
+    with SyncScheduler(Books, config, settle=False) as scheduler:
+        scheduler.enqueue_request(Request(URL))
+        held = scheduler.next_request()
+        begin = time.monotonic()
+        assert scheduler.next_request() is None
+        assert time.monotonic() - begin < 0.5
+        other, store = scheduler._scheduler, scheduler._scheduler.frontier
+        scheduler._scheduler = Scheduler(store, other.scope)  # another process
+        assert scheduler.next_request() is None
+        assert time.monotonic() - begin > 1
+        scheduler._scheduler = other
+        assert held is not None
+        scheduler.complete(held)
+        assert scheduler.next_request() is None
 
 
 def test_a_store_that_is_away_has_the_names_of_a_connection() -> None:

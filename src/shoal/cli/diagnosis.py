@@ -89,7 +89,8 @@ def _check_limits() -> Iterator[CheckResult]:
 
 
 def check_configuration(resolved: Resolved) -> Iterator[CheckResult]:
-    files = {source for source in resolved.sources.values() if source.endswith(".toml")}
+    places = {source.rpartition(": ")[0] or source for source in resolved.sources.values()}
+    files = {place for place in places if place.endswith(".toml")}
     yield CheckResult(True, f"configuration ({', '.join(sorted(files)) or 'no shoal.toml'})")
     hint = 'not set; give site owners a way to reach you: contact = "https://..." in shoal.toml'
     shown = f"user agent {resolved.config.sent_user_agent}" if resolved.config.contact else "contact in the user agent"

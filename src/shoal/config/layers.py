@@ -112,6 +112,11 @@ def explicit_settings(tree: Section) -> dict[str, object]:
     return found
 
 
+def is_explicit(tree: Section, name: str) -> bool:
+    """Whether this field, or another name without a value, was recorded for the tree."""
+    return name in _explicit(tree)
+
+
 def mark_explicit(tree: Section, names: Iterable[str]) -> None:
     """Record that exactly these dotted keys of a tree were set explicitly. The tree is new, and so are its sections."""
     prefixes = {name.rpartition(".")[0] for name in names}

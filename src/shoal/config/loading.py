@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import (
@@ -14,6 +15,7 @@ from shoal.config.layers import (
     build,
     explicit_settings,
     from_text,
+    is_explicit,
     keys,
     masked,
     nearest,
@@ -21,7 +23,7 @@ from shoal.config.layers import (
     read_toml,
 )
 from shoal.config.redis_variables import OTHER_NAMES, REDIS_VARIABLES, own_names, redis_from_environ
-from shoal.config.root import Config
+from shoal.config.root import ANY_REDIS, Config
 from shoal.errors import ConfigError
 
 # Tables of the file that are not settings of a run. Other packages read them.
@@ -89,8 +91,8 @@ def load_config(
     A layer with a mode but without a frontier decides on the frontier, too: "standalone" is in memory, whatever weaker
     layers say; "distributed" uses the server that a weaker layer names, or else Redis: the server that REDIS_HOST,
     REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or the one on this machine. The file and the environment may also use
-    the names in `shoal.config.redis_variables`. If a layer has both and they contradict
-    each other, that is an error.
+    the names in `shoal.config.redis_variables`: there QUEUE_TYPE "redis" keeps a Redis server of a weaker layer. If a
+    layer has both and they contradict each other, that is an error.
     """
     in_file = read_toml(file) if file is not None else {}
     for table in _OTHER_TABLES:
@@ -100,36 +102,60 @@ def load_config(
     redis = {name: str(value) for name, value in file_names.items() if name in REDIS_VARIABLES}
     redis |= {name: environ[name] for name in REDIS_VARIABLES if environ.get(name)}
     typed, from_spider = options or {}, spider_sources or {}
-    in_code = explicit_settings(code) if isinstance(code, Config) else code
     in_environ, problems = _from_environ(environ)
-    variables: dict[str, str] = {}
     environ_names = {name: environ[name] for name in OTHER_NAMES if environ.get(name)}
-    for layer, names, where in ((in_file, file_names, f"{file}: "), (in_environ, environ_names, "")):
+    layers = [
+        _Layer(spider or {}, lambda key: from_spider.get(key, f"spider {spider_name}".strip())),
+        _Layer(in_file, lambda key: str(file)),
+        _Layer(in_environ, env_name, from_text),
+        _Layer(command_line or {}, lambda key: typed.get(key, f"--set {key}"), from_text),
+        _layer_of_code(code, redis),
+    ]
+    for number, names, where in ((1, file_names, f"{file}: "), (2, environ_names, "")):
         try:
-            found = own_names(names, layer.get("frontier"), redis)
+            layers[number] = layers[number].with_names(names, redis, where)
         except ConfigError as exc:
             problems.append(f"{where}{exc}")
-            continue
-        layer.update((key, value) for key, (_, value) in found.items())
-        variables = {key: name for key, (name, _) in found.items()}
-    layers: list[tuple[Mapping[str, object] | None, Callable[[str], str], Parse | None]] = [
-        (spider, lambda key: from_spider.get(key, f"spider {spider_name}".strip()), None),
-        (in_file, lambda key: str(file), None),
-        (in_environ, lambda key: variables.get(key, env_name(key)), from_text),
-        (command_line, lambda key: typed.get(key, f"--set {key}"), from_text),
-        (in_code, lambda key: "code", None),
-    ]
     merge = _Merge()
-    for settings, source, parse in layers:
-        read, wrong = read_settings(Config, settings or {}, source=source, parse=parse)
+    for layer in layers:
+        read, wrong = read_settings(Config, layer.settings, source=layer.source, parse=layer.parse)
         problems += wrong
-        problems += merge.add(read, source)
+        problems += merge.add(read, layer.source, keeps_redis=layer.keeps_redis)
     if problems:
         raise ConfigError("\n".join(problems))
     values, sources = merge.values, merge.sources
     if values.get("mode") == "distributed" and "frontier" not in values:
         values["frontier"], sources["frontier"] = redis_from_environ(redis), ", ".join(redis) or sources["mode"]
     return Resolved(build(Config, values), sources, tuple(merge.overruled))
+
+
+class _Layer(Struct, frozen=True):
+    """The settings of one place, and what returns the source of a key."""
+
+    settings: Mapping[str, object]
+    source: Callable[[str], str]
+    parse: Parse | None = None
+    keeps_redis: bool = False
+    """It wants a frontier in Redis, but names no server: the one of a weaker layer counts, if there is one."""
+
+    def with_names(self, names: Mapping[str, object], redis: Mapping[str, str], where: str) -> _Layer:
+        """Add the `OTHER_NAMES` of this layer. ``where`` stands before a name in its source."""
+        found = own_names(names, self.settings, redis)
+        sources = {key: where + name for key, (name, _) in found.items()}
+        return replace(
+            self,
+            settings={**self.settings, **{key: value for key, (_, value) in found.items()}},
+            source=lambda key: sources.get(key) or self.source(key),
+            keeps_redis="frontier" in found and not names.keys() & set(REDIS_VARIABLES),
+        )
+
+
+def _layer_of_code(code: Mapping[str, object] | Config | None, redis: Mapping[str, str]) -> _Layer:
+    settings = explicit_settings(code) if isinstance(code, Config) else code or {}
+    keeps_redis = isinstance(code, Config) and is_explicit(code, ANY_REDIS) and "frontier" not in settings
+    if keeps_redis:
+        settings = {**settings, "frontier": redis_from_environ(redis)}
+    return _Layer(settings, lambda key: "code", keeps_redis=keeps_redis)
 
 
 class _Merge:
@@ -140,8 +166,9 @@ class _Merge:
         self.sources = dict.fromkeys(keys(Config), "default")
         self.overruled: list[Overruled] = []
 
-    def add(self, read: Mapping[str, object], source: Callable[[str], str]) -> list[str]:
-        """Add the values of a stronger layer. Return a sentence if its mode and its frontier contradict each other."""
+    def add(self, read: dict[str, object], source: Callable[[str], str], *, keeps_redis: bool) -> list[str]:
+        """Add the values of a stronger layer. Return a sentence if its mode and its frontier contradict each other.
+        For ``keeps_redis`` see `_Layer`."""
         mode, kind = read.get("mode"), frontier_kind(read.get("frontier"))
         unusable = _UNUSABLE[str(mode)] if mode is not None else ()
         problems = []
@@ -151,6 +178,8 @@ class _Merge:
                 f'"mode" is "{mode}" ({source("mode")}), but "frontier" is "{frontier}" ({source("frontier")}). These '
                 f"contradict each other: {_REMEDY[str(mode)]}"
             )
+        if keeps_redis and kind == "redis" == frontier_kind(self.values.get("frontier")):
+            read = {key: value for key, value in read.items() if key != "frontier"}
         for key in read:
             self._overrule(key, source(key))
         self.values |= read

@@ -43,15 +43,25 @@ def _number(name: str, text: str, default: int) -> int:
     return int(text) if text else default
 
 
-def own_names(named: Mapping[str, object], frontier: object, redis: Mapping[str, str]) -> dict[str, tuple[str, object]]:
+def own_names(
+    named: Mapping[str, object], layer: Mapping[str, object], redis: Mapping[str, str]
+) -> dict[str, tuple[str, object]]:
     """The settings that `OTHER_NAMES` of one layer set: by dotted key, the other name and the value.
 
-    ``frontier``: that of the same layer, or None. ``redis``: the `REDIS_VARIABLES` in force. ConfigError names what
+    ``layer``: its settings under their own names. ``redis``: the `REDIS_VARIABLES` in force. ConfigError names what
     contradicts each other.
     """
     found: dict[str, tuple[str, object]] = {}
     if "SCHEDULER_MAX_QUEUE_SIZE" in named:
-        found["queue.max_size"] = ("SCHEDULER_MAX_QUEUE_SIZE", named["SCHEDULER_MAX_QUEUE_SIZE"])
+        table, size = layer.get("queue"), named["SCHEDULER_MAX_QUEUE_SIZE"]
+        own = table.get("max_size") if isinstance(table, Mapping) else layer.get("queue.max_size")
+        if own not in (None, size):
+            raise ConfigError(
+                f'SCHEDULER_MAX_QUEUE_SIZE {size} and "queue.max_size" {own} contradict each other. Remove one of them'
+            )
+        if own is None:
+            found["queue.max_size"] = ("SCHEDULER_MAX_QUEUE_SIZE", size)
+    frontier = layer.get("frontier")
     kinds = {name: str(named[name]).lower() for name in ("QUEUE_TYPE", "FILTER_TYPE") if name in named}
     if len(set(kinds.values())) > 1:
         words = " and ".join(f'{name} "{kind}"' for name, kind in kinds.items())

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from shoal.config.checks import check_contact, check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
-from shoal.config.layers import Section, build, explicit_settings, flatten, mark_explicit, read_settings
+from shoal.config.layers import (
+    Section,
+    build,
+    explicit_settings,
+    flatten,
+    is_explicit,
+    mark_explicit,
+    read_settings,
+)
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
     USER_AGENT,
@@ -37,6 +45,9 @@ from shoal.config.sections import (
     WorkerSettings,
 )
 from shoal.errors import ConfigError
+
+ANY_REDIS = "any redis"
+"""Recorded for a Config that wants a frontier in Redis, but names no server."""
 
 NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 
@@ -213,8 +224,8 @@ class Config(Section, frozen=True, kw_only=True):
     ) -> Config:
         """Configure a fleet whose frontier is in Redis, or in PostgreSQL: ``frontier="postgresql://..."``.
 
-        If no server is given, a crawl uses the one that its other settings name, or else Redis on this machine. The
-        other arguments are those of ``standalone``.
+        If no server is given, a crawl uses the one that its other settings name, or else Redis on this machine. With
+        ``queue_type="redis"``, only a Redis server counts. The other arguments are those of ``standalone``.
         """
         server: dict[str, Any] = {"host": redis_host, "port": redis_port, "password": redis_password, "db": redis_db}
         server = {name: value for name, value in server.items() if value is not None}
@@ -230,7 +241,8 @@ class Config(Section, frozen=True, kw_only=True):
         settings.setdefault("frontier", redis_url(**server))
         config = _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
         if not is_named:
-            mark_explicit(config, explicit_settings(config).keys() - {"frontier"})
+            wants_redis = {ANY_REDIS} if "redis" in (queue_type, filter_type) else set()
+            mark_explicit(config, explicit_settings(config).keys() - {"frontier"} | wants_redis)
         return config
 
     def refuse_tor(self, what: str) -> None:
@@ -247,7 +259,8 @@ class Config(Section, frozen=True, kw_only=True):
         if problems:
             raise ConfigError("\n".join(problems))
         config = build(Config, {**flatten(self, reveal=True), **values})
-        mark_explicit(config, explicit_settings(self).keys() | values.keys())
+        recorded = {ANY_REDIS} if is_explicit(self, ANY_REDIS) else set()
+        mark_explicit(config, explicit_settings(self).keys() | values.keys() | recorded)
         return config
 
 

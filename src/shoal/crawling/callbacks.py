@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import sysconfig
 import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +17,7 @@ from msgspec import Struct
 
 from shoal.crawling.files import FileChains, Step
 from shoal.crawling.stats import CodeError, Counters
-from shoal.errors import DropItem, ItemError, ShoalError, SpiderError
+from shoal.errors import LIBRARIES, DropItem, ItemError, SpiderError
 from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
 from shoal.http.request import Creation, record_created
@@ -30,12 +27,6 @@ from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
-_LIBRARIES = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    "<",
-)
-"""Beginnings of file names that are not code of the user."""
 _MAX_REASON = 200  # characters of the reason why an item was dropped
 
 
@@ -222,7 +213,7 @@ class Unyielded:
             place = (code, instruction)
             if id(link) in yielded or references > _ALONE:  # the spider keeps it, perhaps for later
                 self._yielding.add(place)
-            elif not code.co_filename.startswith(_LIBRARIES):
+            elif not code.co_filename.startswith(LIBRARIES):
                 self._missing[place] += 1
 
     def watch(self, outputs: GeneratorType[object, None, object]) -> Iterator[object]:
@@ -311,22 +302,3 @@ def _check_parameters(callback: Callable[..., object], arguments: tuple[object, 
             f"{getattr(callback, '__qualname__', name)}() does not take what it gets: {exc}; write "
             f"`def {name}({', '.join(('self', *first, *named))})`{place}"
         ) from None
-
-
-def describe(exc: BaseException, method: str | None = None) -> str:
-    """The exception, the method of the spider, and the last line of the user's own files in the traceback: ``ValueError
-    in parse: no price (shop.py, line 12)``. An error that Shoal raises after the callback has no such line."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    if not own and not isinstance(exc, ShoalError):
-        own = list(frames)
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(exc).__name__}{f' in {method}' if method else ''}: {text_of(exc)}{place}"
-
-
-def text_of(exc: BaseException) -> str:
-    """The text of an exception. One of the user may not have any."""
-    try:
-        return str(exc)
-    except Exception:  # its `__str__` may raise anything
-        return "its text cannot be shown"

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from inspect import isawaitable
 
-from shoal.crawling.callbacks import describe
-from shoal.errors import ShoalError, SpiderError
+from shoal.errors import ShoalError, SpiderError, describe
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.spider")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from shoal.config import Config
-from shoal.crawling.callbacks import Callbacks, Found, describe, text_of
+from shoal.crawling.callbacks import Callbacks, Found
 from shoal.crawling.files import FileChains
 from shoal.crawling.outcome import BROKEN_LINK, GONE
 from shoal.crawling.scheduler import Admitted, Scheduler
@@ -29,6 +29,8 @@ from shoal.errors import (
     ShoalError,
     SpiderError,
     TooComplexError,
+    describe,
+    text_of,
 )
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured

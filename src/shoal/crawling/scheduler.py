@@ -333,6 +333,10 @@ class Scheduler:
         """Whether any request is ready, waiting or leased."""
         return (await self.frontier.stats()).remaining > 0
 
+    async def may_get_more(self) -> bool:
+        """Whether a later ``next_request`` may return something: requests are queued, or others have leased some."""
+        return (await self.frontier.stats()).remaining > len(self._out)
+
     async def size(self) -> int:
         """How many requests are in the queue: ready, or waiting for another attempt. Leased ones are not."""
         stats = await self.frontier.stats()

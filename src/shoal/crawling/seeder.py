@@ -13,11 +13,10 @@ from inspect import isawaitable
 from typing import TypeAlias, cast
 
 from shoal.config import Config
-from shoal.crawling.callbacks import describe
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
-from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError
+from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError, describe
 from shoal.http import Request
 from shoal.ports import Claim, Pushed
 from shoal.spider import Spider

@@ -16,7 +16,6 @@ from functools import partial
 
 import msgspec
 
-from shoal.crawling.callbacks import describe
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.hooks import SpiderHooks
@@ -25,7 +24,7 @@ from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
-from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError, describe
 from shoal.files.keeper import check_store
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request

@@ -65,12 +65,13 @@ class SyncScheduler:
         return self._thread.wait(self._scheduler.enqueue_requests(requests))
 
     def next_request(self) -> Request | None:
-        """Lease the best request whose host is due. While hosts must wait, wait up to a second; then return None."""
+        """Lease the best request whose host is due. While hosts must wait, or other processes have the last requests,
+        wait up to a second; then return None."""
         self._settle()
         until = time.monotonic() + _PATIENCE
         while True:
             request = self._thread.wait(self._scheduler.next_request())
-            if request is not None or time.monotonic() > until or not self.size():
+            if request is not None or time.monotonic() > until or not self._thread.wait(self._scheduler.may_get_more()):
                 self._last = request if self._settles else None
                 return request
             time.sleep(_PAUSE)

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal import http
-from shoal.crawling.callbacks import describe
-from shoal.errors import FetchError, RequestError
+from shoal.errors import FetchError, RequestError, describe
 from shoal.http.files import FILE_CALLBACK
 from shoal.middleware import Postponed, Replaced
 from shoal.ports import Fetch

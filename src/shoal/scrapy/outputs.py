@@ -10,8 +10,7 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING
 
 from shoal import http
-from shoal.crawling.callbacks import describe
-from shoal.errors import RequestError
+from shoal.errors import RequestError, describe
 from shoal.item import is_item
 from shoal.scrapy import signals
 from shoal.scrapy.conversion import Conversion

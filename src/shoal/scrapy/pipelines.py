@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from shoal.crawling.callbacks import describe
-from shoal.errors import DropItem, ItemError
+from shoal.errors import DropItem, ItemError, describe
 from shoal.scrapy import signals
 from shoal.scrapy.components import ProjectComponent, hooks_of
 from shoal.scrapy.item import serialized

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shoal.config import LoginSettings
-from shoal.errors import DECODING_ERRORS, FetchError, FrontierError, LoginError
+from shoal.errors import DECODING_ERRORS, FetchError, FrontierError, LoginError, describe
 from shoal.http import Request, Response
 from shoal.http.login import Login
 from shoal.middleware import Postponed
@@ -372,8 +372,6 @@ class LoginKeeper:
         except (LoginError, FetchError, FrontierError):
             raise
         except Exception as exc:  # the user's code may raise anything
-            from shoal.crawling.callbacks import describe  # which imports this module
-
             hint = "; is an `await` missing?" if "'coroutine' object" in str(exc) else ""
             raise LoginError(f"log_in() of the spider failed: {describe(exc)}{hint}") from exc
         if attempt.response is None:
