@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from urllib.parse import unquote, urlsplit
 
-
 _LONGER = 2.4
 """Times the length of a known name: nothing that is longer is near it."""
 

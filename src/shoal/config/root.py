@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from shoal.config.checks import check_contact, check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
-from shoal.config.layers import Section, build, explicit_settings, flatten, mark_explicit, read_settings
+from shoal.config.layers import Section, changed, read_settings, unmark_explicit
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
     USER_AGENT,
@@ -230,7 +230,7 @@ class Config(Section, frozen=True, kw_only=True):
         settings.setdefault("frontier", redis_url(**server))
         config = _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
         if not is_named:
-            mark_explicit(config, explicit_settings(config).keys() - {"frontier"})
+            unmark_explicit(config, "frontier")
         return config
 
     def refuse_tor(self, what: str) -> None:
@@ -246,9 +246,7 @@ class Config(Section, frozen=True, kw_only=True):
         values, problems = read_settings(Config, settings)
         if problems:
             raise ConfigError("\n".join(problems))
-        config = build(Config, {**flatten(self, reveal=True), **values})
-        mark_explicit(config, explicit_settings(self).keys() | values.keys())
-        return config
+        return changed(self, values)
 
 
 def _of_mode(
