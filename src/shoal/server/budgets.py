@@ -112,7 +112,7 @@ class AnswerBudgets(NamedTuple):
     decoded: Budget
     """Bytes of large results, from decoding them until they are sent."""
     whole: Budget
-    """Bytes of answers that are not sent in pieces: first of their results as they are stored, then in JSON."""
+    """Bytes of answers that are not sent in pieces: first the most that they may have, then what they have."""
 
 
 def caller_of(request: Request) -> str:

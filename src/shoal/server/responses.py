@@ -17,8 +17,8 @@ from shoal.server.budgets import AnswerBudgets, Budget, Share
 PIECE = 128 * 1024
 """Stored bytes of results that are encoded at once. A larger one is alone, and its memory counts until it is sent."""
 WHOLE = 4 << 20
-"""Stored bytes of all results of an answer that is encoded at once, if the budget has room for it: in pieces it would
-cost more time."""
+"""Stored bytes of all results of an answer that is encoded at once, if the budget has room for the most that it may
+become: in pieces it would cost more time."""
 _SENT = 200_000  # bytes that are sent at once, about; a smaller answer is sent whole, with its length
 _SLICE = 240_000  # characters of a text that are encoded at once; divisible by 3, as Base64 pads
 _GROWTH = 6  # JSON has up to six bytes for a byte that is stored
@@ -132,7 +132,8 @@ class EntryEncoder:
         async for portion in portions:
             entries += portion if limit is None else portion[: limit - len(entries)]
             size += sum(entry.size + _OUTLINE for entry in portion)
-            if size > WHOLE or _GROWTH * size > self._bytes_left or (size > PIECE and not share.change(size)):
+            most = _GROWTH * size
+            if size > WHOLE or most > self._bytes_left or (size > PIECE and not share.change(most)):
                 return False
             if len(entries) == limit:
                 break
