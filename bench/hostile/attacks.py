@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from hostile.target import BOB, OPERATOR, Target, Watch, wait_until
+from hostile.target import ANN, BOB, OPERATOR, Target, Watch, wait_until
 
 MB = 1_000_000
 HOLD = 10.0  # seconds for which connections are held open
@@ -60,6 +60,26 @@ def unread_answers(target: Target) -> Prepared:
     return attack
 
 
+def unread_pages(target: Target) -> Prepared:
+    """60 clients of two callers that never read answers of 3 MB (18 MB in JSON), which are encoded at once."""
+    sessions = [
+        (token, json.loads(target.ask("POST", "/api/crawl/batch", body, token)[1])["session_id"])
+        for token in (ANN, BOB)
+        for body in [{"urls": [f"{target.site}/3000000/control?{token[:4]}"], "options": {"robots": False}}]
+    ]
+
+    def attack() -> str:
+        with ExitStack() as held:
+            opened = [
+                held.enter_context(target.begin(f"/api/crawl/{session}", token=token))
+                for token, session in sessions * 30
+            ]
+            time.sleep(HOLD)
+            return _counted(_status(connection) for connection in opened)
+
+    return attack
+
+
 def slow_bodies(target: Target) -> Prepared:
     """900 connections from 9 addresses, half with slow headers, half with a slow body."""
 
@@ -81,6 +101,19 @@ def slow_bodies(target: Target) -> Prepared:
         return "held"
 
     return attack
+
+
+def tiny_chunks(target: Target) -> Prepared:
+    """200 anonymous connections that send bodies of 600 KB in chunks of one byte, half of them to the login."""
+
+    def post(number: int) -> int:
+        path = (b"/ui/login", b"/api/crawl/batch")[number % 2]
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+        with suppress(OSError), target.connect(head + b"1\r\n \r\n" * 100_000) as connection:
+            return _status(connection)
+        return 0
+
+    return lambda: _counted(_concurrently(post, 200))
 
 
 def streams(target: Target) -> Prepared:
@@ -198,7 +231,9 @@ ATTACKS: dict[str, Callable[[Target], Prepared]] = {
     "duplicates": duplicates,
     "login bodies": login_bodies,
     "unread answers": unread_answers,
+    "unread pages": unread_pages,
     "slow bodies": slow_bodies,
+    "tiny chunks": tiny_chunks,
     "streams": streams,
     "listed items": listed_items,
     "patterns": patterns,

@@ -8,12 +8,18 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from urllib.parse import unquote, urlsplit
 
+_LONGER = 2.4
+"""Times the length of a known name: nothing that is longer is near it."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean ...?`` with the nearest known name, or nothing. A mapping has the spelling of each name."""
     from difflib import get_close_matches  # here, because it is only needed after an error
 
-    near = get_close_matches(name, list(known), 1)
+    names = list(known)
+    if len(name) > _LONGER * max(map(len, names), default=0):
+        return ""  # difflib would need 30 times its memory to find nothing: strangers send names of megabytes
+    near = get_close_matches(name, names, 1)
     if not near:
         return ""
     return f"; did you mean {known[near[0]] if isinstance(known, Mapping) else near[0]}?"

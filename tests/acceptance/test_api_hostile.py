@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -33,6 +36,36 @@ def test_hostile_bodies_cost_little_and_stop_nobody(api: Api) -> None:
     assert watch.asked > 10
     assert watch.growth < MOST_MEMORY
     assert watch.worst < LONGEST
+
+
+@pytest.mark.parametrize("path", ["/api/crawl/batch", "/ui/login"])
+def test_bodies_in_tiny_chunks_stop_nobody(api: Api, path: str) -> None:
+    """A chunk of one byte takes as long as one of a thousand: without turns, the others waited for a minute."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with watched(api) as watch, ExitStack() as held:
+        for _ in range(40):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", api.port)))
+            connection.setblocking(False)
+            with suppress(OSError):
+                connection.send(head + b"1\r\n \r\n" * 100_000)
+        time.sleep(3)
+    assert watch.asked > 10
+    assert watch.worst < LONGEST
+
+
+def test_a_body_in_tiny_chunks_is_read(api: Api) -> None:
+    body = json.dumps({"urls": ["http://127.0.0.1:1/" + "a" * 500], "wait": False}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    head = b"POST /api/crawl/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as connection:
+        for _ in range(2):  # on the same connection, sent together
+            connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+        received = b""
+        while received.count(b"session_id") < 2:
+            part = connection.recv(65536)
+            assert part, received
+            received += part
+    assert received.count(b"HTTP/1.1 202 Accepted") == 2
 
 
 def test_errors_are_counted_and_the_first_ones_listed(api: Api) -> None:

@@ -120,6 +120,14 @@ def test_guesses_are_slowed(guarded: Api, login: bool, address: str) -> None:
 # -- sessions of the dashboard
 
 
+def test_a_login_with_too_many_fields_is_refused(guarded: Api) -> None:
+    """As an internal error, each one filled the log with a traceback."""
+    form = {f"field{number}": "x" for number in range(20)}
+    answer = ask(guarded, "POST", "/ui/login", form=form)
+    assert (answer.status, b"more fields" in answer.body) == (422, True)
+    assert "Traceback" not in guarded.process.said()
+
+
 def log_in(api: Api, token: str = ANN, **headers: str) -> tuple[str, str]:
     """The cookie of a new session, and the header that set it."""
     answer = ask(api, "POST", "/ui/login", form={"token": token}, **headers)

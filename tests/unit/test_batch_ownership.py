@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -67,6 +68,49 @@ async def test_results_on_a_server_are_not_limited() -> None:
     admission.end(session)
     with admission.starting("me"):
         pass
+
+
+async def test_results_that_were_deleted_no_longer_count_for_their_owner() -> None:
+    store = MemoryStore()
+    admission = Admission(Config())
+    sessions = [await create(store) for _ in range(2)]
+    for session in sessions:
+        admission.add(session)
+    sizes = [session.quota.used for session in sessions]
+    owner = sessions[0].settings.owner
+    assert (admission.kept_bytes, admission._bytes_of(owner)) == (sum(sizes), sum(sizes))
+    for session in sessions:
+        admission.end(session)
+    assert (admission.kept_bytes, admission._bytes_of(owner)) == (sum(sizes), sum(sizes))
+    admission.keep_only([sessions[0].id])
+    assert (admission.kept_bytes, admission._bytes_of(owner)) == (sizes[0], sizes[0])
+
+
+async def test_a_new_session_costs_the_same_however_many_have_ended() -> None:
+    admission = Admission(Config())
+    session = await create(MemoryStore())
+
+    def calls() -> int:
+        count = 0
+
+        def add(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(add)
+        try:
+            with admission.starting("me"):
+                pass
+        finally:
+            sys.setprofile(None)
+        return count
+
+    before = calls()
+    for number in range(100):
+        session.id = str(number)
+        admission.add(session)
+        admission.end(session)
+    assert calls() < before + 10
 
 
 # -- ownership

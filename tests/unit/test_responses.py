@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from shoal.batch.results import Entry
 from shoal.frontier.memory.store import MemoryStore
 from shoal.ports import Frontier, LoggedItem
 from shoal.server import responses
-from shoal.server.budgets import Budget, BusyError
+from shoal.server.budgets import AnswerBudgets, Budget, BusyError, Share
 from shoal.server.responses import EntryEncoder, json_pieces
 from shoal.server.routes.runs import _item_portions
 from tests.unit.test_batch import session_of, work
@@ -43,6 +45,21 @@ def test_the_pieces_of_a_value_are_its_json(value: Any) -> None:
 def test_pieces_are_small() -> None:
     value = {"text": "\x01" * 1_500_000, "links": ["http://ex.com/"] * 50_000, "png": b"x" * 500_000}
     assert max(map(len, json_pieces(value))) <= 6 * 240_000
+
+
+def budgets_of(whole: int) -> AnswerBudgets:
+    return AnswerBudgets(Budget("answers", 9, 9), Budget("bytes", 1 << 30, 1 << 30), Budget("bytes", whole, whole))
+
+
+def test_a_share_of_a_budget_grows_if_there_is_room() -> None:
+    budget = Budget("things", 5, 8)
+    with Share(budget, "ann") as ann, Share(budget, "bob") as bob:
+        assert ann.change(5)
+        assert not ann.change(6)
+        assert not bob.change(4)
+        assert ann.change(4)
+        assert bob.change(4)
+    assert (budget._sum, budget._held) == (0, {})
 
 
 def test_a_budget_has_a_share_for_each_caller_and_an_end() -> None:
@@ -80,7 +97,7 @@ async def test_a_page_of_items_reads_what_it_returns() -> None:
     for number in range(60):
         await work(session, 1, 1_000_000 if number % 7 == 3 else 100)
     log = CountedLog(session.frontier)
-    encoder = EntryEncoder(Budget("bytes", 1 << 30, 1 << 30), "me", max_bytes=2_500_000)
+    encoder = EntryEncoder(budgets_of(1 << 30), "me", max_bytes=2_500_000)
     pieces = [piece async for piece in encoder.page({"run_id": "x"}, "items", _item_portions(log, 0, 1000), 1000, 0)]
     page = msgspec.json.decode(b"".join(pieces))
     assert [item["seq"] for item in page["items"]] == list(range(1, 18))
@@ -98,19 +115,33 @@ async def portions_of(entries: list[Entry]) -> AsyncGenerator[list[Entry]]:
         yield entries[start : start + 5]
 
 
-@settings(deadline=None)
-@given(SIZES, st.integers(1, 14) | st.none(), st.sampled_from([1, 200_000, 700_000, 10**9]))
-async def test_a_page_has_whole_results_within_its_limits(sizes: list[int], limit: int | None, max_bytes: int) -> None:
+def texts_of(sizes: list[int]) -> tuple[list[str], list[Entry]]:
     contents = [chr(97 + number) * size for number, size in enumerate(sizes)]
     entries = [
         Entry(number, size, lambda whole, content=content: {"content": content if whole else None})  # type: ignore[misc]
         for number, (size, content) in enumerate(zip(sizes, contents, strict=True), 1)
     ]
-    budget = Budget("bytes", 1 << 30, 1 << 30)
-    encoder = EntryEncoder(budget, "me", max_bytes)
-    pieces = [piece async for piece in encoder.elements(b'{"list":[', portions_of(entries), lambda: b"]}", limit)]
+    return contents, entries
+
+
+@settings(deadline=None)
+@given(
+    SIZES, st.integers(1, 14) | st.none(), st.sampled_from([1, 200_000, 700_000, 10**9]),
+    st.sampled_from([0, 2_000_000, 1 << 30]),
+)  # fmt: skip
+async def test_a_page_has_whole_results_within_its_limits(
+    sizes: list[int], limit: int | None, max_bytes: int, whole: int
+) -> None:
+    contents, entries = texts_of(sizes)
+    budgets = budgets_of(whole)
+    encoder = EntryEncoder(budgets, "me", max_bytes)
+    pieces = [
+        piece async for piece in encoder.elements({"id": 1}, "list", portions_of(entries), lambda: {"end": 1}, limit)
+    ]
     assert all(len(piece) > 200_000 for piece in pieces[:-1])
-    results = [each["content"] for each in msgspec.json.decode(b"".join(pieces))["list"]]
+    answer = msgspec.json.decode(b"".join(pieces))
+    assert answer["end"] == 1
+    results = [each["content"] for each in answer["list"]]
     if limit is None:
         assert len(results) == len(entries)
     assert all(result in (None, content) for result, content in zip(results, contents, strict=False))
@@ -120,4 +151,54 @@ async def test_a_page_has_whole_results_within_its_limits(sizes: list[int], limi
         assert None not in results[1:]  # the list ends there
         more = contents[len(results) : limit]
         assert not more or sent + len(more[0]) > max_bytes - 20 * len(results) - 20
-    assert budget._sum == 0
+    assert [budget._sum for budget in budgets] == [0, 0, 0]
+
+
+class Reader:
+    """A client that waits before it reads the rest."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.reads = asyncio.Event()
+
+    async def send(self, message: Any) -> None:
+        if self.messages and self.messages[-1].get("body"):
+            await self.reads.wait()
+        self.messages.append(message)
+
+
+async def test_an_answer_that_the_budget_has_room_for_is_sent_at_once_and_counts_until_it_is_read() -> None:
+    """In pieces it costs more time. Without room, it is sent in pieces."""
+    _, entries = texts_of([300_000] * 4)
+    budgets = budgets_of(8_000_000)  # JSON may have six bytes for a stored one
+
+    async def answer() -> tuple[Reader, asyncio.Task[None]]:
+        encoder = EntryEncoder(budgets, "me")
+        response = await encoder.respond(encoder.page({"id": 1}, "results", portions_of(entries), 100, 0))
+        reader = Reader()
+        task = asyncio.create_task(response({"type": "http"}, Mock(), reader.send))
+        await asyncio.sleep(0.01)
+        return reader, task
+
+    whole, first = await answer()
+    start, body = whole.messages
+    assert (b"content-length", b"%d" % len(body["body"])) in start["headers"]
+    assert budgets.whole._sum == len(body["body"]) > 1_200_000
+    pieces, second = await answer()
+    assert len(pieces.messages[1]["body"]) < 400_000
+    for reader, task in ((whole, first), (pieces, second)):
+        reader.reads.set()
+        await task
+        sent = b"".join(message.get("body", b"") for message in reader.messages)
+        assert [len(each["content"]) for each in msgspec.json.decode(sent)["results"]] == [300_000] * 4
+    assert [budget._sum for budget in budgets] == [0, 0, 0]
+
+
+async def test_an_answer_that_json_makes_larger_than_its_limit_is_sent_in_pieces() -> None:
+    text = "\x01" * 300_000
+    entry = Entry(1, len(text), lambda whole: {"content": text if whole else None})
+    for max_bytes, content in ((1_700_000, None), (1_900_000, text)):
+        encoder = EntryEncoder(budgets_of(1_500_000), "me", max_bytes)
+        pieces = [piece async for piece in encoder.page({"id": 1}, "results", portions_of([entry]), 100, 0)]
+        assert len(pieces) > 1 or content is None
+        assert msgspec.json.decode(b"".join(pieces)) == {"id": 1, "results": [{"content": content}], "next": 1}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ class Admission:
         self._running: dict[str, Session] = {}
         self._kept: dict[str, Holding] = {}
         """The results of ended sessions."""
+        self._kept_by: Counter[str] = Counter()
+        """Their bytes, by owner."""
 
     @property
     def is_full(self) -> bool:
@@ -65,17 +67,12 @@ class Admission:
     @property
     def kept_bytes(self) -> int:
         """Approximate bytes of the results of all sessions that ran in this process."""
-        return self._bytes_of(self._holdings())
+        return self._kept_by.total() + sum(session.quota.used for session in self._running.values())
 
-    def _holdings(self, owner: str | None = None) -> list[Holding]:
-        """What the sessions hold that ran in this process, of one owner or of all."""
-        running = (Holding(session.settings.owner, session.quota.used) for session in self._running.values())
-        holdings = (*self._kept.values(), *running)
-        return [holding for holding in holdings if owner is None or holding.owner == owner]
-
-    @staticmethod
-    def _bytes_of(holdings: Iterable[Holding]) -> int:
-        return sum(holding.size for holding in holdings)
+    def _bytes_of(self, owner: str) -> int:
+        """What the sessions of an owner hold that ran in this process."""
+        running = (session.quota.used for session in self._running.values() if session.settings.owner == owner)
+        return self._kept_by[owner] + sum(running)
 
     @property
     def session_limit(self) -> int:
@@ -90,7 +87,7 @@ class Admission:
         limit = self._part(_CALLER_PART, sys.maxsize)
         going = [session for session in self._running.values() if not session.quota.closed]
         owners = {session.settings.owner for session in going}
-        greedy = {owner for owner in owners if self._bytes_of(self._holdings(owner)) > limit}
+        greedy = {owner for owner in owners if self._bytes_of(owner) > limit}
         if not greedy and going and self._is_filled:
             largest = max(going, key=lambda session: session.quota.used)
             return [(largest, f"{FULL}, and this session held the most of it")]
@@ -111,7 +108,7 @@ class Admission:
     def _expiring(self) -> int:
         """Bytes of results that will be deleted: of sessions that are over or end now."""
         ending = (session.quota.used for session in self._running.values() if session.quota.closed)
-        return self._bytes_of(self._kept.values()) + sum(ending)
+        return self._kept_by.total() + sum(ending)
 
     def find(self, session_id: str) -> Session | None:
         return self._running.get(session_id)
@@ -138,7 +135,7 @@ class Admission:
                 "(serve.max_sessions_per_caller); try again later"
             )
         limit = self._part(_CALLER_PART, sys.maxsize)
-        if self._bytes_of(self._holdings(owner)) > limit:
+        if self._bytes_of(owner) > limit:
             raise TooManySessionsError(f"{_caller_reason(limit)}; try again when they have expired")
         if self._max_kept_bytes is not None and self.kept_bytes >= self._max_kept_bytes:
             raise TooManySessionsError(
@@ -153,11 +150,15 @@ class Admission:
     def end(self, session: Session) -> None:
         """A session runs no longer in this process. Its results count until `keep_only` drops it."""
         del self._running[session.id]
-        self._kept[session.id] = Holding(session.settings.owner, session.quota.used)
+        self._kept[session.id] = holding = Holding(session.settings.owner, session.quota.used)
+        self._kept_by[holding.owner] += holding.size
 
     def keep_only(self, session_ids: Collection[str]) -> None:
         """Drop the bytes of ended sessions that the store no longer has."""
-        self._kept = {session_id: size for session_id, size in self._kept.items() if session_id in session_ids}
+        self._kept = {session_id: holding for session_id, holding in self._kept.items() if session_id in session_ids}
+        self._kept_by.clear()
+        for owner, size in self._kept.values():
+            self._kept_by[owner] += size
 
 
 def _caller_reason(limit: int) -> str:

@@ -12,7 +12,7 @@ import pwd
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -117,13 +117,9 @@ def is_explicit(tree: Section, name: str) -> bool:
     return name in _explicit(tree)
 
 
-def mark_explicit(tree: Section, names: Iterable[str]) -> None:
-    """Record that exactly these dotted keys of a tree were set explicitly. The tree is new, and so are its sections."""
-    prefixes = {name.rpartition(".")[0] for name in names}
-    tree.__dict__[_EXPLICIT] = frozenset(name for name in names if "." not in name) | prefixes - {""}
-    for prefix in sections(type(tree)):
-        own = frozenset(name.rpartition(".")[2] for name in names if name.startswith(f"{prefix}."))
-        getattr(tree, prefix).__dict__[_EXPLICIT] = own
+def unmark_explicit(tree: Section, name: str, added: Collection[str] = ()) -> None:
+    """Record that a field of a new tree was not set explicitly, but these other names were."""
+    tree.__dict__[_EXPLICIT] = _explicit(tree) - {name} | set(added)
 
 
 @cache
@@ -174,6 +170,22 @@ def build(root: type[S], values: Mapping[str, object]) -> S:
         parts.setdefault(prefix, {})[name] = value
     top = parts.pop("", {})
     return root(**top, **{prefix: sections(root)[prefix](**part) for prefix, part in parts.items()})
+
+
+def changed(tree: S, values: Mapping[str, object]) -> S:
+    """Build a copy of the tree with these values under dotted keys, which must be known. It shares the sections that
+    stay the same: to check all of them again takes longer than a small batch."""
+    parts: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        prefix, _, name = key.rpartition(".")
+        parts.setdefault(prefix, {})[name] = value
+    top = parts.pop("", {})
+    return _changed(tree, {**top, **{prefix: _changed(getattr(tree, prefix), part) for prefix, part in parts.items()}})
+
+
+def _changed(section: S, values: Mapping[str, object]) -> S:
+    fields = {name: getattr(section, name) for name in section.__struct_fields__}
+    return _restored(type(section), {**fields, **values}, _explicit(section) | values.keys())
 
 
 def read_settings(

@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from shoal.config.checks import check_contact, check_frontier, check_one_line, check_proxy_list, frontier_kind, mask
-from shoal.config.layers import (
-    Section,
-    build,
-    explicit_settings,
-    flatten,
-    is_explicit,
-    mark_explicit,
-    read_settings,
-)
+from shoal.config.layers import Section, changed, read_settings, unmark_explicit
 from shoal.config.redis_variables import redis_url
 from shoal.config.sections import (
     USER_AGENT,
@@ -242,7 +234,7 @@ class Config(Section, frozen=True, kw_only=True):
         config = _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
         if not is_named:
             wants_redis = {ANY_REDIS} if "redis" in (queue_type, filter_type) else set()
-            mark_explicit(config, explicit_settings(config).keys() - {"frontier"} | wants_redis)
+            unmark_explicit(config, "frontier", wants_redis)
         return config
 
     def refuse_tor(self, what: str) -> None:
@@ -258,10 +250,7 @@ class Config(Section, frozen=True, kw_only=True):
         values, problems = read_settings(Config, settings)
         if problems:
             raise ConfigError("\n".join(problems))
-        config = build(Config, {**flatten(self, reveal=True), **values})
-        recorded = {ANY_REDIS} if is_explicit(self, ANY_REDIS) else set()
-        mark_explicit(config, explicit_settings(self).keys() | values.keys() | recorded)
-        return config
+        return changed(self, values)
 
 
 def _of_mode(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -75,6 +76,43 @@ class Hold:
 
     async def __aexit__(self, *error: object) -> None:
         self._budget.give_back(self._caller, self._amount)
+
+
+class Share:
+    """An amount of a budget that changes, and is given back at the end of ``with``. It is never waited for."""
+
+    def __init__(self, budget: Budget, caller: str) -> None:
+        self._budget, self._caller = budget, caller
+        self._amount = 0
+
+    def change(self, amount: int) -> bool:
+        """Hold this amount from now on. False if there is no room; then the amount stays what it was."""
+        try:
+            if amount > self._amount:
+                self._budget.take(self._caller, amount - self._amount)
+            elif amount < self._amount:
+                self._budget.give_back(self._caller, self._amount - amount)
+        except BusyError:
+            return False
+        self._amount = amount
+        return True
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.change(0)
+
+
+class AnswerBudgets(NamedTuple):
+    """What callers may hold with their answers."""
+
+    open: Budget
+    """Large answers that clients are reading."""
+    decoded: Budget
+    """Bytes of large results, from decoding them until they are sent."""
+    whole: Budget
+    """Bytes of answers that are not sent in pieces: first the most that they may have, then what they have."""
 
 
 def caller_of(request: Request) -> str:

@@ -38,7 +38,7 @@ from shoal.schedules.definitions import read_file
 from shoal.schedules.runner import ScheduleRunner
 from shoal.schedules.schedule import Definition
 from shoal.schedules.service import Schedules
-from shoal.server.budgets import Budget
+from shoal.server.budgets import AnswerBudgets, Budget
 from shoal.server.cache import TimedCache
 from shoal.server.dashboard.attention import Attention
 from shoal.server.dashboard.live import LiveViews
@@ -55,6 +55,7 @@ _STORE_TIMEOUT = 2.0  # seconds for a check of the store, and for closing it
 _OPEN_STREAMS = 500  # of batches, and of the dashboard
 _OPEN_ANSWERS = 128  # large ones that clients are reading
 _ANSWER_BYTES = 128 << 20  # of large results that are being sent, decoded
+_WHOLE_BYTES = 64 << 20  # of answers that are sent at once
 _BODY_BYTES = 64 << 20  # of all bodies that are being read
 _PROBLEMS_FRESH = 5.0  # seconds
 
@@ -82,8 +83,11 @@ class Server:
         self.ui_only = ui_only
         self.views = LiveViews()
         self.streams = Budget("open streams", _OPEN_STREAMS // 5, _OPEN_STREAMS)
-        self.answers = Budget("open answers", _OPEN_ANSWERS // 4, _OPEN_ANSWERS)
-        self.answer_bytes = Budget("bytes of results", _ANSWER_BYTES // 2, _ANSWER_BYTES)
+        self.answers = AnswerBudgets(
+            open=Budget("open answers", _OPEN_ANSWERS // 4, _OPEN_ANSWERS),
+            decoded=Budget("bytes of results", _ANSWER_BYTES // 2, _ANSWER_BYTES),
+            whole=Budget("bytes of answers", _WHOLE_BYTES // 2, _WHOLE_BYTES),
+        )
         largest = config.serve.max_request_bytes
         self.bodies = Budget("bytes of large bodies", max(_BODY_BYTES // 2, largest), max(_BODY_BYTES, 2 * largest))
         self.cache = TimedCache()

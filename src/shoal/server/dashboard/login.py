@@ -32,7 +32,10 @@ async def show_login(request: Request, next: Annotated[str, Query(max_length=819
 @router.post(LOGIN)
 async def log_in(request: Request) -> Response:
     """Check a token, and set the session cookie."""
-    form = dict(parse_qsl((await request.body()).decode("latin-1"), max_num_fields=5))
+    try:
+        form = dict(parse_qsl((await request.body()).decode("latin-1"), max_num_fields=5))
+    except ValueError as exc:
+        raise ProblemError(422, "bad request", "the body has more fields than the form of the login") from exc
     wanted = _own_path(form.get("next", "/"))
     callers = _callers(request)
     try:

@@ -18,7 +18,7 @@ from shoal.server.auth import allows
 from shoal.server.bodies import BoundedRoute
 from shoal.server.budgets import caller_of
 from shoal.server.errors import ProblemError, problems
-from shoal.server.responses import EntryEncoder, LimitedStream, Piece, begin_object, json_response, stream_json
+from shoal.server.responses import EntryEncoder, LimitedStream, Piece, json_response
 from shoal.server.schemas.batches import (
     BatchAnswer,
     BatchRequest,
@@ -82,17 +82,11 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
         }
         return json_response(started, 202, {"Location": f"/api/crawl/{session.id}"})
     await session.wait(batch.timeout)
-    caller = caller_of(request)
-    return await stream_json(await _encode_batch(server, session, caller), server.answers, caller)
-
-
-async def _encode_batch(server: Server, session: Session, caller: str) -> AsyncGenerator[Piece]:
-    """A batch with all its results, piece by piece."""
-    encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
+    encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
     found = await SessionResults(session).read_all()
-    begin = begin_object({"session_id": session.id, "state": await session.state()}, "results")
-    end = b"]," + msgspec.json.encode({"stats": found.stats, "distributed": session.settings.distributed})[1:]
-    return encoder.elements(begin, found.portions, lambda: end)
+    begin = {"session_id": session.id, "state": await session.state()}
+    end = {"stats": found.stats, "distributed": session.settings.distributed}
+    return await encoder.respond(encoder.elements(begin, "results", found.portions, lambda: end))
 
 
 @router.get("", response_model=SessionList, responses=problems(401, 422, 503))
@@ -119,15 +113,14 @@ async def read_session(
 ) -> Response:
     """The progress of a batch and one page of its results, in the order in which they were fetched. A page may have
     fewer than `limit` results, to bound its size."""
-    session = await find_session(request, session_id)
-    server, caller = server_of(request), caller_of(request)
+    session, server = await find_session(request, session_id), server_of(request)
     begin = {
         "session_id": session.id, "state": await session.state(), "distributed": session.settings.distributed,
         "progress": await session.progress(),
     }  # fmt: skip
-    encoder = EntryEncoder(server.answer_bytes, caller, server.config.serve.max_answer_bytes)
+    encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
     page = encoder.page(begin, "results", SessionResults(session).portions(after, limit), limit, after)
-    return await stream_json(page, server.answers, caller)
+    return await encoder.respond(page)
 
 
 @router.delete("/{session_id}", response_model=SessionState, responses=problems(401, 404, 422, 503))
@@ -163,7 +156,7 @@ async def stream_session(
         if await session.state() in OVER and not await SessionResults(session).read(after, 1, 0):
             return Response(status_code=204)
     server, caller = server_of(request), caller_of(request)
-    events = _stream_events(session, after, EntryEncoder(server.answer_bytes, caller))
+    events = _stream_events(session, after, EntryEncoder(server.answers, caller))
     return LimitedStream(events, server.streams, caller, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 

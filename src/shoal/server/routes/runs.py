@@ -35,7 +35,7 @@ from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
 from shoal.server.budgets import caller_of
 from shoal.server.errors import ProblemError, problems, public_message
-from shoal.server.responses import EntryEncoder, json_response, stream_json
+from shoal.server.responses import EntryEncoder, json_response
 from shoal.server.run_lookup import RunId, find_run, open_frontier
 from shoal.server.schemas.common import PRINTABLE
 from shoal.server.schemas.runs import (
@@ -266,9 +266,9 @@ async def read_items(
     """One page of a run's items, in log order. It may have fewer than `limit` items, to bound its size."""
     server = server_of(request)
     frontier = await open_frontier(server, run_id)
-    encoder = EntryEncoder(server.answer_bytes, caller_of(request), server.config.serve.max_answer_bytes)
+    encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
     page = encoder.page({"run_id": run_id}, "items", _item_portions(frontier, after, limit), limit, after)
-    return await stream_json(page, server.answers, caller_of(request))
+    return await encoder.respond(page)
 
 
 async def _item_portions(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[list[Entry]]:
