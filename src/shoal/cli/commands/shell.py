@@ -58,7 +58,7 @@ class _Page:
 
     def execute(self, command: str) -> None:
         """Run code that the user typed, and print its value. If it raises, say where, and exit with 1."""
-        from shoal.crawling.callbacks import describe
+        from shoal.errors import describe
 
         try:
             try:
