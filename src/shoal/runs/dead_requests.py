@@ -18,8 +18,8 @@ from shoal.monitoring.limits import LimitReached, limit_of
 from shoal.monitoring.processes import read_run_processes
 from shoal.monitoring.reports import read_processes
 from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, Run, Store
-from shoal.runs.outcome import forget_outcome
-from shoal.runs.queries import closing, host_name
+from shoal.runs.outcome import closing, forget_outcome
+from shoal.runs.queries import host_name
 from shoal.urls.normalize import host_of
 
 T = TypeVar("T")

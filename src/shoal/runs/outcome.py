@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -12,12 +14,13 @@ from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.errors import DECODING_ERRORS
 from shoal.frontier.rules import UNREADABLE
 from shoal.ports import Documents, ItemSource, Run
-from shoal.runs.queries import closing
 from shoal.sinks.drainer import COLLECTORS, PREFIX, read_cursor
 from shoal.stores.documents import StoredValue
 
 _MAX_READ = 1000
 """Failed requests that are read to group failed callbacks by their exception."""
+
+T = TypeVar("T")
 
 
 class _SinkState(msgspec.Struct):
@@ -110,3 +113,8 @@ async def read_outcome(
     if run.state != "finished":
         return None
     return await _stored(documents, run.run_id).read() or decide(await read_facts(frontier), settings.max_failed)
+
+
+def closing(iterator: AsyncIterator[T]) -> AbstractAsyncContextManager[AsyncIterator[T]]:
+    """Close an iterator at the end of a block, also if not all of it was read. Those of frontiers are generators."""
+    return aclosing(cast("AsyncGenerator[T, None]", iterator))

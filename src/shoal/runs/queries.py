@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -15,11 +14,6 @@ from shoal.ports import HostState, Run, Store
 from shoal.urls.normalize import host_of, normalize_url
 
 T = TypeVar("T")
-
-
-def closing(found: AsyncIterator[T]) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-    """Close an iterator at the end of a block, also if not all of it was read. Those of frontiers are generators."""
-    return aclosing(cast("AsyncGenerator[T, None]", found))
 
 
 def matching_runs(runs: Sequence[Run], text: str) -> list[Run]:

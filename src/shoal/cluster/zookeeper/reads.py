@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeAlias
 
-from kazoo.exceptions import EXCEPTIONS, NoNodeError
+from kazoo import exceptions
 from kazoo.protocol.serialization import (
     GetChildren,
     GetData,
@@ -55,6 +55,6 @@ def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Answer, 
     if header.type == GetChildren.type:
         names = GetChildren.deserialize(answer, offset)
         return names, offset + int_struct.size + sum(int_struct.size + len(name.encode()) for name in names)
-    if header.err == NoNodeError.code:
+    if header.err == exceptions.NoNodeError.code:
         return None, offset + int_struct.size
-    raise EXCEPTIONS[header.err]()
+    raise exceptions.EXCEPTIONS[header.err]()

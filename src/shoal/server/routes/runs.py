@@ -28,8 +28,8 @@ from shoal.monitoring.url_report import read_agent, report_url
 from shoal.ports import Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.dead_requests import DeadFilter, RetryResult, retry_failed, retry_request
 from shoal.runs.orchestrator import Chosen, queued
-from shoal.runs.outcome import read_outcome
-from shoal.runs.queries import closing, matching_runs
+from shoal.runs.outcome import closing, read_outcome
+from shoal.runs.queries import matching_runs
 from shoal.runs.start import start_run
 from shoal.server.action_log import record_action
 from shoal.server.bodies import BoundedRoute
