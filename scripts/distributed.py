@@ -25,9 +25,9 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from parts import Part, Signals, report
 
+from shoal.api.celery.settings import celery_settings
 from shoal.config import find_config_file, load_config, mask
 from shoal.errors import ShoalError
-from shoal.tasks.settings import celery_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

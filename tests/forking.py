@@ -38,16 +38,31 @@ _FILES = 4
 """Standard input, output and error of the process, and where its end is reported."""
 _IMPORTED = (
     *("shoal.cli.main", "shoal.cli.commands.worker", "shoal.cli.commands.cluster", "shoal.cli.commands.crawl"),
-    *("shoal.cli.commands.runs", "shoal.cli.commands.start", "shoal.cli.commands.audit", "shoal.cli.commands.export"),
+    *("shoal.cli.commands.runs", "shoal.cli.commands.start", "shoal.cli.commands.audit", "shoal.cli.commands.outputs"),
     *("shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker", "shoal.runs.orchestrator"),
-    *("shoal.fetch.http", "shoal.middleware.cache", "shoal.sessions.session", "shoal.middleware.robots"),
+    *(
+        "shoal.fetch.aiohttp_fetcher",
+        "shoal.fetch.layers.cache",
+        "shoal.fetch.sessions.session",
+        "shoal.fetch.layers.robots",
+    ),
     *("shoal.frontier.sqlite", "shoal.frontier.redis", "shoal.frontier.postgres"),
-    *("shoal.cluster.node", "shoal.cluster.redis", "shoal.cluster.postgres", "shoal.cluster.zookeeper"),
+    *(
+        "shoal.runs.cluster.node",
+        "shoal.runs.cluster.redis",
+        "shoal.runs.cluster.postgres",
+        "shoal.runs.cluster.zookeeper",
+    ),
     *("shoal.sinks.files", "shoal.sinks.sqlite", "shoal.sinks.postgres", "shoal.sinks.mysql"),
-    *("shoal.server.app", "uvicorn", "uvicorn.protocols.http.h11_impl", "shoal.cli.commands.serve"),
+    *("shoal.api.server.app", "uvicorn", "uvicorn.protocols.http.h11_impl", "shoal.cli.commands.serve"),
     *("uvloop", "encodings.idna", "importlib.readers", "typer._adapters", "turbohtml.detect"),
-    *("shoal.fetch.direct", "shoal.identities.roster", "shoal.middleware.throttle", "shoal.selector.xml_pages"),
-    *("shoal.runs.process_fork", "shoal.runs.process_part", "shoal.crawling.page_spider", "shoal.sinks.csvfile"),
+    *(
+        "shoal.fetch.direct",
+        "shoal.fetch.layers.identity_facts",
+        "shoal.fetch.layers.throttle",
+        "shoal.selector.documents",
+    ),
+    *("shoal.runs.process_fork", "shoal.runs.processes", "shoal.runs.command_spiders", "shoal.sinks.csvfile"),
 )
 _IMPORTED_LATER = {
     "celery": (
@@ -55,11 +70,16 @@ _IMPORTED_LATER = {
         *("celery.app.control", "celery.app.events", "celery.app.log", "celery.app.task", "celery.apps.worker"),
         *("celery.backends.redis", "celery.concurrency.prefork", "celery.fixups.django", "celery.loaders.app"),
         *("celery.worker", "celery.worker.components", "celery.worker.consumer", "celery.worker.autoscale"),
-        *("kombu.transport.redis", "shoal.tasks.page_worker", "shoal.tasks.broker", "shoal.tasks.messages"),
+        *(
+            "kombu.transport.redis",
+            "shoal.api.celery.page_worker",
+            "shoal.api.celery.messages",
+            "shoal.api.celery.messages",
+        ),
     ),
 }
-"""What the commands of a module need, and no others. The module ``shoal.tasks.app`` reads the environment, so it must
-not be imported earlier."""
+"""What the commands of a module need, and no others. The module ``shoal.api.celery.app`` reads the environment, so
+it must not be imported earlier."""
 
 
 class Popen(subprocess.Popen[str]):

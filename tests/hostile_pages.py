@@ -12,11 +12,11 @@ import resource
 import time
 from collections.abc import Callable
 
-from shoal.batch.content import content_of, title_of
-from shoal.batch.options import BatchOptions
-from shoal.crawling.page_spider import PageSpider
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.spider import content_of, title_of
 from shoal.errors import ShoalError
 from shoal.http import Response
+from shoal.runs.command_spiders import PageSpider
 from shoal.selector import Selector
 
 SIZE = 2_000_000

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from shoal.tasks.app import app as own
+from shoal.api.celery.app import app as own
 
 NAME = "bench.noop"
 SESSION = "0123456789abcdef" * 2

@@ -43,8 +43,8 @@ def plain(setup: Setup) -> Iterator[Plain]:
 
 
 async def _crawl(urls: list[str]) -> dict[str, Any]:
-    from shoal.batch.options import BatchOptions
-    from shoal.batch.spider import BatchSpider
+    from shoal.api.batch.options import BatchOptions
+    from shoal.api.batch.spider import BatchSpider
     from shoal.runs.crawl import Crawl
 
     began = time.perf_counter()

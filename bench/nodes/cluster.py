@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from nodes.work import Endless, config
-from shoal.cluster import open_coordinator
-from shoal.cluster.election import roles
 from shoal.errors import CoordinatorError
 from shoal.frontier import open_store
 from shoal.ports import ClusterView, Coordinator, Counts
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.election import roles
 from shoal.runs.start import start_run
 
 BENCH = Path(__file__).parents[1]

@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from nodes.work import Endless, config
-from shoal.cluster.node import Node
+from shoal.runs.cluster.node import Node
 
 IMPORTED_LATE = (
-    *("shoal.cluster.zookeeper", "shoal.cluster.redis", "shoal.cluster.postgres"),
-    *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.fetch.http", "uvloop"),
-    *("shoal.middleware.cache", "shoal.sessions.session", "shoal.middleware.robots"),
+    *("shoal.runs.cluster.zookeeper", "shoal.runs.cluster.redis", "shoal.runs.cluster.postgres"),
+    *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.fetch.aiohttp_fetcher", "uvloop"),
+    *("shoal.fetch.layers.cache", "shoal.fetch.sessions.session", "shoal.fetch.layers.robots"),
 )
 
 

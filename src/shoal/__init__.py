@@ -9,8 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.cluster.node import Node as Node
-    from shoal.cluster.zookeeper_crawler import ZookeeperCrawler as ZookeeperCrawler
     from shoal.config import Config as Config
     from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from shoal.http import Response as Response
     from shoal.http.login import LoggedOut as LoggedOut
     from shoal.http.login import Login as Login
+    from shoal.runs.cluster.node import Node as Node
+    from shoal.runs.cluster.node import ZookeeperCrawler as ZookeeperCrawler
     from shoal.runs.crawl import Crawl as Crawl
     from shoal.runs.crawl import crawl as crawl
     from shoal.runs.orchestrator import Orchestrator as Orchestrator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.runs.work_queue import SyncUrlWorkQueue as SyncUrlWorkQueue
     from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
-    from shoal.sitemaps.spider import SitemapSpider as SitemapSpider
+    from shoal.sitemap_spider import SitemapSpider as SitemapSpider
     from shoal.spider import Spider as Spider
 
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "File": "shoal.http",
     "LoggedOut": "shoal.http.login",
     "Login": "shoal.http.login",
-    "Node": "shoal.cluster.node",
+    "Node": "shoal.runs.cluster.node",
     "Orchestrator": "shoal.runs.orchestrator",
     "Render": "shoal.http",
     "Request": "shoal.http",
@@ -46,12 +46,12 @@ _HOMES = {
     "Scheduler": "shoal.crawling.scheduler",
     "Selector": "shoal.selector",
     "ShoalError": "shoal.errors",
-    "SitemapSpider": "shoal.sitemaps.spider",
+    "SitemapSpider": "shoal.sitemap_spider",
     "Spider": "shoal.spider",
     "SyncScheduler": "shoal.runs.sync_scheduler",
     "SyncUrlWorkQueue": "shoal.runs.work_queue",
     "UrlWorkQueue": "shoal.runs.work_queue",
-    "ZookeeperCrawler": "shoal.cluster.zookeeper_crawler",
+    "ZookeeperCrawler": "shoal.runs.cluster.node",
     "crawl": "shoal.runs.crawl",
 }
 

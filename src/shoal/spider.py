@@ -20,7 +20,7 @@ from shoal.config import Config
 from shoal.errors import SpiderError
 from shoal.http import Render, Request, Response
 from shoal.item import ItemTypes
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.http.login import Login

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from shoal.cluster import open_coordinator
-from shoal.cluster.election import roles
 from shoal.item import decode_item
 from shoal.ports import ClusterEvent, ClusterView, Coordinator
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.election import roles
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker

@@ -15,8 +15,13 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         *("tests.acceptance.crawlers", "shoal.runs.worker", "shoal.runs.orchestrator", "shoal.fetch.direct"),
-        *("shoal.sessions.session", "shoal.middleware.robots", "shoal.middleware.throttle", "shoal.sinks.files"),
-        *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.cluster.node", "shoal.cluster.zookeeper"),
+        *(
+            "shoal.fetch.sessions.session",
+            "shoal.fetch.layers.robots",
+            "shoal.fetch.layers.throttle",
+            "shoal.sinks.files",
+        ),
+        *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.runs.cluster.node", "shoal.runs.cluster.zookeeper"),
     ]
 )
 

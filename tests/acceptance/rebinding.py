@@ -26,12 +26,13 @@ from typing import Any, NamedTuple, cast
 import pytest
 import uvloop
 
-from shoal.browser.gateway import Gateway, GatewayLimits
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
+from shoal.fetch.aiohttp_fetcher import HttpFetcher
+from shoal.fetch.browser.gateway import Gateway
+from shoal.fetch.browser.gateway_conversation import GatewayLimits
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from shoal.fetch.page_fetcher import PageFetcher
 from shoal.http import Request
 from tests import forking

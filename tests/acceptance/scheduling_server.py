@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from shoal.errors import RunError
 from shoal.frontier import open_store
+from shoal.operations.schedules.runner import ScheduleRunner
+from shoal.operations.schedules.schedule import Schedule
+from shoal.operations.schedules.service import Schedules
 from shoal.ports import Run
-from shoal.schedules.runner import ScheduleRunner
-from shoal.schedules.schedule import Schedule
-from shoal.schedules.service import Schedules
 
 
 class SimulatedClock:

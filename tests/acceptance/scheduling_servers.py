@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from shoal.frontier import open_store
-from shoal.schedules.schedule import Definition, Schedule
-from shoal.schedules.service import Schedules
+from shoal.operations.schedules.schedule import Definition, Schedule
+from shoal.operations.schedules.service import Schedules
 from tests import forking
 
 SERVERS = 3

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shoal.server import schemas
+from shoal.api import resources
 from shoal.urls.normalize import normalize_url
 from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
@@ -557,7 +557,7 @@ def test_a_store_that_is_away_is_told_but_its_password_is_not(folder: Path) -> N
 
 def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[Api, str]) -> None:
     models: dict[str, Any] = {}
-    for module in pkgutil.iter_modules(schemas.__path__, f"{schemas.__name__}."):
+    for module in pkgutil.iter_modules(resources.__path__, f"{resources.__name__}."):
         models |= vars(importlib.import_module(module.name))
     api, _ = any_api
     described = must(api.get("/openapi.json"))

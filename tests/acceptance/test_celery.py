@@ -21,7 +21,7 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from shoal.tasks.messages import pack, unpack
+from shoal.api.celery.messages import pack, unpack
 from tests.acceptance.serving import Celery, beside, celery, stands_still, until
 from tests.acceptance.target import Target, closest, target
 from tests.databases import RedisServer
@@ -389,7 +389,7 @@ import redis
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.tasks import broker
-from shoal.tasks.app import app
+from shoal.api.celery.app import app
 
 lease = Lease(Request("http://127.0.0.1/"), bytes(16), 1, 1, "127.0.0.1", 0.0)
 before = broker._queue_is_empty()

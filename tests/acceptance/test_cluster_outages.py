@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from shoal.cluster.election import roles
 from shoal.ports import Counts
+from shoal.runs.cluster.election import roles
 from tests.acceptance.clusters import (
     COORDINATORS,
     SESSION,

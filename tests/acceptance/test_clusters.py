@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from shoal.cluster import open_coordinator
-from shoal.cluster.election import roles
 from shoal.ports import Counts
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.election import roles
 from tests.acceptance.clusters import (
     COORDINATORS,
     FRONTIER_OF,

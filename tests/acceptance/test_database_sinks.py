@@ -33,12 +33,12 @@ from shoal.errors import SinkError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
 from shoal.item import encode_item
+from shoal.messages import pip_install
 from shoal.ports import Completion, Frontier, FrontierOptions, LoggedItem, Run, Sink
 from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.drainer import Drainer, is_retryable
 from shoal.sinks.keys import SYSTEM_COLUMNS
 from shoal.sinks.tables import Columns, Kind, Naming, join_kinds, kind_of
-from shoal.suggestions import pip_install
 from tests.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
 from tests.patience import allowance
 from tests.servers import SiteServer

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import WSMsgType, web
 from playwright.async_api import Browser, async_playwright
 
-from shoal.browser.gateway import Gateway
+from shoal.fetch.browser.gateway import Gateway
 from shoal.fetch.guard import AddressGuard
 from tests.socks_server import SocksServer
 

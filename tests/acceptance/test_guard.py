@@ -13,9 +13,9 @@ import pytest
 from shoal import Request, Response, Spider
 from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError, RequestError
+from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.acceptance.rebinding import PUBLIC, PUBLIC_6, fetch_while_rebinding
 from tests.acceptance.serving import beside, serving

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from shoal.frontier import join_store
-from shoal.monitoring.reports import ProcessReport, field_coverage, read_processes, read_recent_items
-from shoal.monitoring.samples import read_history
 from shoal.ports import Store
+from shoal.runs.reports import ProcessReport, field_coverage, read_processes, read_recent_items
+from shoal.runs.samples import read_history
 from tests import forking
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.acceptance.serving import until

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shoal.cluster import open_coordinator
 from shoal.ports import Counts
+from shoal.runs.cluster import open_coordinator
 from tests import forking
 from tests.acceptance.clusters import SESSION, Cluster, check_items, urls
 from tests.acceptance.faults import picture

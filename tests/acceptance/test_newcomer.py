@@ -18,7 +18,7 @@ import pytest
 
 from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.frontier import open_store
-from shoal.suggestions import pip_install
+from shoal.messages import pip_install
 from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.serving import until

@@ -19,10 +19,10 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.config import Config
-from shoal.monitoring.problem import Problem
-from shoal.notifications.channels import Channel, open_channels
-from shoal.notifications.messages import Message
-from shoal.notifications.settings import load_notifications
+from shoal.operations.notifications.channels import Channel, open_channels
+from shoal.operations.notifications.messages import Message
+from shoal.operations.notifications.settings import load_notifications
+from shoal.operations.problem import Problem
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import FAST, PATIENCE, Api, Process, beside, is_genuine, serving, until
 from tests.acceptance.target import Target, target

@@ -36,7 +36,7 @@ class Pages(SitemapSpider):
         yield {"path": response.css("h1::text").get(), "number": int(response.url.rpartition("/")[2])}
 """
 DOCTOR = """
-from shoal.cli.diagnosis import check_plugins
+from shoal.cli.commands.doctor import check_plugins
 from shoal.config import Config, Resolved
 print(*check_plugins(Resolved(Config(), {})), sep="\\n")
 """

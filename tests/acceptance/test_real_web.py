@@ -12,7 +12,7 @@ from typing import Any
 from shoal import Response, SitemapSpider, Spider, crawl
 from shoal.config import Config
 from shoal.frontier import open_store
-from shoal.monitoring.url_report import Agent, report_url
+from shoal.operations.url_report import Agent, report_url
 from shoal.ports import FrontierOptions
 from tests.loops import only_uvloop as event_loop_policy
 

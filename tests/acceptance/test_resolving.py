@@ -279,7 +279,7 @@ import asyncio, os, sys, uvloop
 from shoal import Request
 from shoal.config import HttpSettings
 from shoal.fetch.direct import DirectFetcher
-from shoal.fetch.http import HttpFetcher
+from shoal.fetch.aiohttp_fetcher import HttpFetcher
 
 async def main():
     loop = asyncio.get_running_loop()
@@ -369,9 +369,9 @@ def test_all_callers_together_have_a_limit(names: NameServer) -> None:
 MAIL = """
 import asyncio, os, uvloop
 from pathlib import Path
-from shoal.notifications.channels.mail import Mail
-from shoal.notifications.messages import make_test_message
-from shoal.notifications.settings import SmtpChannel
+from shoal.operations.notifications.channels import Mail
+from shoal.operations.notifications.messages import make_test_message
+from shoal.operations.notifications.settings import SmtpChannel
 
 async def main():
     settings = SmtpChannel(host="mail.silent.test", sender="a@b.test", to=("c@d.test",), security="none", timeout=100)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.schedules.schedule import Schedule
+from shoal.operations.schedules.schedule import Schedule
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.scheduling_servers import Servers, add_schedule, judge, read_schedule
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shoal import Request
-from shoal.fetch import socks
-from shoal.suggestions import pip_install
+from shoal.fetch import aiohttp_fetcher
+from shoal.messages import pip_install
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.servers import MisbehavingServer
 from tests.socks_server import Connect, SocksServer
@@ -149,7 +149,7 @@ async def test_sessions_of_many_proxies_are_closed(
     server: MisbehavingServer, proxy: SocksServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy service may give each request a user of its own."""
-    monkeypatch.setattr(socks, "_MAX_SESSIONS", 3)
+    monkeypatch.setattr(aiohttp_fetcher, "_MAX_SESSIONS", 3)
     proxy._users |= {f"user{number}": "x" for number in range(12)}
 
     class Many(Pages):
@@ -161,13 +161,13 @@ async def test_sessions_of_many_proxies_are_closed(
                 )
 
     open_at_once: list[int] = []
-    close = socks.SocksSessions.close
+    close = aiohttp_fetcher.SocksSessions.close
 
-    async def closing(sessions: socks.SocksSessions) -> None:
+    async def closing(sessions: aiohttp_fetcher.SocksSessions) -> None:
         open_at_once.append(len(sessions._sessions))
         await close(sessions)
 
-    monkeypatch.setattr(socks.SocksSessions, "close", closing)
+    monkeypatch.setattr(aiohttp_fetcher.SocksSessions, "close", closing)
     items, _ = await crawl_beside(server, spider=Many, concurrency=2)
     assert len(items) == 12
     assert open_at_once == [3]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from shoal.suggestions import pip_install
+from shoal.messages import pip_install
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import target
 from tests.acceptance.test_cli import ROOT

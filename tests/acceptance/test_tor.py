@@ -20,11 +20,11 @@ import pytest
 
 from shoal.config import Config, HttpSettings, TorSettings
 from shoal.crawling.onion import make_fetcher
+from shoal.fetch.layers import Postponed, wrap
+from shoal.fetch.tor.daemon import TorDaemon
+from shoal.fetch.tor.layer import open_tor
 from shoal.http import Request, Response
-from shoal.middleware import Postponed, wrap
 from shoal.ports import Fetch
-from shoal.tor.daemon import TorDaemon
-from shoal.tor.layer import open_tor
 from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.machine import machine

@@ -12,7 +12,7 @@ from shoal import Crawl, Response, Spider, crawl
 from shoal.config import TorSettings
 from shoal.crawling.stats import Summary
 from shoal.errors import TorError
-from shoal.tor import existing
+from shoal.fetch.tor import layer
 from tests.acceptance.blocking import BlockingSite
 from tests.scripted_tor import STEPS, ScriptedTor
 from tests.unit.fakes import eventually
@@ -50,7 +50,7 @@ async def tor() -> AsyncIterator[ScriptedTor]:
 
 @pytest.fixture(autouse=True)
 def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.tor.hold._SECONDS", (0.1, 0.4))
+    monkeypatch.setattr("shoal.fetch.tor.circuits._SECONDS", (0.1, 0.4))
 
 
 def start(tor: ScriptedTor, site: BlockingSite, *hosts: str, **settings: Any) -> asyncio.Task[Crawl]:
@@ -129,7 +129,7 @@ async def test_a_daemon_that_never_has_a_circuit(site: BlockingSite, tor: Script
 
 async def test_another_proxy_in_place_of_the_daemon(tor: ScriptedTor) -> None:
     """The crawl ends, but the page that failed stays in the frontier."""
-    used = existing.ExistingTor(TorSettings(url=tor.address))
+    used = layer.ExistingTor(TorSettings(url=tor.address))
     await used.start()
     try:
         await eventually(lambda: used.ready)
@@ -170,7 +170,7 @@ async def test_a_host_that_resets_connections_uses_up_attempts(
     tor: ScriptedTor, hangs_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the daemon closes connections that are idle, which looks as if it were replaced again and again."""
-    monkeypatch.setattr(existing, "_PROBE_EVERY", 0.2)
+    monkeypatch.setattr(layer, "_PROBE_EVERY", 0.2)
     tor.hangs_up = hangs_up
 
     class Resetting(BlockingSite):

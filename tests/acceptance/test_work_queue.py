@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 
 from shoal import SyncUrlWorkQueue, UrlWorkQueue
-from shoal.clock import now
 from shoal.errors import ConfigError, LeaseLostError, RequestError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import Run
+from shoal.ports.clock import now
 from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.forking import SHOAL

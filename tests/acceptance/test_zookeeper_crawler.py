@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from shoal import Config, Node, Spider, ZookeeperCrawler
-from shoal.cluster import open_coordinator
-from shoal.cluster.election import roles
 from shoal.errors import ConfigError, CoordinatorAwayError, NameTakenError, RunError
 from shoal.ports import ClusterEvent, ClusterView, Counts
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.election import roles
 from tests.acceptance.clusters import COORDINATORS, FRONTIER_OF, coordinator_url, most_crawlers, urls
 from tests.acceptance.crawlers import CrawlerPrograms
 from tests.acceptance.faults import picture

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shoal.browser import guardian
+from shoal.fetch.browser import guardian
 
 
 def tokens(ancestor: int) -> set[str]:

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from shoal.browser.fetcher import BrowserFetcher
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError
+from shoal.fetch.browser.fetcher import BrowserFetcher
 from shoal.fetch.guard import AddressGuard
+from shoal.fetch.layers import Postponed
 from shoal.http import Render, Request, Response
-from shoal.middleware import Postponed
 from tests.browser.hostile_site import SCRIPTS, serve
 from tests.browser.processes import recorded, wait_until_gone
 

@@ -14,11 +14,11 @@ import pytest_asyncio
 from aiohttp import web
 
 from shoal import Render, Request, Response, Spider, crawl
-from shoal.browser import devtools
-from shoal.browser.fetcher import BrowserFetcher
 from shoal.config import BrowserSettings, Config
 from shoal.crawling.onion import make_renderer
 from shoal.errors import FetchError
+from shoal.fetch.browser import devtools
+from shoal.fetch.browser.fetcher import BrowserFetcher
 from shoal.fetch.guard import AddressGuard
 from shoal.http.rendering import Click
 

@@ -21,14 +21,13 @@ import pytest_asyncio
 from aiohttp import web
 
 from shoal import Render, Request, Response, Spider, crawl
-from shoal.browser.fetcher import BrowserFetcher
-from shoal.browser.process import BrowserProcess
 from shoal.config import BrowserSettings
 from shoal.errors import FetchError, RequestError
+from shoal.fetch.browser.fetcher import BrowserFetcher
+from shoal.fetch.browser.process import BrowserProcess
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http.exchange import Exchange, captured
-from shoal.http.navigation import permit
-from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait
+from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait, permit
 from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
@@ -386,7 +385,7 @@ class Counting:
     async def fetch(self, request: Request) -> Response:
         self.count += 1
         from shoal.config import HttpSettings
-        from shoal.fetch.http import HttpFetcher
+        from shoal.fetch.aiohttp_fetcher import HttpFetcher
 
         fetcher = HttpFetcher(HttpSettings(), "shoal-test")
         try:
@@ -640,7 +639,7 @@ async def test_no_profile_is_left_of_a_browser_that_is_killed(monkeypatch: pytes
 APART = """
 import asyncio, os, signal, sys
 from shoal.browser import orphans
-from shoal.browser.process import BrowserProcess
+from shoal.fetch.browser.process import BrowserProcess
 from shoal.config import BrowserSettings
 
 async def work():

@@ -17,14 +17,14 @@ import pytest_asyncio
 from aiohttp import web
 
 from shoal import Render, Request, Response, crawl
-from shoal.browser.fetcher import BrowserFetcher
 from shoal.config import BrowserSettings, HttpSettings
+from shoal.fetch.browser.fetcher import BrowserFetcher
 from shoal.fetch.direct import DirectFetcher
+from shoal.fetch.layers import Postponed
 from shoal.fetch.resolving import CaresResolver
 from shoal.fetch.routing import RoutingFetcher
-from shoal.middleware import Postponed
-from shoal.sessions.cookies import Cookie
-from shoal.sessions.session import SentCookies, Session
+from shoal.fetch.sessions.cookies import Cookie
+from shoal.fetch.sessions.session import SentCookies, Session
 from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser.accounts import Account, Accounts

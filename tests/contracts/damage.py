@@ -446,7 +446,7 @@ class DamagedSQLite(DamagedStore):
         return await SQLiteStore.open(path, readonly=readonly, clock=self.clock)
 
     async def fill(self) -> None:
-        with patch("shoal.frontier.sqlite.seen._MAX_IN_MEMORY", 20):  # most fingerprints move to the index
+        with patch("shoal.frontier.sqlite.run_file._MAX_IN_MEMORY", 20):  # most fingerprints move to the index
             await super().fill()
 
     async def pieces(self) -> list[Piece]:

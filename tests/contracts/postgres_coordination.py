@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncpg
 
-from shoal.cluster.postgres import PostgresCoordinator
 from shoal.ports import Coordinator
+from shoal.runs.cluster.postgres import PostgresCoordinator
 from shoal.testing import CoordinatorHarness
 from shoal.testing.coordination import TTL
 from tests.databases import PostgresServer, shared

@@ -10,13 +10,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from shoal.clients import postgres_schema
+from shoal.clients.postgres import PostgresAddress
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Frontier, FrontierOptions, Lease, Run
-from shoal.stores.postgres import schema
-from shoal.stores.postgres.address import PostgresAddress
 
 WIDE = FrontierOptions(concurrency_per_host=10_000)
 
@@ -75,7 +75,7 @@ UNION ALL SELECT 'waits too long', count(*) FROM {1}.politeness WHERE place = 2 
 async def check_tables(url: str) -> None:
     """Check that the tables of the store at this URL are consistent."""
     link = await asyncpg.connect(url.partition("?")[0])
-    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    functions = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     for what, count in await link.fetch(_DISAGREEMENTS.format(schema_of(url), functions)):
         assert count == 0, what
     await link.close()

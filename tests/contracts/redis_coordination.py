@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 from uuid import uuid4
 
-from shoal.cluster.redis import RedisCoordinator
 from shoal.ports import Coordinator
+from shoal.runs.cluster.redis import RedisCoordinator
 from shoal.testing import CoordinatorHarness
 from shoal.testing.coordination import TTL
 from tests.databases import RedisServer, shared

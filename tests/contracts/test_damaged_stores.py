@@ -11,7 +11,7 @@ import pytest
 
 from shoal.errors import ShoalError, SinkError
 from shoal.frontier.memory import MemoryStore
-from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.memory.store import MemoryFrontier
 from shoal.ports import FrontierOptions, LoggedItem, OutputCount, Run, Store
 from shoal.sinks.drainer import Drainer, export, read_cursor
 from shoal.testing import FakeClock

@@ -16,8 +16,13 @@ import pytest
 from kazoo import exceptions as kazoo_exceptions
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from shoal.cluster.zookeeper.address import ZookeeperAddress
-from shoal.cluster.zookeeper.session import ZookeeperSession
+from shoal.clients import errors
+from shoal.clients.errors import Severity
+from shoal.clients.object_urls import parse_place
+from shoal.clients.objects import explain as explain_storage
+from shoal.clients.postgres import severity as postgres_severity
+from shoal.clients.redis import CODES as REDIS_CODES
+from shoal.clients.redis import RedisAddress, RedisClient
 from shoal.errors import (
     CoordinatorAwayError,
     CoordinatorError,
@@ -31,16 +36,9 @@ from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.item import encode_item
 from shoal.ports import LoggedItem, Run
+from shoal.runs.cluster.zookeeper_session import ZookeeperAddress, ZookeeperSession
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import is_retryable
-from shoal.stores import sqlite_errors
-from shoal.stores.object_client import explain as explain_storage
-from shoal.stores.objects import parse_place
-from shoal.stores.postgres.errors import severity as postgres_severity
-from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import RedisClient
-from shoal.stores.redis.errors import CODES as REDIS_CODES
-from shoal.stores.severity import Severity
 from tests.contracts.postgres_steps import ask, schema_of
 from tests.databases import MariaServer, PostgresServer, RedisServer, ZookeeperServer, shared
 
@@ -236,7 +234,7 @@ import redis
 from shoal.http import Request
 from shoal.ports import Lease
 from shoal.tasks import broker
-from shoal.tasks.app import app
+from shoal.api.celery.app import app
 port = int(sys.argv[1])
 app.conf.broker_url = f"redis://127.0.0.1:{port}/0"
 leases = [Lease(Request("http://a.example/"), b"x" * 16, 1, 1, "a.example", 0.0)]
@@ -311,7 +309,7 @@ def test_errors_of_sqlite(statement: str, code: str, severity: Severity) -> None
         with pytest.raises(sqlite3.Error) as caught:
             database.execute(statement)
     assert caught.value.sqlite_errorname.startswith(f"SQLITE_{code}")  # type: ignore[attr-defined]
-    assert sqlite_errors.meaning(caught.value).severity is severity
+    assert errors.meaning(caught.value).severity is severity
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ import pytest
 from shoal.errors import StoreError
 from shoal.frontier import open_store, share_store
 from shoal.frontier.local import wire
-from shoal.frontier.local.client import OwnerConnection
-from shoal.frontier.local.owner import start_owner
 from shoal.frontier.local.places import TIMEOUT
+from shoal.frontier.local.server import start_owner
+from shoal.frontier.local.store import OwnerConnection
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Store
 from shoal.testing import ServerFaultContract, ServerFaultHarness

@@ -18,6 +18,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from shoal.clients import postgres, postgres_schema
+from shoal.clients.postgres import PostgresAddress
 from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.frontier import UNREADABLE
@@ -25,8 +27,6 @@ from shoal.frontier.postgres.store import COMPONENT
 from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
-from shoal.stores.postgres import client, schema
-from shoal.stores.postgres.address import PostgresAddress
 from shoal.testing.server_faults import wait_until_back
 from shoal.testing.steps import check_balance, history, reissue
 from tests.contracts.postgres_steps import WIDE, ask, check_tables, lease_one, opened, pages, schema_of
@@ -136,7 +136,7 @@ async def test_a_user_who_may_only_work_on_what_is_there(url: str) -> None:
 async def test_a_run_is_created_after_all_earlier_ones_are_visible(url: str) -> None:
     """Otherwise two processes that start together could each believe that they are the first."""
     store = await PostgresStore.open(url)
-    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    functions = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     link = await asyncpg.connect(url.partition("?")[0])
     try:
         async with link.transaction():
@@ -159,12 +159,12 @@ async def test_fifty_open_it_first(url: str) -> None:
     for store in stores:
         await store.close()
     assert await ask(url, f"SELECT count(*) FROM {schema_of(url)}.migration") == sum(
-        len(schema.migrations(component)) for component in (schema.CLOCK, COMPONENT)
+        len(postgres_schema.migrations(component)) for component in (postgres_schema.CLOCK, COMPONENT)
     )
 
 
 async def test_a_server_that_is_too_old(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MIN_VERSION", 99)
+    monkeypatch.setattr(postgres, "MIN_VERSION", 99)
     with pytest.raises(StoreError, match=r"has version \d+\.\d+; Shoal needs 99 or later"):
         await PostgresStore.open(url)
 
@@ -178,7 +178,7 @@ async def test_a_schema_of_something_else(url: str) -> None:
 
 
 async def test_it_says_when_the_server_may_lose_something(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    schema._warned.clear()
+    postgres_schema._warned.clear()
     with caplog.at_level(logging.WARNING, "shoal"):
         for _ in range(2):
             async with opened(url):
@@ -303,7 +303,7 @@ async def test_clients_that_lease_at_the_same_time(url: str) -> None:
 
 async def test_runs_that_meet_on_two_hosts_never_block_each_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each asks for the host that the other has used alone. Both calls stop before they lease, and go on together."""
-    monkeypatch.setattr(client, "_MAX_TRIES", 1)  # a deadlock is an error
+    monkeypatch.setattr(postgres, "_MAX_TRIES", 1)  # a deadlock is an error
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
     async with opened(url, "one") as one, opened(url, "two") as two:
         for frontier, own, other in ((one, "a.example", "b.example"), (two, "b.example", "a.example")):

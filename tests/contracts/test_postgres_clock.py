@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shoal import clock
 from shoal.frontier.postgres import PostgresStore
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Run
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Run, clock
 from tests.contracts.postgres_steps import pages
 
 HOUR = 3600.0

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from shoal.cluster.postgres import PostgresCoordinator
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError, StoreAwayError
 from shoal.ports import Counts
+from shoal.runs.cluster.postgres import PostgresCoordinator
 from tests.contracts.postgres_steps import schema_for
 from tests.databases import PostgresServer
 from tests.patience import allowance

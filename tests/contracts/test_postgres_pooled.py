@@ -9,11 +9,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from shoal.cluster.postgres import PostgresCoordinator
 from shoal.errors import StoreRewoundError
 from shoal.frontier.postgres import PostgresStore, columns
 from shoal.http import Request
 from shoal.ports import Completion, Counts, Failure, Frontier, FrontierOptions, HostUpdate, Run
+from shoal.runs.cluster.postgres import PostgresCoordinator
 from tests.contracts.postgres_steps import schema_for
 from tests.databases import PgBouncer, PostgresServer, shared
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
+from shoal.clients import postgres_schema
+from shoal.clients.postgres import PostgresAddress
 from shoal.errors import RunError, StoreAwayError
 from shoal.frontier.postgres import PostgresStore, columns
 from shoal.frontier.postgres.frontier import PostgresFrontier
@@ -29,8 +31,6 @@ from shoal.ports import (
     Run,
     Stats,
 )
-from shoal.stores.postgres import schema
-from shoal.stores.postgres.address import PostgresAddress
 from tests.contracts.postgres_steps import WIDE, ask, lease_one, opened
 
 
@@ -166,9 +166,8 @@ async def _planned(url: str, call: str) -> int:
 
 async def test_the_states_of_hosts_cost_the_same_however_many_there_are(url: str) -> None:
     async with opened(url) as frontier:
-        call = (
-            f'"{schema.functions_schema(PostgresAddress.parse(url), COMPONENT)}".host_states({frontier._run}, 0, 100)'
-        )
+        functions = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+        call = f'"{functions}".host_states({frontier._run}, 0, 100)'
         await frontier.push(links(3000, 2000))
         some = await _planned(url, call)
         name = PostgresAddress.parse(url).schema
@@ -200,7 +199,7 @@ async def test_the_busiest_hosts_come_first(url: str) -> None:
 
 async def test_workers_are_listed_without_a_lookup_for_each_worker_and_each_lease(url: str) -> None:
     """A dashboard lists them again and again."""
-    functions = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    functions = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     async with opened(url) as frontier:
         frontier.hold(Holder("w0", 1))
         await frontier.push(links(400))

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from shoal.clients import postgres_schema
+from shoal.clients.postgres import PostgresAddress
 from shoal.errors import StoreError
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.store import COMPONENT
 from shoal.http import Request
 from shoal.ports import Claim, Completion, FrontierOptions, RoleState, Run
-from shoal.stores.postgres import schema
-from shoal.stores.postgres.address import PostgresAddress
 from tests.contracts.postgres_steps import ask, schema_of
 
 # A worker of another version, whose functions are written in another way.
@@ -21,7 +21,7 @@ _OTHER = """
 import asyncio, sys
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.store import COMPONENT
-from shoal.stores.postgres import schema
+from shoal.clients.postgres import schema
 from shoal.ports import Completion, FrontierOptions
 url, version = sys.argv[1], int(sys.argv[2])
 known = schema.functions(COMPONENT)
@@ -73,22 +73,22 @@ class Worker:
 async def test_an_older_and_a_newer_worker_side_by_side(url: str) -> None:
     """An upgrade while a worker is at work, and the way back: nobody touches the functions of the others."""
     store = await PostgresStore.open(url)
-    ours = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    ours = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     made = f"SELECT array_agg(oid::text ORDER BY oid) FROM pg_proc WHERE pronamespace = '{ours}'::regnamespace"
     before = await ask(url, made)
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
     frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
     await frontier.push([Request(f"http://a.example/{number}") for number in range(40)])
-    older = await Worker.start(url, schema.VERSION - 1)
+    older = await Worker.start(url, postgres_schema.VERSION - 1)
     assert await older.work() == 2
-    newer = await Worker.start(url, schema.VERSION + 1)
+    newer = await Worker.start(url, postgres_schema.VERSION + 1)
     assert len({older.functions, newer.functions, ours}) == 3
     for _ in range(3):
         assert await newer.work() == await older.work() == 2
         leases = (await frontier.lease(2, 600)).leases
         assert None not in await frontier.complete([Completion(lease=lease) for lease in leases])
     await older.stop()
-    again = await Worker.start(url, schema.VERSION - 1)  # back to it, after the newer one was there
+    again = await Worker.start(url, postgres_schema.VERSION - 1)  # back to it, after the newer one was there
     assert again.functions == older.functions
     assert await again.work() == 2
     for worker in (again, newer):
@@ -108,7 +108,7 @@ async def test_functions_that_a_backup_did_not_have_are_installed_again(url: str
     await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
     frontier = await store.frontier("run", FrontierOptions(concurrency_per_host=100))
     await frontier.push([Request("http://a.example/1")])
-    ours = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    ours = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     await ask(url, f'DROP SCHEMA "{ours}" CASCADE')
     await ask(url, f"DELETE FROM {PostgresAddress.parse(url).schema}.functions WHERE name = $1", ours)
     (lease,) = (await frontier.lease(1, 60)).leases
@@ -120,14 +120,16 @@ async def test_functions_that_a_backup_did_not_have_are_installed_again(url: str
 async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not know the new tables. A worker that goes on with them is told so, and so is one that starts."""
     old = await PostgresStore.open(url)
-    ours = schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
+    ours = postgres_schema.functions_schema(PostgresAddress.parse(url), COMPONENT)
     await old.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
-    known = schema.migrations
+    known = postgres_schema.migrations
     later = {**known(COMPONENT), 99: ("0099_later.sql", "ALTER TABLE run ADD COLUMN later integer")}
-    text = schema.functions(COMPONENT) + "\n-- of a later version"
+    text = postgres_schema.functions(COMPONENT) + "\n-- of a later version"
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda component: later if component == COMPONENT else known(component))
-        patch.setattr(schema, "functions", lambda component: text)
+        patch.setattr(
+            postgres_schema, "migrations", lambda component: later if component == COMPONENT else known(component)
+        )
+        patch.setattr(postgres_schema, "functions", lambda component: text)
         new = await PostgresStore.open(url)
     assert [run.run_id for run in await new.list_runs()] == ["run"]
     assert await ask(url, "SELECT to_regnamespace($1) IS NULL", f'"{ours}"')
@@ -141,7 +143,7 @@ async def test_a_new_format_ends_the_functions_of_the_old_one(url: str, monkeypa
 
 async def _make_old_tables(url: str, patch: pytest.MonkeyPatch) -> None:
     """Make the tables of earlier migrations, with a run."""
-    patch.setattr(schema, "functions", lambda component: "SELECT 1")  # those of this version need its tables
+    patch.setattr(postgres_schema, "functions", lambda component: "SELECT 1")  # those of this version need its tables
     await (await PostgresStore.open(url)).close()
     tables = schema_of(url)
     columns = "(run_id, spider, state, created_at, settings, project)"
@@ -150,9 +152,9 @@ async def _make_old_tables(url: str, patch: pytest.MonkeyPatch) -> None:
 
 
 async def test_tables_from_before_claims_had_epochs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = schema.migrations
+    known = postgres_schema.migrations
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda component: {1: known(component)[1]})
+        patch.setattr(postgres_schema, "migrations", lambda component: {1: known(component)[1]})
         await _make_old_tables(url, patch)
     tables = schema_of(url)
     claims = "SELECT id, 'drain', 7, 9e9, 'far', false, 'w', 1 FROM"
@@ -192,12 +194,14 @@ async def test_tables_whose_lanes_had_a_generated_key_are_repaired(
     url: str, has_digest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Versions before the second migration made them. What is in them stays."""
-    known, tables = schema.migrations, schema_of(url)
+    known, tables = postgres_schema.migrations, schema_of(url)
     name, text = known(COMPONENT)[1]
     start, lane, rest = text.partition("CREATE TABLE lane (")
     before = start + lane + rest.replace("id bigint", f"id bigint {_GENERATED}", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda each: {1: (name, before)} if each == COMPONENT else known(each))
+        patch.setattr(
+            postgres_schema, "migrations", lambda each: {1: (name, before)} if each == COMPONENT else known(each)
+        )
         await _make_old_tables(url, patch)
     await ask(url, f"INSERT INTO {tables}.lane (run, host, ready, place) VALUES (7, 9, 0, 0)")
     if not has_digest:

@@ -21,6 +21,7 @@ from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from shoal.clients.redis import RedisAddress, explain
 from shoal.errors import (
     FencedError,
     FrontierError,
@@ -31,7 +32,8 @@ from shoal.errors import (
     StoreRewoundError,
 )
 from shoal.frontier import open_store
-from shoal.frontier.redis import RedisStore, audit, inspection
+from shoal.frontier.redis import RedisStore, inspection
+from shoal.frontier.redis import inspection as audit
 from shoal.frontier.redis.store import FORMAT
 from shoal.ports import (
     Completion,
@@ -46,8 +48,6 @@ from shoal.ports import (
     SilentWorker,
     Stats,
 )
-from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.errors import explain
 from shoal.testing.ledger import audit_live_run
 from shoal.testing.steps import TTL, check_balance, complete, history, lease_one, names, page, push, reissue
 from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared

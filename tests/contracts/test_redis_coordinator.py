@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import pytest
 
-from shoal.cluster import open_coordinator
-from shoal.cluster.redis import RedisCoordinator
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import Coordinator, Counts
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.redis import RedisCoordinator
 from shoal.testing.coordination import COUNTS, holders, names, select_events
 from shoal.testing.steps import complete, lease_one, push
 from tests.contracts.test_redis import new_run, opened, raw, running, until

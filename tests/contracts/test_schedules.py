@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from shoal.errors import RunError
 from shoal.frontier import open_store
+from shoal.operations.schedules.schedule import Definition, Schedule
+from shoal.operations.schedules.service import Schedules, fire
 from shoal.ports import Run, Store
-from shoal.schedules.firing import fire
-from shoal.schedules.schedule import Definition, Schedule
-from shoal.schedules.service import Schedules
 from shoal.testing import FakeClock, Harness
 from tests.contracts.test_redis_rewinds import Rewindable
 from tests.databases import PostgresServer

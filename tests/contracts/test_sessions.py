@@ -11,12 +11,18 @@ import pytest
 import pytest_asyncio
 
 from shoal.errors import ConfigError
+from shoal.fetch.sessions.cookies import Cookie
+from shoal.fetch.sessions.jars import Jar, JarKeys, Jars
+from shoal.fetch.sessions.login import LoginState, login_state
+from shoal.fetch.sessions.stored import (
+    CookieFile,
+    SessionImport,
+    StoredSession,
+    import_session,
+    read_logins,
+    usable_cookies,
+)
 from shoal.ports import Document
-from shoal.sessions.cookies import Cookie
-from shoal.sessions.files import CookieFile
-from shoal.sessions.jars import Jar, JarKeys, Jars
-from shoal.sessions.login import LoginState, login_state
-from shoal.sessions.stored import SessionImport, StoredSession, import_session, read_logins, usable_cookies
 from shoal.testing import FakeClock, Harness
 
 pytestmark = pytest.mark.asyncio

@@ -16,11 +16,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError
 
-from shoal.cluster import open_coordinator
-from shoal.cluster.zookeeper import ZookeeperCoordinator
-from shoal.cluster.zookeeper.address import ZookeeperAddress
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError, ShoalError
 from shoal.ports import Counts
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.zookeeper import ZookeeperCoordinator
+from shoal.runs.cluster.zookeeper_session import ZookeeperAddress
 from shoal.testing.coordination import COUNTS, TTL, holders, names, select_events
 from tests.acceptance.faults import Wire, wire
 from tests.databases import PostgresServer, RedisServer, ZookeeperServer, free_port, shared

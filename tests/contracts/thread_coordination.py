@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.cluster.redis import RedisCoordinator
-from shoal.cluster.thread_coordinator import ThreadCoordinator
 from shoal.ports import Coordinator
+from shoal.runs.cluster.candidate import ThreadCoordinator
+from shoal.runs.cluster.redis import RedisCoordinator
 from shoal.runs.loop_thread import LoopThread
 from shoal.testing.coordination import TTL
 from tests.contracts.redis_coordination import RedisCoordination

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from shoal.cluster.zookeeper import ZookeeperCoordinator
 from shoal.ports import Coordinator
+from shoal.runs.cluster.zookeeper import ZookeeperCoordinator
 from shoal.testing import CoordinatorHarness
 from shoal.testing.coordination import TTL
 from tests.acceptance.faults import Wire

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, Response, sync_playwright
 
-from shoal.browser.process import find_executable
 from shoal.config import BrowserSettings
+from shoal.fetch.browser.process import find_executable
 from tests.acceptance.serving import PATIENCE
 from tests.dashboard.stage import TOKENS, Stage
 

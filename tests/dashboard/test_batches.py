@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.batch.session import Session
+from shoal.api.batch.session import Session
 from shoal.ports import Store
 from tests.acceptance.serving import Api, until
 from tests.dashboard.browsing import OpenPage, WatchedPage

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.schedules.schedule import Schedule
-from shoal.schedules.service import Schedules
+from shoal.operations.schedules.schedule import Schedule
+from shoal.operations.schedules.service import Schedules
 from tests.acceptance.serving import until
 from tests.dashboard.browsing import OpenPage
 from tests.dashboard.receiver import receiving

@@ -97,7 +97,7 @@ def metrics() -> str:
     """The names of all metrics."""
     names = {
         node.value
-        for path in (ROOT / "metrics").rglob("*.py")
+        for path in (ROOT / "operations").glob("metrics*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         and re.fullmatch(r"shoal_[a-z_]+", node.value)
@@ -134,8 +134,8 @@ def _help_of(path: tuple[str, ...], main: Callable[[], None]) -> str:
 
 def openapi() -> str:
     """The OpenAPI document, without the version of Shoal."""
+    from shoal.api.server.app import create_app
     from shoal.config import Config
-    from shoal.server.app import create_app
 
     document = create_app(Config()).openapi()
     document["info"].pop("version")

@@ -14,8 +14,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import ClassVar
 
-from shoal.frontier.redis.scripts import SCRIPTS
-from shoal.stores.redis.client import load_script
+from shoal.clients.redis import load_script
+from shoal.frontier.redis.layouts import SCRIPTS
 
 
 class Call(str):

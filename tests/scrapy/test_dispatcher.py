@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.scrapy import dispatcher, signals
+from shoal.scrapy import signals
+from shoal.scrapy import signals as dispatcher
 from shoal.scrapy.spiders import Spider
 from tests.scrapy.crawling import SITE, crawl
 

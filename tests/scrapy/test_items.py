@@ -15,13 +15,10 @@ import pytest
 from shoal.errors import TooComplexError
 from shoal.item import decode_item, encode_item
 from shoal.scrapy.adapter import start_of
-from shoal.scrapy.feed_spiders import csv_rows, nodes_named
-from shoal.scrapy.forms import FormRequest
-from shoal.scrapy.http import HtmlResponse, Request, Response, TextResponse, XmlResponse
-from shoal.scrapy.init_spider import InitSpider
+from shoal.scrapy.http import FormRequest, HtmlResponse, Request, Response, TextResponse, XmlResponse
 from shoal.scrapy.item import Field, Item, serialized
 from shoal.scrapy.selector import Selector
-from shoal.scrapy.spiders import SitemapSpider
+from shoal.scrapy.spiders import InitSpider, SitemapSpider, csv_rows, nodes_named
 from tests.scrapy.crawling import SITE, crawl
 
 

@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 from shoal import scrapy
+from shoal.scrapy.conversion import LiveObjects, LiveParts
 from shoal.scrapy.http import Request
 from shoal.scrapy.item import Field, Item
-from shoal.scrapy.live import LiveObjects, LiveParts
 from shoal.scrapy.values import NotStorableError, decode, encode
 from tests.scrapy.crawling import SITE, crawl
 

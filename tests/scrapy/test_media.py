@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal import scrapy
 from shoal.scrapy.http import Request
-from shoal.scrapy.media import ImagesPipeline
+from shoal.scrapy.pipelines import ImagesPipeline
 from tests.scrapy.crawling import SITE, Answer, Page, crawl
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -11,7 +11,7 @@ from shoal.errors import SpiderError
 from shoal.scrapy.downloadermiddlewares import RedirectMiddleware, RetryMiddleware
 from shoal.scrapy.exceptions import IgnoreRequest
 from shoal.scrapy.http import HtmlResponse, Request, Response
-from shoal.scrapy.spider_middlewares import BaseSpiderMiddleware
+from shoal.scrapy.outputs import BaseSpiderMiddleware
 from tests.scrapy.crawling import SITE, Answer, Page, crawl, refused
 
 calls: list[str] = []

@@ -148,9 +148,9 @@ async def test_items_of_all_kinds_keep_their_type() -> None:
 
 async def test_the_type_of_an_item_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    from shoal.sinks import collect
+    from shoal.sinks import files
 
-    class Names(collect.CollectSink):
+    class Names(files.CollectSink):
         async def write(self, items: Any) -> None:
             names.extend(decode_item(each.payload)[0] for each in items)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.config import Config
 from shoal.frontier.memory import MemoryStore
-from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.memory.store import MemoryFrontier
 from shoal.http import Request, Response
 from shoal.ports import Frontier, FrontierOptions, Run
 from shoal.testing import FakeClock

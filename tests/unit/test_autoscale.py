@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.runs import worker_pools as pools
-from shoal.runs.autoscale import PoolLimits, Scale, step, wanted
-from shoal.runs.worker_pools import CommandPool, compose_pool, kubernetes_pool
+from shoal.runs import autoscale as pools
+from shoal.runs.autoscale import CommandPool, PoolLimits, Scale, compose_pool, kubernetes_pool, step, wanted
 
 LIMITS = PoolLimits(per_worker=100, min=1, max=4, cool_down=60.0)
 DEPTHS = st.integers(0, 10_000)

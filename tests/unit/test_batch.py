@@ -22,18 +22,22 @@ from msgspec import structs
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
-from shoal.batch.admission import TooManySessionsError
-from shoal.batch.content import content_of, content_type, further_content, title_of
-from shoal.batch.fairness import FairScheduler, Participant, RoundRobin, divide_slots
-from shoal.batch.options import BatchOptions, FieldQuery
-from shoal.batch.queries import MAX_LENGTH, check_css, check_xpath
-from shoal.batch.quota import PER_ENTRY, Quota
-from shoal.batch.results import SessionResults
-from shoal.batch.service import BatchService
-from shoal.batch.session import Session, SessionTooLargeError
-from shoal.batch.settings import Webhook
-from shoal.batch.spider import BatchSpider, start_requests
-from shoal.batch.urls import UrlList
+from shoal.api.batch.admission import TooManySessionsError
+from shoal.api.batch.local_work import FairScheduler, Participant, RoundRobin, divide_slots
+from shoal.api.batch.options import BatchOptions, FieldQuery
+from shoal.api.batch.queries import MAX_LENGTH, check_css, check_xpath
+from shoal.api.batch.quota import PER_ENTRY, Quota
+from shoal.api.batch.results import SessionResults
+from shoal.api.batch.service import BatchService
+from shoal.api.batch.session import Session, SessionTooLargeError, Webhook
+from shoal.api.batch.spider import BatchSpider, content_of, content_type, further_content, start_requests, title_of
+from shoal.api.batch.urls import UrlList
+from shoal.api.resources.batches import BatchRequest
+from shoal.api.resources.clusters import ScaleCluster
+from shoal.api.resources.hosts import SetHost
+from shoal.api.resources.runs import RetryFailed, StartRun
+from shoal.api.server.auth import AuthMiddleware, CallerTokens, check_binding
+from shoal.api.server.bodies import BodyError, read_body
 from shoal.config import Config, ScopeSettings, ServerSettings
 from shoal.errors import (
     ConfigError,
@@ -44,19 +48,12 @@ from shoal.errors import (
     StoreRewoundError,
     TooComplexError,
 )
-from shoal.fetch.signed_post import sign
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
-from shoal.http.redirects import redirected_request
+from shoal.http.exchange import redirected_request
 from shoal.item import encode_item
+from shoal.operations.notifications.channels import sign
 from shoal.ports import Completion, FrontierOptions, Leased, LoggedItem, Run
-from shoal.server.auth import AuthMiddleware, check_binding
-from shoal.server.bodies import BodyError, read_body
-from shoal.server.schemas.batches import BatchRequest
-from shoal.server.schemas.clusters import ScaleCluster
-from shoal.server.schemas.hosts import SetHost
-from shoal.server.schemas.runs import RetryFailed, StartRun
-from shoal.server.tokens import CallerTokens
 from shoal.urls.scope import Scope as UrlScope
 
 URL = "http://example.com/"

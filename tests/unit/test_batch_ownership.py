@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from shoal.batch.admission import Admission, TooManySessionsError
-from shoal.batch.options import BatchOptions
-from shoal.batch.ownership import Ownership
-from shoal.batch.session import Session
+from shoal.api.batch.admission import Admission, Ownership, TooManySessionsError
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.session import Session
 from shoal.config import Config, ServerSettings
 from shoal.frontier.memory.store import MemoryStore
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from shoal.batch.options import BatchOptions
-from shoal.batch.quota import size_of
-from shoal.crawling.shared_fetcher import size_with_extras
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.quota import size_of
+from shoal.crawling.onion import size_with_extras
 from shoal.http import Render
-from shoal.http.rendered import RenderedResponse
 from shoal.http.rendering import Captured, Click, Press, Scroll, Wait
+from shoal.http.response import RenderedResponse
 
 
 def rendering(value: object) -> Render | None:

@@ -7,8 +7,8 @@ from collections import namedtuple
 
 import pytest
 
-from shoal.browser import process
 from shoal.config import BrowserSettings
+from shoal.fetch.browser import process
 
 Usage = namedtuple("Usage", "total used free")
 CLOSED = "BrowserType.launch: Target page, context or browser has been closed\nBrowser logs:\n<launching> chromium"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.frontier.memory.documents import MemoryDocuments
-from shoal.monitoring.charts import MAX_POINTS, speed_chart, state_chart
-from shoal.monitoring.samples import RunSample, SampleHistory
+from shoal.frontier.memory.store import MemoryDocuments
+from shoal.operations.charts import MAX_POINTS, speed_chart, state_chart
+from shoal.runs.samples import RunSample, SampleHistory
 
 
 def sample(at: float, done: int, items: int = 0, dead: int = 0) -> RunSample:

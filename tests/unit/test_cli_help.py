@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from shoal.cli.main import COMMANDS, app, main
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean
 
 NAMES = [name for group in COMMANDS.values() for name in group]
 ROOT: Any = typer.main.get_command(app)

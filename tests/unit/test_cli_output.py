@@ -17,14 +17,14 @@ from rich.console import Console
 
 from shoal.cli import summary
 from shoal.cli.commands.start import _nothing_pushed
-from shoal.cli.next_steps import next_steps
+from shoal.cli.help import guard_terminal, raw_stderr
 from shoal.cli.progress import SpeedMeter, _Lines, _Panel, duration, set_up_logging, time_left
-from shoal.cli.terminal import guard_terminal, raw_stderr
+from shoal.cli.summary import next_steps
 from shoal.config import Config
 from shoal.crawling.outcome import RunFacts, decide
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary
+from shoal.messages import printable
 from shoal.ports import HostState, Run, RunState, Stats
-from shoal.printable import printable
 
 
 def console() -> Console:

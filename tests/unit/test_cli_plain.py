@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.main import get_command
 
-from shoal.cli.plain import PlainConsole, print_rows
-from shoal.cli.values import spare_pydantic
+from shoal.cli.help import spare_pydantic
+from shoal.cli.progress import PlainConsole, print_rows
 
 CELLS = st.text("ab -/é\u4e2d", max_size=30)
 WIDTHS = st.integers(20, 60)

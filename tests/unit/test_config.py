@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import Crawl, Node, Spider
-from shoal.cli.commands.config import IMPORTANT, explanations
+from shoal.cli.commands.spiders import IMPORTANT, explanations
 from shoal.config import (
     Config,
     HttpSettings,
@@ -38,7 +38,7 @@ from shoal.config import (
 from shoal.config.layers import explicit_settings, keys
 from shoal.errors import ConfigError
 from shoal.ports import FrontierOptions
-from shoal.runs.registry import Registry
+from shoal.runs.orchestrator import Registry
 
 
 def message(call: Any, *args: Any, **kwargs: Any) -> str:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.cookie_files import write_file
+from shoal.cli.commands.session import write_file
 from shoal.errors import ConfigError
-from shoal.sessions.cookies import Cookie
-from shoal.sessions.files import read_cookie_file, to_netscape, to_storage_state
+from shoal.fetch.sessions.cookies import Cookie
+from shoal.fetch.sessions.stored import read_cookie_file, to_netscape, to_storage_state
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters=";="), max_size=20)
 COOKIES = st.builds(

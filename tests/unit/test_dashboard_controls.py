@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import typer
 
+from shoal.api.server.app import create_app
 from shoal.cli.main import app as shoal
 from shoal.config import Config
-from shoal.server.app import create_app
 from tests.unit.test_documents import DOCS, commands
 
-TEMPLATES = Path(__file__).parents[2] / "src/shoal/server/dashboard/templates"
-SCREENS = TEMPLATES.with_name("screens")
+TEMPLATES = Path(__file__).parents[2] / "src/shoal/api/dashboard/templates"
+SCREENS = TEMPLATES.parent
 OWN = {"POST /ui/logout", "POST /ui/login"}
 """The session of a browser: a program sends its token instead."""
 
@@ -97,7 +97,7 @@ def test_every_control_has_a_row_with_its_route_and_its_command() -> None:
 
 def test_every_screen_has_a_row_with_its_routes_and_its_commands() -> None:
     rows = table("Read the same from a program")
-    modules = (SCREENS / name for name in SCREENS.iterdir() if name.suffix == ".py")
+    modules = SCREENS.glob("*_screens.py")
     screens = {
         path for each in modules for path in re.findall(r"^add_screen\(router, \"([^\"]+)\"", each.read_text(), re.M)
     }

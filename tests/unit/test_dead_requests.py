@@ -6,14 +6,15 @@ import time
 
 import pytest
 
+from shoal.crawling.stats import LimitReached
 from shoal.errors import ConfigError, RunError
 from shoal.frontier.memory import MemoryStore
-from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.memory.store import MemoryFrontier
 from shoal.http import Request
-from shoal.monitoring.limits import LimitReached, store_limit
+from shoal.operations import dead_requests
+from shoal.operations.dead_requests import DeadFilter, dead_examples, retry_failed, retry_matching, retry_request
 from shoal.ports import Failure, Frontier, FrontierOptions, Run, RunState
-from shoal.runs import dead_requests
-from shoal.runs.dead_requests import DeadFilter, dead_examples, retry_failed, retry_matching, retry_request
+from shoal.runs.outcome import store_limit
 from tests.unit.fakes import memory_frontier
 
 SHOP, WIKI = "http://shop.example/", "http://wiki.example:8080/"

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import FetchError
-from shoal.fetch.decompress import ACCEPTED, decompress
+from shoal.http.decompress import ACCEPTED, decompress
 
 LIMIT = 1 << 20
 PLAIN = b"<p>The same words.</p>" * 100

@@ -25,13 +25,13 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from shoal import __version__
+from shoal.api.celery.settings import CelerySettings, celery_settings
+from shoal.api.server.app import create_app
+from shoal.api.server.auth import check_binding
 from shoal.cli.main import COMMANDS, app
 from shoal.config import Config, env_name, flatten, load_config
 from shoal.errors import ConfigError
-from shoal.runs.worker_pools import compose_pool
-from shoal.server.app import create_app
-from shoal.server.auth import check_binding
-from shoal.tasks.settings import CelerySettings, celery_settings
+from shoal.runs.autoscale import compose_pool
 from tests.databases import free_port
 
 ROOT = Path(__file__).parent.parent.parent

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from shoal import Request, Response
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch import pool
+from shoal.fetch import direct
+from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.fetch.connecting import Connector
 from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.http import HttpFetcher
 from shoal.fetch.http_connection import HttpConnection
 from shoal.fetch.resolving import CaresResolver, ResolvedAddress
 from shoal.http.exchange import Exchange, captured
@@ -445,7 +445,7 @@ async def test_idle_connections_are_closed_after_a_while() -> None:
 
 
 async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_MAX_IDLE", 3)
+    monkeypatch.setattr(direct, "_MAX_IDLE", 3)
     fetcher = DirectFetcher(HttpSettings(), "t")
     async with Replaying(OK + THREE) as server:
         port = server.url.rpartition(":")[2]
@@ -456,7 +456,7 @@ async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_with_many_idle_connections_a_host_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host never loses its only connection to another one that has several."""
-    monkeypatch.setattr(pool, "_MANY_IDLE", 2)
+    monkeypatch.setattr(direct, "_MANY_IDLE", 2)
     fetcher = DirectFetcher(HttpSettings(), "t")
     async with Replaying(OK + THREE) as busy, Replaying(OK + THREE) as second, Replaying(OK + THREE) as third:
         await asyncio.gather(*(fetcher.fetch(Request(f"{busy.url}/")) for _ in range(8)))

@@ -25,8 +25,8 @@ from shoal.http import Request
 from shoal.item import decode_item, encode_item
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, LoggedItem, OutputCount, Run, Sink
 from shoal.sinks import open_sink, sink_id
-from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import FLUSH_EVERY, Drainer, RoleTakenError, export, position_of
+from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
 
 

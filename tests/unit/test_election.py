@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cluster.election import HESITATION, Retire, Take, decide, line, rank, roles, shortage, slot_of, vacant
 from shoal.ports import ClusterView, Counts, Member, Slot
+from shoal.runs.cluster.election import HESITATION, Retire, Take, decide, line, rank, roles, shortage, slot_of, vacant
 
 NAMES = st.one_of(
     st.sampled_from(["crawler_a_1", "crawler_b_1", "crawler_01", "crawler_1", "worker", "10", "x9", "x10"]),

@@ -12,16 +12,16 @@ import pytest
 
 from shoal.config import Config
 from shoal.crawling.stats import CodeError, FailingHost
+from shoal.fetch.sessions.login import LoginState, login_state
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.actions import MAX_ACTIONS, ActionLog
-from shoal.monitoring.facts import FactReader
-from shoal.monitoring.problems import default_limits, find_problems
-from shoal.monitoring.reports import CodeErrors, ProcessReport, process_key
-from shoal.monitoring.snapshot import SnapshotTaker
+from shoal.operations.actions import MAX_ACTIONS, ActionLog
+from shoal.operations.facts import FactReader
+from shoal.operations.problems import default_limits, find_problems
+from shoal.operations.snapshot import SnapshotTaker
 from shoal.ports import Completion, Document, Failure, FrontierOptions, Run
 from shoal.ports.documents import MAX_DOCUMENT
-from shoal.sessions.login import LoginState, login_state
+from shoal.runs.reports import CodeErrors, ProcessReport, process_key
 
 pytestmark = pytest.mark.asyncio
 

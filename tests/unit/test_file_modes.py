@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from shoal.config import CacheSettings
+from shoal.fetch.layers.cache import Cache
 from shoal.frontier import open_store
 from shoal.frontier.memory.backlog import Spill
 from shoal.http import Request, Response
-from shoal.middleware.cache import Cache
 from shoal.ports import FrontierOptions, Run
-from shoal.runs.worker_pools import LocalPool
-from shoal.warc.files import WarcFile
+from shoal.runs.autoscale import LocalPool
+from shoal.sinks.warc import WarcFile
 
 
 @pytest.fixture(autouse=True)

@@ -23,12 +23,11 @@ from PIL import Image
 from shoal.config import Config, FileSettings, ImageSettings
 from shoal.crawling.files import Chain, FileChains, Wanted
 from shoal.errors import ConfigError, FileStoreError, RequestError, SpiderError
-from shoal.files.keeper import FileKeeper
-from shoal.files.stores import FolderStore, open_file_store
-from shoal.files.thumbnails import make_thumbnails
 from shoal.http import File, Request, Response
 from shoal.http.files import describe_file, ending_of
 from shoal.item import decode_item, encode_item
+from shoal.sinks.downloads import FileKeeper, FolderStore, open_file_store
+from shoal.sinks.thumbnails import make_thumbnails
 from shoal.spider import SpiderStats
 from shoal.urls.scope import Scope
 from tests import forking
@@ -106,7 +105,7 @@ async def test_what_a_dead_process_left_is_removed_later(tmp_path: Path) -> None
 
 WRITER = """
 import asyncio, os, sys
-from shoal.files.stores import FolderStore
+from shoal.sinks.downloads import FolderStore
 from shoal.http.files import describe_file
 
 async def main():
@@ -136,7 +135,7 @@ def test_a_writer_that_is_killed_leaves_no_torn_file(tmp_path: Path) -> None:
 LATE_WRITER = """
 import asyncio, os, sys
 from shoal.config import FileSettings, ImageSettings
-from shoal.files.keeper import FileKeeper
+from shoal.sinks.downloads import FileKeeper
 
 async def main():
     keeper, body = FileKeeper(FileSettings(store=sys.argv[1]), ImageSettings()), b"old " * 5_000_000

@@ -18,17 +18,16 @@ from shoal.crawling.onion import _guarded
 from shoal.crawling.pacing import ItemLogKeeper
 from shoal.crawling.retrying import Persistence
 from shoal.errors import FencedError, FrontierError, QueueFullError, SinkError, StoreAwayError
+from shoal.fetch.layers import Postponed
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
-from shoal.middleware import Postponed
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, LoggedItem, Run
-from shoal.runs.child import RestartBackoff
-from shoal.runs.supervisor import Processes
+from shoal.runs.supervisor import Processes, RestartBackoff
 from shoal.sinks import open_sink
 from shoal.sinks import takeover as standby
-from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer, position_of
+from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
 from shoal.sinks.storage import SinkBusyError
 from shoal.sinks.takeover import StandbyDrainer

@@ -8,10 +8,9 @@ import msgspec
 
 from shoal.config import Config
 from shoal.frontier.memory import MemoryStore
-from shoal.monitoring.fleet import FleetProcess, read_fleet
-from shoal.monitoring.reports import ProcessReport, process_key
-from shoal.monitoring.snapshot import SnapshotTaker
+from shoal.operations.snapshot import FleetProcess, SnapshotTaker, read_fleet
 from shoal.ports import Run
+from shoal.runs.reports import ProcessReport, process_key
 
 NOW = time.time()
 

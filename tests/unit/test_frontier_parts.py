@@ -19,11 +19,18 @@ import pytest
 from shoal.errors import FencedError, QueueFullError, StoreError, StoreRewoundError
 from shoal.frontier.host_policy import effective_concurrency, effective_delay
 from shoal.frontier.memory.backlog import Backlog
-from shoal.frontier.memory.fingerprints import Fingerprints
-from shoal.frontier.memory.items import ItemSpace, MemoryItemLog
-from shoal.frontier.memory.records import NO_PARENT, Head, Records, encode_request, make_record, pack_head, read_record
-from shoal.frontier.memory.requests import Requests
-from shoal.frontier.memory.roles import MemoryRoles
+from shoal.frontier.memory.items import ItemSpace, MemoryItemLog, MemoryRoles
+from shoal.frontier.memory.requests import (
+    NO_PARENT,
+    Fingerprints,
+    Head,
+    Records,
+    Requests,
+    encode_request,
+    make_record,
+    pack_head,
+    read_record,
+)
 from shoal.frontier.politeness import OpenRuns
 from shoal.frontier.postgres.columns import RequestColumns, read_request
 from shoal.frontier.rules import (
@@ -40,11 +47,9 @@ from shoal.frontier.rules import (
     read_event,
     room_for_links,
 )
-from shoal.frontier.sqlite.file import SQLiteFile
-from shoal.frontier.sqlite.items import SQLiteItemLog
-from shoal.frontier.sqlite.roles import SQLiteRoles
+from shoal.frontier.sqlite.file import SQLiteFile, StepThread
+from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
-from shoal.frontier.sqlite.step_thread import StepThread
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, Stats
 from shoal.testing import FakeClock

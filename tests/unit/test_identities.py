@@ -12,17 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import Config, Request, Response, Spider
-from shoal.cli.commands.identities import _print_states
+from shoal.cli.commands.hosts import _print_states
 from shoal.config import IdentitySettings, flatten, load_config
 from shoal.errors import ConfigError, FetchError, ProxyError, StoreAwayError
-from shoal.fetch.http import _explain
-from shoal.identities.facts import IdentityFacts
-from shoal.identities.layer import Identities
-from shoal.identities.listing import IdentityState, list_identities
-from shoal.identities.memory import ShortMemory
-from shoal.identities.roster import make_roster, name_of, read_proxies
-from shoal.identities.rules import Fault, fault_of, free_failures, is_removed, rest_seconds
-from shoal.middleware import Postponed
+from shoal.fetch.aiohttp_fetcher import _explain
+from shoal.fetch.layers import Postponed
+from shoal.fetch.layers.identities import (
+    Fault,
+    Identities,
+    ShortMemory,
+    fault_of,
+    free_failures,
+    is_removed,
+    rest_seconds,
+)
+from shoal.fetch.layers.identity_facts import (
+    IdentityFacts,
+    IdentityState,
+    list_identities,
+    make_roster,
+    name_of,
+    read_proxies,
+)
 from shoal.ports import HostState, HostUpdate
 
 URL = "http://site.example/page"

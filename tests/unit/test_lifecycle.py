@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
-from shoal.crawling.stats import Summary
+from shoal.crawling.stats import LimitReached, Summary
 from shoal.errors import FetchError, SinkError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
-from shoal.monitoring.limits import LimitReached, limit_of
-from shoal.monitoring.recorder import RecordedProcess
+from shoal.operations.dead_requests import DeadFilter, retry_failed
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 from shoal.runs import lifecycle
-from shoal.runs.dead_requests import DeadFilter, retry_failed
 from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.outcome import limit_of
 from shoal.runs.plan import Plan
+from shoal.runs.recorder import RecordedProcess
 from shoal.spider import Spider
 from tests.unit.fakes import CONFIG, SITE, SharedMemoryStore, Web, eventually, memory_store, seed
 

@@ -10,12 +10,13 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from shoal.crawling.known_links import KnownLinks
+from shoal.crawling.scheduler import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import LinkBatch, Request
 from shoal.urls import normalize as links
-from shoal.urls.hostnames import MAX_PER_PAGE, ascii_host
 from shoal.urls.normalize import (
+    MAX_PER_PAGE,
+    ascii_host,
     derived_fingerprint,
     host_of,
     join_url,

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from shoal.api.dashboard import live
+from shoal.api.dashboard.live import END, LiveViews, Rendered, message_of
 from shoal.errors import StoreAwayError
-from shoal.server.dashboard import live
-from shoal.server.dashboard.live import END, LiveViews, Rendered, message_of
 
 
 class Content:

@@ -22,15 +22,13 @@ from shoal.crawling.stats import Counters, Vitals
 from shoal.errors import FrontierError, QueueFullError, RunError, StoreBusyError, StoreError
 from shoal.frontier import join_store, open_store
 from shoal.frontier.local import wire
-from shoal.frontier.local.places import LocalAddress, announced, private_folder, reserved
-from shoal.frontier.local.processes import ProcessSlot, started_at
+from shoal.frontier.local.places import LocalAddress, ProcessSlot, announced, private_folder, reserved, started_at
 from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite.file_lock import announce_socket
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
 from shoal.runs.process_fork import WorkerProcess
-from shoal.runs.process_part import CrawlPart, PartReport, ProcessPart, total_of
-from shoal.runs.process_workers import WorkerProcesses
+from shoal.runs.processes import CrawlPart, PartReport, ProcessPart, WorkerProcesses, total_of
 from shoal.spider import Spider
 
 

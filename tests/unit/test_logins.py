@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from shoal.server import logins
-from shoal.server.logins import EndedLogins
-from shoal.server.proxies import TrustedProxies
-from shoal.server.sessions import LIFETIME, DashboardSession, SessionCookies
+from shoal.api.server import logins
+from shoal.api.server.auth import TrustedProxies
+from shoal.api.server.logins import LIFETIME, DashboardSession, EndedLogins, SessionCookies
 
 
 def session(name: str = "ann", number: int = 1, began_at: float = 200.0) -> DashboardSession:

@@ -14,16 +14,16 @@ from shoal.crawling.callbacks import Callbacks
 from shoal.crawling.files import FileChains
 from shoal.crawling.stats import Counters
 from shoal.http import Request, Response
-from shoal.monitoring import loop_watch
-from shoal.monitoring.loop_watch import LoopWatch, what_runs
 from shoal.ports import Store
+from shoal.runs import recorder
+from shoal.runs.recorder import LoopWatch, what_runs
 from shoal.urls.scope import Scope
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"_EVERY": 0.02, "_REPORTED_AFTER": 0.1, "_LOGGED_AFTER": 0.2}.items():
-        monkeypatch.setattr(loop_watch, name, seconds)
+        monkeypatch.setattr(recorder, name, seconds)
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:

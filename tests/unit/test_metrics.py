@@ -23,10 +23,20 @@ from shoal.cli.main import COMMANDS
 from shoal.crawling import engine
 from shoal.crawling.stats import Counters, Latency, Standing, Vitals
 from shoal.errors import ConfigError
+from shoal.fetch.layers.identity_facts import IdentityCounts
 from shoal.frontier.memory import MemoryStore
-from shoal.identities.counts import IdentityCounts
-from shoal.metrics import Family, Sample, of_frontier, of_hosts, of_ledger, of_problems, of_sessions, of_vitals, render
-from shoal.metrics.serving import Address, health_problem, listen, parse_address
+from shoal.operations.metrics import (
+    Family,
+    Sample,
+    of_frontier,
+    of_hosts,
+    of_ledger,
+    of_problems,
+    of_sessions,
+    of_vitals,
+    render,
+)
+from shoal.operations.metrics_server import Address, health_problem, listen, parse_address
 from shoal.ports import Frontier, FrontierOptions, HostState, Run, Stats
 from tests.scraping import ROOT, Scrape, promtool
 

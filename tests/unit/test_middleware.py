@@ -20,17 +20,24 @@ from hypothesis import strategies as st
 
 from shoal import config
 from shoal.errors import FetchError, FrontierError
+from shoal.fetch.layers import Postponed, robots, throttle, wrap
+from shoal.fetch.layers.cache import Cache
+from shoal.fetch.layers.robots import Robots, read_rules
+from shoal.fetch.layers.throttle import (
+    LearnedDelay,
+    RetryPolicy,
+    StatusCheck,
+    Throttle,
+    after_answer,
+    after_overload,
+    parse_retry_after,
+)
+from shoal.fetch.sessions import cookies
+from shoal.fetch.sessions.cookies import CookieJar, read_cookie
+from shoal.fetch.sessions.jars import Jars
+from shoal.fetch.sessions.session import Session
 from shoal.http import Request, Response
-from shoal.middleware import Postponed, robots, throttle, wrap
-from shoal.middleware.cache import Cache
-from shoal.middleware.robots import Robots, read_rules
-from shoal.middleware.status_check import RetryPolicy, StatusCheck, parse_retry_after
-from shoal.middleware.throttle import LearnedDelay, Throttle, after_answer, after_overload
 from shoal.ports import Frontier, HostUpdate, Lease, Middleware
-from shoal.sessions import cookies
-from shoal.sessions.cookies import CookieJar, read_cookie
-from shoal.sessions.jars import Jars
-from shoal.sessions.session import Session
 from shoal.testing import FakeClock
 from shoal.urls.normalize import host_of
 
@@ -273,7 +280,7 @@ async def test_a_robots_txt_that_failed_is_not_asked_for_again_with_each_page(
 
 async def test_a_robots_txt_that_failed_is_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock(0)
-    monkeypatch.setattr("shoal.middleware.robots.time.monotonic", now)
+    monkeypatch.setattr("shoal.fetch.layers.robots.time.monotonic", now)
     site, layer = Site({ROBOTS: error()}), robots_layer()
     for hold in (1, 2, 4, 8, 16, 32, 60, 60):
         assert (await refusal(layer, Request(URL), site)).retry_after == timedelta(seconds=hold)
@@ -402,7 +409,7 @@ async def test_a_new_process_takes_back_a_crawl_delay_that_an_earlier_one_stored
 
 async def test_a_crawl_delay_that_is_gone_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock(0)
-    monkeypatch.setattr("shoal.middleware.robots.time.monotonic", now)
+    monkeypatch.setattr("shoal.fetch.layers.robots.time.monotonic", now)
     told, site = Told(), Site({ROBOTS: "User-agent: *\nCrawl-delay: 5"})
     layer = await learned(robots_layer(told, cache_seconds=100), site)
     now.advance(99)
@@ -839,7 +846,7 @@ async def test_nobody_sets_cookies_for_strangers(host: str, domain: str, other: 
 
 def test_the_public_suffix_list_is_loaded_only_when_it_is_needed() -> None:
     code = (
-        "import sys; from shoal.sessions.cookies import read_cookie\n"
+        "import sys; from shoal.fetch.sessions.cookies import read_cookie\n"
         "for line in ('a=1', 'a=1; Domain=com', 'a=1; Domain=other.com', 'a=1; Domain=ex.com'):\n"
         "    read_cookie(line, 'http://www.ex.com/', 0.0); print('publicsuffixlist' in sys.modules)"
     )
@@ -1054,7 +1061,7 @@ async def test_a_failure_is_not_cached(cache: Callable[..., Cache], page: Site) 
 
 async def test_time_to_live(cache: Callable[..., Cache], page: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock()
-    monkeypatch.setattr("shoal.middleware.cache.time.time", now)
+    monkeypatch.setattr("shoal.fetch.layers.cache.time.time", now)
     layer = cache(ttl=10)
     await layer(Request(URL), page)
     now.advance(10)

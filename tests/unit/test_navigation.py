@@ -7,8 +7,8 @@ import pytest
 from shoal import Spider
 from shoal.config import Config, RobotsSettings, ScopeSettings
 from shoal.crawling.onion import make_onion
+from shoal.fetch.layers.robots import fact_name
 from shoal.fetch.routing import RoutingFetcher
-from shoal.middleware.robots import fact_name
 from shoal.ports import Frontier, HostUpdate
 from tests.unit.fakes import memory_frontier
 from tests.unit.test_page_needs import FakeBrowser, Web

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shoal import Config, Node, Spider, ZookeeperCrawler
-from shoal.cluster import open_coordinator
-from shoal.cluster.slot_session import NodeSession
 from shoal.errors import ConfigError, CoordinatorError
+from shoal.runs.cluster import open_coordinator
+from shoal.runs.cluster.slots import NodeSession
 
 REDIS = Config(frontier="redis://127.0.0.1:1/0")
 

@@ -19,24 +19,38 @@ from shoal.config import Config, load_config
 from shoal.errors import ConfigError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.problem import Problem, ProblemKind, ProblemLimits, Severity
-from shoal.monitoring.reports import ProcessReport, process_key
-from shoal.monitoring.snapshot import StoreSnapshot
-from shoal.notifications.channels import Channel, open_channels
-from shoal.notifications.channels.mail import Mail
-from shoal.notifications.delivery import Delivery, read_channel_states, read_reports
-from shoal.notifications.messages import Message, make_test_message
-from shoal.notifications.reports import ProblemEnd, Report, next_event, updated_report
-from shoal.notifications.rules import channels_for, limits_for
-from shoal.notifications.secret import Secret, without_secrets
-from shoal.notifications.service import Notifications
-from shoal.notifications.settings import NotificationSettings, Rule, SmtpChannel, load_notifications
-from shoal.notifications.watcher import Watcher
+from shoal.operations.notifications.channels import Channel, Mail, open_channels
+from shoal.operations.notifications.delivery import (
+    Delivery,
+    channels_for,
+    limits_for,
+    read_channel_states,
+    read_reports,
+)
+from shoal.operations.notifications.messages import (
+    Message,
+    ProblemEnd,
+    Report,
+    make_test_message,
+    next_event,
+    updated_report,
+)
+from shoal.operations.notifications.settings import (
+    NotificationSettings,
+    Rule,
+    Secret,
+    SmtpChannel,
+    load_notifications,
+    without_secrets,
+)
+from shoal.operations.notifications.watcher import Notifications, Watcher
+from shoal.operations.problem import Problem, ProblemKind, ProblemLimits, Severity
+from shoal.operations.schedules.schedule import Definition, Schedule, next_step
+from shoal.operations.schedules.service import Schedules
+from shoal.operations.snapshot import StoreSnapshot
 from shoal.ports import Document, FrontierOptions, Run
-from shoal.schedules.policy import next_step
-from shoal.schedules.schedule import Definition, Schedule
-from shoal.schedules.service import Schedules
-from shoal.stores.documents import StoredValue
+from shoal.ports.documents import StoredValue
+from shoal.runs.reports import ProcessReport, process_key
 
 NOW = 1_700_000_000.0
 SECRET = "xoxb-a-very-secret-value"

@@ -20,10 +20,10 @@ from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import DropItem, FetchError, PartialOutputError, SpiderError, TooComplexError
+from shoal.fetch.layers import Postponed, Replaced, current_attempt
 from shoal.http import Duplicates, File, Request, Response
 from shoal.http.files import FILE_CALLBACK
 from shoal.item import decode_item, encode_item
-from shoal.middleware import Postponed, Replaced, current_attempt
 from shoal.ports import Failure
 from shoal.spider import Spider
 from shoal.urls.scope import Scope

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.crawling.page import Parsed
-from shoal.crawling.page_directives import read_directives
+from shoal.crawling.page import Parsed, read_directives
 from shoal.http import Request, Response
 from shoal.spider import Spider
 from tests.unit.fakes import SITE

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import FetchError
-from shoal.fetch import page_needs
-from shoal.fetch.page_needs import PageNeeds, kind_of, learned_needs
-from shoal.fetch.routing import RoutingFetcher
+from shoal.fetch import routing
+from shoal.fetch.routing import PageNeeds, RoutingFetcher, kind_of, learned_needs
 from shoal.http import Render, Request, Response
 from shoal.ports import Frontier
-from shoal.selector import usage
+from shoal.selector import selectors
 from tests.unit.fakes import memory_frontier
 
 pytestmark = pytest.mark.asyncio
@@ -26,7 +25,7 @@ class FakeTime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_700_000_000.0
-        monkeypatch.setattr(page_needs, "time", self)
+        monkeypatch.setattr(routing, "time", self)
 
     def time(self) -> float:
         return self.now
@@ -157,11 +156,11 @@ async def test_kinds() -> None:
 
 
 async def test_its_own_queries_are_not_reported_as_those_of_the_spider() -> None:
-    queries = usage.QueryUsage()
-    counting = usage.current.set(queries)
+    queries = selectors.QueryUsage()
+    counting = selectors.current.set(queries)
     try:
         await visit(Web(SHELL), FakeBrowser(), await memory_frontier(), 1)
     finally:
-        usage.current.reset(counting)
+        selectors.current.reset(counting)
     assert queries.unmatched() == {}
     assert queries.matched == set()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shoal.config import ScopeSettings
-from shoal.crawling.page_spider import PageSpider, page_spider, parse_fields
 from shoal.errors import RequestError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
+from shoal.runs.command_spiders import PageSpider, page_spider, parse_fields
 from shoal.urls.scope import Scope
 
 URL = "http://ex.com/"

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from shoal import parsing
 from shoal.errors import FetchError, SelectorError, TooComplexError
 from shoal.http import Response
-from shoal.selector import Selector
+from shoal.selector import Selector, parsing
 from tests.hostile_pages import PAGES, fill, unclosed
 
 pytestmark = pytest.mark.timeout(480)  # the first test waits for all pages

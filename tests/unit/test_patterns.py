@@ -10,7 +10,7 @@ import pytest
 
 from shoal import SitemapSpider
 from shoal.config import Config, ScopeSettings
-from shoal.config.patterns import check_regexes, compile_pattern, linear, unmarked
+from shoal.config.checks import check_regexes, compile_pattern, linear, unmarked
 from shoal.errors import ConfigError, RunError, SpiderError
 from shoal.frontier.memory import MemoryStore
 from shoal.runs.start import start_run

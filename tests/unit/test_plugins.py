@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from shoal import Config, Response, Spider, crawl, plugins
-from shoal.cli.diagnosis import CheckResult, check_plugins
-from shoal.config import Resolved, WorkerSettings
-from shoal.crawling.onion import make_fetcher
-from shoal.crawling.shared_fetcher import SharedFetcher
+from shoal import Config, Response, Spider, crawl
+from shoal.cli.commands.doctor import CheckResult, check_plugins
+from shoal.config import Resolved, WorkerSettings, plugins
+from shoal.crawling.onion import SharedFetcher, make_fetcher
 from shoal.errors import ConfigError, PluginError, RunError, SinkError, StoreError
 from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.crawling.outcome import RunFacts, decide
 from shoal.crawling.stats import CodeError, FailingHost
-from shoal.monitoring.activity import (
+from shoal.operations.active_runs import (
     BlockedProcess,
     FailedLogin,
     HostFailures,
@@ -20,8 +20,8 @@ from shoal.monitoring.activity import (
     find_trends,
     summarize_reports,
 )
-from shoal.monitoring.problem import Problem, ProblemLimits
-from shoal.monitoring.problems import (
+from shoal.operations.problem import Problem, ProblemLimits
+from shoal.operations.problems import (
     MAX_PROBLEMS,
     Ending,
     Facts,
@@ -34,10 +34,10 @@ from shoal.monitoring.problems import (
     find_problems,
     workers_back,
 )
-from shoal.monitoring.reports import CodeErrors, ProcessReport
-from shoal.monitoring.samples import RunSample
-from shoal.monitoring.snapshot import OutputState, RunSnapshot, StoreSnapshot
+from shoal.operations.snapshot import OutputState, RunSnapshot, StoreSnapshot
 from shoal.ports import HostState, Rewind, Run, RunState, Stats, WorkerState
+from shoal.runs.reports import CodeErrors, ProcessReport
+from shoal.runs.samples import RunSample
 
 NOW = 1_700_000_000.0
 

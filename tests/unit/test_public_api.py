@@ -18,57 +18,58 @@ import shoal.errors
 
 SOURCE = Path(shoal.__file__).parent
 
-# What each layer may import: itself and whatever stands before it.
-LAYERS = [
-    {"errors", "clock", "config", "printable", "parsing", "plugins", "suggestions"},
-    {"urls", "item", "selector"},
+# The rooms, from the lowest to the highest. A room may import itself and what stands before it. `scrapy` and `testing`
+# are leaves: no room imports `testing`, and only `cli` asks `scrapy` for the spiders of a file.
+ROOMS = (
+    {"errors", "messages"},
+    {"config"},
+    {"urls"},
+    {"item", "selector"},
     {"http"},
-    {"spider"},
     {"ports"},
-    {"stores"},
-    {"stores"},
-    {"frontier", "browser", "fetch", "middleware", "sessions", "tor", "sinks", "files"},
-    {"identities", "sitemaps", "warc"},
+    {"spider"},
+    {"sitemap_spider"},
+    {"clients"},
+    {"fetch"},
+    {"frontier"},
+    {"sinks"},
     {"testing"},
     {"crawling"},
-    {"runs", "monitoring", "schedules"},
-    {"metrics"},
+    {"runs"},
+    {"operations"},
     {"scrapy"},
-    {"cluster"},
-    {"batch"},
-    {"tasks"},
-    {"schedules", "notifications"},
-    {"celery", "server"},
+    {"api"},
+    {"celery"},
     {"cli"},
-]
+)
 
 
 # Exceptions that never reach a user: they end a step, and the code around it catches them.
 CONTROL_FLOW = {
-    "shoal.batch.queries._RefusedError",
-    "shoal.browser.rendering._NotAPageError",
-    "shoal.cli.terminal.OutputClosed",
+    "shoal.api.batch.queries._RefusedError",
+    "shoal.fetch.browser.rendering._NotAPageError",
+    "shoal.cli.help.OutputClosed",
     "shoal.fetch.connecting.RefusedAddressError",
     "shoal.fetch.resolving.UnresolvedError",
-    "shoal.fetch.decompress._TruncatedError",
+    "shoal.http.decompress._TruncatedError",
     "shoal.frontier.redis.records.UnreadableError",
-    "shoal.middleware.Postponed",
-    "shoal.middleware.Replaced",
+    "shoal.fetch.layers.Postponed",
+    "shoal.fetch.layers.Replaced",
     "shoal.scrapy.chain._Out",
-    "shoal.scrapy.recorded_runs.CrawlStartReached",
+    "shoal.scrapy.project.CrawlStartReached",
     "shoal.sinks.tablesink._SetBackError",
     "shoal.sinks.tablesink._TableChangedError",
     "shoal.sinks.tablesink._TableGoneError",
-    "shoal.server.bodies.BodyError",
-    "shoal.server.budgets.BusyError",
-    "shoal.server.errors.ProblemError",
-    "shoal.tor.control.ControlError",
+    "shoal.api.server.bodies.BodyError",
+    "shoal.api.server.budgets.BusyError",
+    "shoal.api.server.errors.ProblemError",
+    "shoal.fetch.tor.daemon.ControlError",
 }
 
 
-def layer_of(module: str) -> int:
+def room_of(module: str) -> int:
     name = module.split(".")[1]
-    return next(number for number, names in enumerate(LAYERS) if name in names)
+    return next(number for number, names in enumerate(ROOMS) if name in names)
 
 
 @cache
@@ -88,7 +89,7 @@ def test_imports_point_one_way(path: Path) -> None:
         return
     module = "shoal." + str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".").removesuffix(".__init__")
     for imported in imports_of(path):
-        assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which is above it"
+        assert room_of(imported) <= room_of(module), f"{module} imports {imported}, which is above it"
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.http import Response
-from shoal.selector.usage import QueryUsage, begin_page, current
+from shoal.selector.selectors import QueryUsage, begin_page, current
 
 PAGE = b"<div class=a><p>1</p></div><div class=a><p>2</p></div><a href=/x>x</a>"
 

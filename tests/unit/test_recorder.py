@@ -15,9 +15,11 @@ from shoal.crawling.stats import CodeError, Counters, PickedItems, Vitals
 from shoal.errors import StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.item import encode_item
-from shoal.monitoring import recorder as recorder_module
-from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
-from shoal.monitoring.reports import (
+from shoal.ports import Holder, Stats
+from shoal.ports.documents import StoredValue
+from shoal.runs import recorder as recorder_module
+from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
+from shoal.runs.reports import (
     EARLIER,
     IDLE_EVERY,
     MAX_FIELDS,
@@ -30,9 +32,7 @@ from shoal.monitoring.reports import (
     read_processes,
     read_recent_items,
 )
-from shoal.monitoring.samples import read_history
-from shoal.ports import Holder, Stats
-from shoal.stores.documents import StoredValue
+from shoal.runs.samples import read_history
 from shoal.testing import FakeClock
 from tests.unit.fakes import memory_store
 

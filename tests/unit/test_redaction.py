@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from shoal.batch.options import BatchOptions
-from shoal.batch.redaction import REFUSED_ADDRESS, redacted
-from shoal.batch.spider import BatchSpider
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.spider import BatchSpider
+from shoal.api.batch.urls import REFUSED_ADDRESS, redacted
 from shoal.errors import FetchError, SpiderError
 from shoal.http import Request
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ConfigError, SpiderError
-from shoal.runs.registry import Registry
+from shoal.runs.orchestrator import Registry
 
 TOML = """
 concurrency = 4

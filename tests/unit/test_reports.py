@@ -9,19 +9,27 @@ import msgspec
 import pytest
 
 from shoal.config import Config
-from shoal.fetch.page_needs import LearnedNeeds
+from shoal.fetch.layers.identity_facts import IdentityFacts, Removal
+from shoal.fetch.layers.robots import fact_name
+from shoal.fetch.routing import LearnedNeeds
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.identities.facts import IdentityFacts, Removal
 from shoal.item import encode_item
-from shoal.middleware.robots import fact_name
-from shoal.monitoring.host_report import MAX_ROBOTS, report_host
-from shoal.monitoring.reports import ProcessReport, process_key
-from shoal.monitoring.samples import RunSample
-from shoal.monitoring.url_items import MAX_ITEMS, MAX_TEXT, find_range, read_url_items
-from shoal.monitoring.url_report import MAX_PARENTS, Agent, read_agent, report_url
+from shoal.operations.hosts import MAX_ROBOTS, report_host
+from shoal.operations.url_report import (
+    MAX_ITEMS,
+    MAX_PARENTS,
+    MAX_TEXT,
+    Agent,
+    find_range,
+    read_agent,
+    read_url_items,
+    report_url,
+)
 from shoal.ports import Completion, Frontier, FrontierOptions, HostUpdate, Run
-from shoal.stores.documents import StoredValue
+from shoal.ports.documents import StoredValue
+from shoal.runs.reports import ProcessReport, process_key
+from shoal.runs.samples import RunSample
 
 SITE = "http://a.example"
 AGENT = Agent(Config().user_agent)

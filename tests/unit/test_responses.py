@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batch.results import Entry
+from shoal.api.batch.results import Entry
+from shoal.api.resources.runs import _item_portions
+from shoal.api.server import responses
+from shoal.api.server.budgets import AnswerBudgets, Budget, BusyError, Share
+from shoal.api.server.responses import EntryEncoder, json_pieces
 from shoal.frontier.memory.store import MemoryStore
 from shoal.ports import Frontier, LoggedItem
-from shoal.server import responses
-from shoal.server.budgets import AnswerBudgets, Budget, BusyError, Share
-from shoal.server.responses import EntryEncoder, json_pieces
-from shoal.server.routes.runs import _item_portions
 from tests.unit.test_batch import session_of, work
 
 TEXT = st.text(max_size=40)

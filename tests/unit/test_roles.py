@@ -10,10 +10,10 @@ import pytest_asyncio
 from fastapi import FastAPI
 from starlette.types import Message
 
+from shoal.api.server.app import create_app
+from shoal.api.server.auth import ROLES
+from shoal.api.server.logins import COOKIE, SessionCookies
 from shoal.config import Config, ServerSettings
-from shoal.server.app import create_app
-from shoal.server.auth import ROLES
-from shoal.server.sessions import COOKIE, SessionCookies
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.monitoring.actions import Action
-from shoal.monitoring.processes import RunProcess
-from shoal.monitoring.run_events import run_events
+from shoal.operations.actions import Action, run_events
+from shoal.operations.processes import RunProcess
 from shoal.ports import Rewind, Run
 
 

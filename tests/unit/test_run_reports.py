@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shoal.monitoring.compare import Difference, RunFigures, compare
-from shoal.monitoring.processes import merge_processes
-from shoal.monitoring.reports import FieldCoverage, ProcessReport
+from shoal.operations.compare import Difference, RunFigures, compare
+from shoal.operations.processes import merge_processes
 from shoal.ports import Stats, WorkerState
+from shoal.runs.reports import FieldCoverage, ProcessReport
 
 NOW = 1_700_000_000.0
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.frontier.memory import MemoryStore
-from shoal.monitoring.samples import (
+from shoal.ports import Stats
+from shoal.runs.samples import (
     SKEW,
     YOUNG,
     RunSample,
@@ -24,7 +25,6 @@ from shoal.monitoring.samples import (
     speeds,
     spread,
 )
-from shoal.ports import Stats
 
 HOUR = 3600
 DAY = 24 * HOUR

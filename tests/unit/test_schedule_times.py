@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.schedules.times import (
+from shoal.operations.schedules.schedule import (
     Cron,
     Interval,
     count_between,

@@ -14,18 +14,14 @@ from msgspec.structs import replace
 from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import ConfigError, RunError, SpiderError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
-from shoal.monitoring.actions import ActionLog
+from shoal.operations.actions import ActionLog
+from shoal.operations.schedules.definitions import Declarations, make_definition, read_file
+from shoal.operations.schedules.runner import ScheduleRunner, ServerRun, run_maker
+from shoal.operations.schedules.schedule import Definition, Schedule, Step, next_step, run_now
+from shoal.operations.schedules.service import Schedules, describe, fire
 from shoal.ports import Document, Run, Store
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.start import RunSettings
-from shoal.schedules.declarations import Declarations
-from shoal.schedules.definitions import make_definition, read_file
-from shoal.schedules.firing import fire
-from shoal.schedules.policy import Step, next_step, run_now
-from shoal.schedules.runner import ScheduleRunner
-from shoal.schedules.runs import ServerRun, run_maker
-from shoal.schedules.schedule import Definition, Schedule
-from shoal.schedules.service import Schedules, describe
 from shoal.testing import FakeClock
 from shoal.urls.scope import Scope
 

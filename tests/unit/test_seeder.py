@@ -14,8 +14,8 @@ from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters
 from shoal.errors import RequestError, StoreError, StoreRewoundError
-from shoal.frontier.memory.fingerprints import Fingerprints
-from shoal.frontier.memory.frontier import MemoryFrontier
+from shoal.frontier.memory.requests import Fingerprints
+from shoal.frontier.memory.store import MemoryFrontier
 from shoal.http import Request
 from shoal.urls.scope import Scope
 from tests.unit.fakes import memory_frontier

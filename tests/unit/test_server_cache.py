@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from shoal.api.server.state import TimedCache
 from shoal.errors import StoreAwayError
-from shoal.server.cache import TimedCache
 
 
 async def test_readers_at_the_same_time_share_one_value() -> None:

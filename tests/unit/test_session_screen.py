@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shoal.batch.options import BatchOptions
-from shoal.batch.session import Session
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.session import Session
+from shoal.api.dashboard.batch_screens import _Outlines
 from shoal.config import Config
 from shoal.frontier.memory import MemoryStore
 from shoal.item import encode_item
 from shoal.ports import Completion, LoggedItem
-from shoal.server.dashboard.screens.session import _Outlines
 
 
 class CountingLog:

@@ -25,14 +25,12 @@ from hypothesis import strategies as st
 from shoal import Spider, crawl
 from shoal.errors import ItemError, SinkError
 from shoal.item import encode_item
+from shoal.messages import pip_install
 from shoal.ports import LoggedItem, Sink
 from shoal.sinks import open_sink, sink_id
-from shoal.sinks.collect import CollectSink
 from shoal.sinks.csvfile import CsvSink, escape_formula
-from shoal.sinks.files import StreamSink
+from shoal.sinks.files import CollectSink, Recent, StreamSink
 from shoal.sinks.parquet import ParquetSink
-from shoal.sinks.recent import Recent
-from shoal.suggestions import pip_install
 from tests import forking
 
 KINDS = ["out.jsonl", "out.csv", "out.parquet", "out.db"]

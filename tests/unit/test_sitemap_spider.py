@@ -16,7 +16,7 @@ from shoal.crawling.files import FileChains
 from shoal.crawling.stats import Counters
 from shoal.errors import SitemapError, SpiderError
 from shoal.http import Request, Response
-from shoal.sitemaps import SitemapEntry
+from shoal.http.sitemaps import SitemapEntry
 from shoal.urls.scope import Scope
 
 SITE = "http://ex.com"

@@ -14,8 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import SitemapError
-from shoal.sitemaps import Alternate, SitemapEntry, SitemapLimits, SitemapReader, sitemaps_in_robots
-from shoal.sitemaps.entry import read_period, read_since
+from shoal.http.sitemaps import (
+    Alternate,
+    SitemapEntry,
+    SitemapLimits,
+    SitemapReader,
+    read_period,
+    read_since,
+    sitemaps_in_robots,
+)
 
 URLSET = """<?xml version="1.0" encoding="UTF-8"?>
 <urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9" xmlns:image="http://www.google.com/schemas/sitemap-image/1.1"
@@ -212,7 +219,7 @@ def test_what_is_no_sitemap(body: bytes, says: str) -> None:
 )
 def test_portions_do_not_matter(words: list[str]) -> None:
     """A file is read in the same way wherever its portions end."""
-    from shoal.sitemaps import markup
+    from shoal.http import sitemaps
 
     class Log(list[tuple[str, ...]]):
         def start(self, name: str, attributes: str) -> None:
@@ -229,7 +236,7 @@ def test_portions_do_not_matter(words: list[str]) -> None:
 
     whole, single = Log(), Log()
     for log, portions in ((whole, ["".join(words)]), (single, list("".join(words)))):
-        scanner = markup.Scanner(log, 10_000)
+        scanner = sitemaps.Scanner(log, 10_000)
         for portion in portions:
             scanner.feed(portion)
         scanner.close()

@@ -7,15 +7,14 @@ import time
 import msgspec
 import pytest
 
+from shoal.api.dashboard.run_screens import hosts_age, with_counts
 from shoal.config import Config
 from shoal.frontier.memory import MemoryStore
 from shoal.http import Request
-from shoal.monitoring.reports import ProcessReport, process_key
-from shoal.monitoring.samples import RunSample, SampleHistory
-from shoal.monitoring.snapshot import RunSnapshot, SnapshotTaker
+from shoal.operations.snapshot import RunSnapshot, SnapshotTaker
 from shoal.ports import Completion, FrontierOptions, Run, RunState, Stats
-from shoal.server.dashboard.screens.overview import hosts_age
-from shoal.server.dashboard.screens.run import with_counts
+from shoal.runs.reports import ProcessReport, process_key
+from shoal.runs.samples import RunSample, SampleHistory
 
 pytestmark = pytest.mark.asyncio
 

@@ -20,7 +20,7 @@ from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
 from shoal.frontier.sqlite import lanes as sqlite_lanes
-from shoal.frontier.sqlite import seen as sqlite_seen
+from shoal.frontier.sqlite import run_file as sqlite_seen
 from shoal.frontier.sqlite.file import VERSION
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Store
@@ -124,7 +124,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 async def test_a_crawl_that_is_killed_many_times_does_each_page_once(
     path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"from shoal.frontier.sqlite import seen; seen._MAX_IN_MEMORY = {most}\n" + CRAWL
+    code = f"from shoal.frontier.sqlite import run_file; run_file._MAX_IN_MEMORY = {most}\n" + CRAWL
     monkeypatch.setattr(sqlite_seen, "_MAX_IN_MEMORY", most)
     chance = random.Random(most)
     for _ in range(8):

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from shoal.batch.local_work import LocalWork
-from shoal.batch.options import BatchOptions
-from shoal.batch.session import Session
+from shoal.api.batch.local_work import LocalWork
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.session import Session
+from shoal.api.celery.dispatch import CeleryWatch, _Dispatch
+from shoal.api.celery.page_worker import _OpenSession, _TaskRunner
 from shoal.config import Config
-from shoal.crawling.shared_fetcher import SharedFetcher
+from shoal.crawling.onion import SharedFetcher
 from shoal.errors import StoreAwayError, StoreRewoundError
 from shoal.frontier import open_store
 from shoal.frontier.memory import MemoryStore
@@ -24,12 +26,9 @@ from shoal.ports import Completion, Frontier, FrontierOptions, Rewind, Run
 from shoal.runs import worker as workers
 from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
-from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
+from shoal.sinks.files import CollectSink
 from shoal.spider import Spider
-from shoal.tasks.dispatch import _Dispatch
-from shoal.tasks.page_worker import _OpenSession, _TaskRunner
-from shoal.tasks.watch import CeleryWatch
 
 CLOSED = "http://127.0.0.1:9/"
 """Nobody answers there, and a batch may not fetch it: so each page is settled at once."""

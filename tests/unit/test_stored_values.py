@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import StoreError
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Document, Run
-from shoal.stores.documents import StoredValue
+from shoal.ports.documents import StoredValue
 
 pytestmark = pytest.mark.asyncio
 

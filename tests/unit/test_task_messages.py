@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shoal.batch.options import BatchOptions
-from shoal.batch.session import Session
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.session import Session
+from shoal.api.celery.messages import MAX_LEASE_LENGTH, check_belongs, pack, read_task, unpack
+from shoal.api.celery.page_worker import intersect_networks
 from shoal.config import Config
 from shoal.errors import RequestError
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request, Response
-from shoal.http.redirects import redirected_request
+from shoal.http.exchange import redirected_request
 from shoal.ports import Lease
-from shoal.tasks.messages import MAX_LEASE_LENGTH, check_belongs, pack, read_task, unpack
-from shoal.tasks.page_worker import intersect_networks
 from shoal.urls.normalize import host_of
 
 URL = "http://example.com/"
@@ -139,7 +139,7 @@ def test_networks_are_those_that_both_allow(asked: list[str], own: list[str], bo
 def test_text_of_strangers_is_printable_in_the_logs_of_celery() -> None:
     code = (
         "import logging, sys\n"
-        "from shoal.tasks.app import app\n"
+        "from shoal.api.celery.app import app\n"
         "app.log.setup(loglevel='INFO')\n"
         "log = logging.getLogger('shoal.tasks')\n"
         "log.error('url=%s', 'http://a/\\x1b[31m\\n[2026] forged')\n"

@@ -15,7 +15,7 @@ import pytest
 from shoal import Request
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch import pool, tls
+from shoal.fetch import connecting, direct
 from shoal.fetch.direct import DirectFetcher
 from tests.loops import event_loop_policy
 from tests.unit.fakes import eventually
@@ -100,8 +100,8 @@ async def test_a_fast_server_is_used_over_few_connections(
     certificate: Path, fetcher: DirectFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request for a host with connections waits a moment for one of them: a handshake costs more."""
-    monkeypatch.setattr(pool, "_CHECK_AFTER", 60.0)  # a server that is always fast enough, on every machine
-    monkeypatch.setattr(pool, "_MAX_WAITS", 16)
+    monkeypatch.setattr(direct, "_CHECK_AFTER", 60.0)  # a server that is always fast enough, on every machine
+    monkeypatch.setattr(direct, "_MAX_WAITS", 16)
     async with SecureServer(certificate) as server:
         await fetcher.fetch(Request(server.url))
         pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(33)))
@@ -234,13 +234,13 @@ async def test_a_handshake_that_never_ends_is_given_up_and_its_connection_closed
 
 async def test_a_busy_process_gives_up_a_connection_and_closes_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before uvloop 0.23, it closed the socket, and did not tell its owner, who closed it again."""
-    shake_hands = tls.TlsTransport._shake_hands
+    shake_hands = connecting.TlsTransport._shake_hands
 
-    def shake_hands_slowly(self: tls.TlsTransport) -> None:
+    def shake_hands_slowly(self: connecting.TlsTransport) -> None:
         shake_hands(self)
         time.sleep(0.7)
 
-    monkeypatch.setattr(tls.TlsTransport, "_shake_hands", shake_hands_slowly)
+    monkeypatch.setattr(connecting.TlsTransport, "_shake_hands", shake_hands_slowly)
     fetcher = DirectFetcher(HttpSettings(verify_tls=False, connect_timeout=0.5), "test")
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -267,7 +267,7 @@ async def test_a_certificate_for_another_host_is_refused_although_a_session_exis
 async def test_sessions_are_limited_in_number(
     certificate: Path, fetcher: DirectFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_MAX_SESSIONS", 1)
+    monkeypatch.setattr(connecting, "_MAX_SESSIONS", 1)
     async with SecureServer(certificate, close=True) as first, SecureServer(certificate, close=True) as second:
         for server in (first, second, second, first):
             await fetcher.fetch(Request(server.url))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.api.server import auth
+from shoal.api.server.auth import BURST, CallerTokens
+from shoal.api.server.errors import ProblemError
 from shoal.config import ServerSettings
-from shoal.server import tokens
-from shoal.server.errors import ProblemError
-from shoal.server.tokens import BURST, CallerTokens
 
 ANN, BOB = "the-token-of-ann", "the-token-of-bob"
 HERE, THERE = "10.0.0.1", "10.0.0.2"
@@ -70,7 +70,7 @@ def test_a_network_of_ipv6_is_one_address() -> None:
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_MAX_ADDRESSES", 10)
+    monkeypatch.setattr(auth, "_MAX_ADDRESSES", 10)
     door = Door()
     door.exhaust()
     for number in range(9):

@@ -18,12 +18,12 @@ from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.errors import ConfigError, FetchError, RunError, TorError
 from shoal.fetch.guard import AddressGuard
-from shoal.middleware import Postponed
+from shoal.fetch.layers import Postponed
+from shoal.fetch.tor import process
+from shoal.fetch.tor.circuits import Circuit, Circuits
+from shoal.fetch.tor.layer import TorLayer
 from shoal.ports import Run
 from shoal.runs.start import RunSettings
-from shoal.tor import process
-from shoal.tor.circuits import Circuit, Circuits
-from shoal.tor.layer import TorLayer
 from tests.unit.fakes import CONFIG, SITE, Calls, Web, eventually, memory_frontier
 
 

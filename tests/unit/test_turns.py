@@ -19,7 +19,7 @@ from shoal.frontier.host_policy import (
     pause_for,
     turns_left,
 )
-from shoal.frontier.turns import Turns
+from shoal.frontier.politeness import Turns
 from shoal.ports import FrontierOptions
 
 NOW = 1000.0

@@ -12,9 +12,9 @@ import pytest
 from shoal.cli.commands.audit import _verdict
 from shoal.cli.commands.outputs import _line
 from shoal.crawling.outcome import Verdict
-from shoal.monitoring.outputs import OutputReport
-from shoal.monitoring.problem import ProblemKind
-from shoal.monitoring.processes import ProcessState
+from shoal.operations.outputs import OutputReport
+from shoal.operations.problem import ProblemKind
+from shoal.operations.processes import ProcessState
 from shoal.ports import Fault, OutputCount, RequestState, Rewind, RunState, Stats
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from shoal.api.dashboard.pages import ledger_bar
+from shoal.api.resources.batches import Progress
+from shoal.api.resources.runs import RequestCounts
 from shoal.crawling.stats import STATE_NAMES, counts, ledger
-from shoal.metrics.families import of_depth
-from shoal.monitoring.charts import state_chart
+from shoal.operations.charts import state_chart
+from shoal.operations.metrics import of_depth
 from shoal.ports import Stats
-from shoal.server.dashboard.ledger import ledger_bar
-from shoal.server.schemas.batches import Progress
-from shoal.server.schemas.runs import RequestCounts
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"ready": 1, "waiting": 2, "in_flight": 4, "done": 8, "failed": 16}
@@ -38,6 +38,6 @@ def test_a_work_queue_has_the_names_of_work_queues() -> None:
 
 def test_no_page_of_the_dashboard_counts_under_another_name() -> None:
     other = re.compile(r">(Queued|Leased|Dead|Pending|Claimed)<|\}\} (queued|leased|dead|claimed)<")
-    for template in (ROOT / "src/shoal/server/dashboard/templates").glob("*.html"):
+    for template in (ROOT / "src/shoal/api/dashboard/templates").glob("*.html"):
         shown = other.findall(template.read_text())
         assert not shown, (template.name, shown)

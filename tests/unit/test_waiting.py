@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.crawling.waiting import WaitFacts, WaitWatch, explain_wait
+from shoal.crawling.pacing import WaitFacts, WaitWatch, explain_wait
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import FrontierOptions, Holder, HostState, HostUpdate, Leased, LeaseHolder, Run, Stats, Waits
 from shoal.testing.harness import FakeClock

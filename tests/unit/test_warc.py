@@ -17,12 +17,12 @@ from aiohttp import web
 from shoal import Request, Response, Spider, crawl
 from shoal.config import HttpSettings, WarcSettings
 from shoal.errors import ConfigError, SinkError
-from shoal.fetch.http import HttpFetcher
+from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.ports import Completion, Failure, Frontier, Lease, Run
 from shoal.sinks import open_sink
+from shoal.sinks.warc import WarcArchive, open_archive
 from shoal.testing import FakeClock
-from shoal.warc.archive import WarcArchive, open_archive
 from tests.servers import ProxyServer
 from tests.unit.fakes import memory_frontier
 from tests.warc_files import Found, pages_of, read_file, read_folder

@@ -6,8 +6,8 @@ import asyncio
 import random
 from typing import Any
 
+from shoal.fetch.sessions.session import Session
 from shoal.http import Request, Response
-from shoal.sessions.session import Session
 
 SECONDS, MEGABYTES = 4.0, 64.0  # for 2 MB of lines
 

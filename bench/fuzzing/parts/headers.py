@@ -8,14 +8,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from shoal.batch.content import content_of, content_type, title_of
-from shoal.batch.options import BatchOptions
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.spider import content_of, content_type, title_of
 from shoal.errors import FetchError, RequestError, ShoalError
-from shoal.fetch.decompress import decompress
+from shoal.fetch.layers.throttle import parse_retry_after
 from shoal.http import Request, Response
-from shoal.http.redirects import redirected_request
-from shoal.middleware.status_check import parse_retry_after
-from shoal.printable import printable
+from shoal.http.decompress import decompress
+from shoal.http.exchange import redirected_request
+from shoal.messages import printable
 from shoal.urls.normalize import join_url
 
 SECONDS, MEGABYTES = 1.0, 64.0

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from shoal.batch.content import content_of, title_of
-from shoal.batch.fields import fields_of
-from shoal.batch.options import BatchOptions
-from shoal.crawling.page_spider import PageSpider
+from shoal.api.batch.options import BatchOptions
+from shoal.api.batch.spider import content_of, fields_of, title_of
 from shoal.errors import ShoalError
 from shoal.http import Response
+from shoal.runs.command_spiders import PageSpider
 
 SECONDS, MEGABYTES = 2.0, 256.0
 

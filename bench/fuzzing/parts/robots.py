@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from shoal.config import RobotsSettings
-from shoal.middleware.robots import MAX_BYTES, read_rules
+from shoal.fetch.layers.robots import MAX_BYTES, read_rules
 
 SECONDS, MEGABYTES = 2.0, 256.0
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal.batch.fields import fields_of
-from shoal.batch.options import FieldQuery
-from shoal.batch.queries import MAX_LENGTH
+from shoal.api.batch.options import FieldQuery
+from shoal.api.batch.queries import MAX_LENGTH
+from shoal.api.batch.spider import fields_of
 from shoal.errors import SelectorError
 from shoal.http import Response
 

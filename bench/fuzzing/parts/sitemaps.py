@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from shoal.errors import SitemapError
-from shoal.sitemaps import SitemapReader
+from shoal.http.sitemaps import SitemapReader
 
 SECONDS, MEGABYTES = 8.0, 256.0
 

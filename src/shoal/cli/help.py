@@ -6,18 +6,137 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TextIO, TypeAlias, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from shoal.cli.terminal import raw_stdout
-from shoal.cli.values import spare_pydantic
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean, printable
+
+# Makes sure that only printable text reaches the terminal.
+
+
+class OutputClosed(BrokenPipeError):
+    """The reader of standard output has gone, such as ``head``. It has no errno: Typer would end with code 1."""
+
+
+class _SafeStream:
+    """A text stream that writes printable text only. Everything else is passed on to the stream.
+
+    Colours are escape sequences: code that prints them writes to ``raw_stream`` and makes the text safe itself.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.raw_stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            self.raw_stream.write(printable(text, lines=True))
+        except BrokenPipeError:
+            raise OutputClosed from None
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.raw_stream.flush()
+        except BrokenPipeError:
+            raise OutputClosed from None
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.raw_stream, name)
+
+
+def guard_terminal() -> None:
+    """Make sure that printed text cannot control the terminal. Binary output of items is not affected. A process that
+    was started without one of the two streams (``2>&-``) writes its text nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
+    if not isinstance(sys.stdout, _SafeStream):
+        sys.stdout = cast(TextIO, _SafeStream(sys.stdout))
+        sys.stderr = cast(TextIO, _SafeStream(sys.stderr))
+
+
+def flush_output() -> None:
+    """Write what is left. If the reader has gone, write it nowhere: Python would complain at the end."""
+    try:
+        sys.stdout.flush()
+    except OutputClosed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+
+
+def raw_stderr() -> TextIO:
+    """Standard error as it was before ``guard_terminal``."""
+    return cast(TextIO, getattr(sys.stderr, "raw_stream", sys.stderr))
+
+
+def raw_stdout() -> TextIO:
+    """Standard output as it was before ``guard_terminal``."""
+    return cast(TextIO, getattr(sys.stdout, "raw_stream", sys.stdout))
+
+
+# Values of options and arguments, without Pydantic where it would change nothing: importing it takes 70 ms.
+
+
+_MAX_DIGITS = 15
+
+
+class _Coercion:
+    """Stands in for the coercion that Typer makes when a parameter gets its value. It makes that one when it has to,
+    such as for a value that is wrong."""
+
+    def __init__(self, param: _Click) -> None:
+        self._param = param
+
+    def coerce(self, value: object, param: _Click, ctx: _Click) -> object:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        found = _simple(param.type_descriptor, value, many=param.multiple or param.nargs != 1)
+        if found is not None:
+            return found
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def spare_pydantic(param: _Click) -> None:
+    """Let a parameter of Typer convert plain texts and numbers by itself. Every value and error stays the same."""
+    if getattr(param, "_runtime_param", param) is None and hasattr(param, "type_descriptor"):
+        param._runtime_param = _Coercion(param)
+
+
+def _simple(kind: _Click, value: object, *, many: bool) -> object | None:
+    """The value as Typer would convert it; None if that is not obvious."""
+    info = kind.parameter_info
+    if info.parser is not None or kind.is_file or kind.is_path:
+        return None
+    if many:
+        texts = list(value) if kind.annotation == list[str] and isinstance(value, list | tuple) else [None]
+        return texts if all(type(each) is str for each in texts) else None
+    if kind.annotation is str and type(value) is str:
+        return value
+    if kind.annotation is int and not info.clamp:
+        return _number(value, info.min, info.max)
+    return None
+
+
+def _number(value: object, least: float | None, most: float | None) -> int | None:
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:
+        value = int(value)
+    if type(value) is not int or (least is not None and value < least) or (most is not None and value > most):
+        return None
+    return value
+
 
 # Older versions of Typer use Click, newer ones have their own copy of it. This is the right class in both.
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)

@@ -9,8 +9,16 @@ import sys
 import typer
 
 from shoal import __version__
-from shoal.cli.help import CommandEntry, Commands, RootGroup, UsageError, usage_message
-from shoal.cli.terminal import OutputClosed, flush_output, guard_terminal
+from shoal.cli.help import (
+    CommandEntry,
+    Commands,
+    OutputClosed,
+    RootGroup,
+    UsageError,
+    flush_output,
+    guard_terminal,
+    usage_message,
+)
 from shoal.errors import ConfigError, ShoalError, StoreAwayError
 
 COMMANDS = {
@@ -28,7 +36,7 @@ COMMANDS = {
         "cancel": CommandEntry("runs", "Stop a run before it is finished."),
         "rm": CommandEntry("runs", "Delete a run, its URLs and its item log."),
         "hosts": CommandEntry("hosts", "Show or change delays, concurrency and blocks of hosts."),
-        "identities": CommandEntry("identities", "List the proxies of a run's workers, and where they rest."),
+        "identities": CommandEntry("hosts", "List the proxies of a run's workers, and where they rest."),
     },
     "Cluster": {
         "node": CommandEntry("cluster", "Join a cluster as a Runner or Backup Runner."),
@@ -40,7 +48,7 @@ COMMANDS = {
         "batch": CommandEntry("batches", "Try a URL, and see and cancel batches of the HTTP API."),
         "notify": CommandEntry("notify", "List reported problems and channels, or test a channel."),
         "schedule": CommandEntry("schedules", "Run spiders at set times."),
-        "celery-worker": CommandEntry("celery_worker", "Work on the batches that the API sends to Celery."),
+        "celery-worker": CommandEntry("worker", "Work on the batches that the API sends to Celery."),
     },
     "Inspect": {
         "runs": CommandEntry("runs", "List the runs of a frontier, newest first."),
@@ -54,15 +62,15 @@ COMMANDS = {
         "actions": CommandEntry("notify", "List what users did: who paused, changed or deleted what."),
         "session": CommandEntry("session", "Show the cookies and logins of a run, without values."),
         "outputs": CommandEntry("outputs", "List the outputs of a run, and count their items."),
-        "export": CommandEntry("export", "Write all items of a run to files or databases."),
+        "export": CommandEntry("outputs", "Write all items of a run to files or databases."),
     },
     "Develop": {
         "new": CommandEntry("spiders", "Create a spider from a template."),
         "list": CommandEntry("spiders", "List the spiders of shoal.toml and of a file or folder."),
-        "shell": CommandEntry("shell", "Fetch a page and try selectors on it."),
-        "config": CommandEntry("config", "Show every setting and where its value comes from."),
+        "shell": CommandEntry("map", "Fetch a page and try selectors on it."),
+        "config": CommandEntry("spiders", "Show every setting and where its value comes from."),
         "doctor": CommandEntry("doctor", "Check libraries, settings, servers, the browser and Tor."),
-        "completion": CommandEntry("completion", "Print the completion script for a shell."),
+        "completion": CommandEntry("spiders", "Print the completion script for a shell."),
     },
 }
 

@@ -12,7 +12,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
-    from shoal.runs.registry import Entry
+    from shoal.runs.orchestrator import Entry
     from shoal.spider import Spider
 
 SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]

@@ -22,8 +22,7 @@ from shoal.config.layers import (
     read_settings,
     read_toml,
 )
-from shoal.config.redis_variables import OTHER_NAMES, REDIS_VARIABLES, own_names, redis_from_environ
-from shoal.config.root import ANY_REDIS, Config
+from shoal.config.root import ANY_REDIS, OTHER_NAMES, REDIS_VARIABLES, Config, own_names, redis_from_environ
 from shoal.errors import ConfigError
 
 # Tables of the file that are not settings of a run. Other packages read them.
@@ -91,7 +90,7 @@ def load_config(
     A layer with a mode but without a frontier decides on the frontier, too: "standalone" is in memory, whatever weaker
     layers say; "distributed" uses the server that a weaker layer names, or else Redis: the server that REDIS_HOST,
     REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or the one on this machine. The file and the environment may also use
-    the names in `shoal.config.redis_variables`: there QUEUE_TYPE "redis" keeps a Redis server of a weaker layer. If a
+    the names in `shoal.config.root`: there QUEUE_TYPE "redis" keeps a Redis server of a weaker layer. If a
     layer has both and they contradict each other, that is an error.
     """
     in_file = read_toml(file) if file is not None else {}

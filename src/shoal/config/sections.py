@@ -17,17 +17,18 @@ from shoal.config.checks import (
     check_networks,
     check_proxies,
     check_proxy,
+    check_regexes,
     check_shared_outputs,
     check_sizes,
     check_token,
     check_tokens,
     check_tor,
+    linear,
     mask,
     mask_headers,
     mask_secret,
 )
 from shoal.config.layers import Section
-from shoal.config.patterns import check_regexes, linear
 from shoal.errors import ConfigError
 
 USER_AGENT = "shoal/0.1"

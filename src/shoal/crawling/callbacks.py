@@ -22,7 +22,7 @@ from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
 from shoal.http.request import Creation, record_created
 from shoal.item import encode_item, is_item
-from shoal.selector.usage import begin_page
+from shoal.selector.selectors import begin_page
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")

@@ -19,13 +19,12 @@ from shoal.config import Config
 from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
-from shoal.crawling.pacing import ItemLogKeeper, LocalPacing, Pacing, RemotePacing, Waker
+from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, LocalPacing, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
 from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
-from shoal.crawling.waiting import FIRST_REPORT, WaitWatch
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience

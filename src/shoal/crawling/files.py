@@ -14,14 +14,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from shoal.clients.object_urls import is_object_url
 from shoal.config import Config
 from shoal.errors import FileStoreError, RequestError, SpiderError
-from shoal.files.keeper import FileKeeper
 from shoal.http import File, Request, Response
 from shoal.http.files import FILE_CALLBACK, FileEntry
 from shoal.item import decode_item, encode_item, encode_record
+from shoal.sinks.downloads import FileKeeper
 from shoal.spider import SpiderStats
-from shoal.stores.objects import is_object_url
 from shoal.urls.normalize import join_url
 from shoal.urls.scope import Scope
 

@@ -7,17 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shoal import clock
 from shoal.crawling.engine_options import Archive
 from shoal.crawling.page import Parsed, Released, Settlement
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
-from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState
+from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState, clock
 
 if TYPE_CHECKING:
-    from shoal.sessions.session import Session
+    from shoal.fetch.sessions.session import Session
 
 log = logging.getLogger("shoal.engine")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,27 +13,29 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from msgspec import structs
 
 from shoal.config import Config, HttpSettings
-from shoal.errors import ConfigError, FrontierError, PluginError, ShoalError
+from shoal.errors import BrowserError, ConfigError, FetchError, FrontierError, PluginError, RequestError, ShoalError
+from shoal.fetch.guard import AddressGuard
+from shoal.fetch.layers import Postponed, wrap
+from shoal.fetch.page_fetcher import FREE_BYTES, BodyBudget, BodyRoom, body_room
+from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
 from shoal.http.rendering import RenderChoice
-from shoal.middleware import Postponed, wrap
+from shoal.messages import did_you_mean, pip_install
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
+from shoal.selector.parsing import limit_trees
 from shoal.spider import Spider
-from shoal.suggestions import did_you_mean, pip_install
 from shoal.urls.normalize import host_of
 from shoal.urls.scope import Scope
 
 if TYPE_CHECKING:
+    from shoal.fetch.aiohttp_fetcher import HttpFetcher
     from shoal.fetch.direct import DirectFetcher
-    from shoal.fetch.guard import AddressGuard
-    from shoal.fetch.http import HttpFetcher
+    from shoal.fetch.layers.identities import Identities
+    from shoal.fetch.layers.robots import Robots
     from shoal.fetch.page_fetcher import PageFetcher
-    from shoal.fetch.routing import Renderer, RoutingFetcher
-    from shoal.identities.layer import Identities
-    from shoal.middleware.robots import Robots
-    from shoal.sessions.session import Session
-    from shoal.tor.layer import TorLayer
-
+    from shoal.fetch.routing import Renderer
+    from shoal.fetch.sessions.session import Session
+    from shoal.fetch.tor.layer import TorLayer
 
 OWN_CLIENTS = ("auto", "aiohttp")
 """The value of ``http.client`` for Shoal's own client."""
@@ -73,7 +77,7 @@ class Onion(NamedTuple):
 
 def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
     """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
-    from shoal.identities.roster import all_proxies
+    from shoal.fetch.layers.identity_facts import all_proxies
 
     proxies = all_proxies(config.proxies) if config.proxies else ()
     return _http_client(config.http.client)(
@@ -84,7 +88,7 @@ def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> Page
 
 def _http_client(name: str) -> type[HttpFetcher | DirectFetcher]:
     if name == "aiohttp":
-        from shoal.fetch.http import HttpFetcher
+        from shoal.fetch.aiohttp_fetcher import HttpFetcher
 
         return HttpFetcher
     from shoal.fetch.direct import DirectFetcher
@@ -94,7 +98,7 @@ def _http_client(name: str) -> type[HttpFetcher | DirectFetcher]:
 
 def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:
     """The fetcher of a plugin. ConfigError if there is none of this name, or if only Shoal's own client will do."""
-    from shoal import plugins
+    from shoal.config import plugins
 
     name = config.http.client
     if is_guarded or config.tor.enabled:
@@ -150,7 +154,7 @@ def make_fetcher(
 
 def _check_packages(config: Config, render: RenderChoice) -> None:
     """ConfigError if a package is missing that pages will need."""
-    from shoal.identities.roster import all_proxies
+    from shoal.fetch.layers.identity_facts import all_proxies
 
     proxies = [config.http.proxy or "", *(all_proxies(config.proxies) if config.proxies else ())]
     needs_socks = config.tor.enabled or any(proxy.startswith("socks5") for proxy in proxies)
@@ -185,7 +189,7 @@ async def open_fetcher(
     if not config.tor.enabled:
         return fetcher, None
     from shoal.fetch.guard import AddressGuard
-    from shoal.tor.layer import open_tor
+    from shoal.fetch.tor.layer import open_tor
 
     guard = None if networks is None else AddressGuard(networks)
     return fetcher, await open_tor(config, run_id, guard, stack)
@@ -200,8 +204,8 @@ def _http_settings(config: Config) -> HttpSettings:
 
 def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
     """A browser that is started when it is needed."""
-    from shoal.browser.fetcher import BrowserFetcher
-    from shoal.identities.roster import all_proxies
+    from shoal.fetch.browser.fetcher import BrowserFetcher
+    from shoal.fetch.layers.identity_facts import all_proxies
 
     upstreams = None
     if guard is not None and not config.tor.enabled:  # the layer for Tor refuses all proxies but its own
@@ -217,11 +221,10 @@ def make_onion(
     are kept in memory only. ConfigError if the run goes through Tor but there is no layer for it."""
     if tor is None:
         config.refuse_tor("this process")
-    from shoal.middleware.cache import Cache
-    from shoal.middleware.robots import Robots
-    from shoal.middleware.status_check import StatusCheck
-    from shoal.middleware.throttle import Throttle
-    from shoal.sessions.session import Session
+    from shoal.fetch.layers.cache import Cache
+    from shoal.fetch.layers.robots import Robots
+    from shoal.fetch.layers.throttle import StatusCheck, Throttle
+    from shoal.fetch.sessions.session import Session
 
     session = session or Session(keep=config.cookies)
     for layer in spider.middlewares:
@@ -278,9 +281,8 @@ def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None
 
 
 def _make_identities(spider: Spider, config: Config, hosts: Hosts, session: Session) -> Identities:
-    from shoal.identities.facts import IdentityFacts
-    from shoal.identities.layer import Identities
-    from shoal.identities.roster import make_roster
+    from shoal.fetch.layers.identities import Identities
+    from shoal.fetch.layers.identity_facts import IdentityFacts, make_roster
 
     roster = make_roster(config.proxies, config.identities)
     return Identities(roster, config.identities, IdentityFacts(hosts), hosts, spider.blocked, session)
@@ -301,3 +303,140 @@ def preload() -> None:
     """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
     for name in ("fetch.direct", "middleware.cache", "middleware.robots", "middleware.throttle", "sessions.session"):
         importlib.import_module(f"shoal.{name}")
+
+
+# Connections and one browser for many sessions, which must not see each other's pages.
+
+
+_RETRY_AFTER = 5.0  # seconds after which a browser that did not start is tried again
+
+
+class SharedFetcher:
+    """Fetches and renders pages for the sessions of a server. It contacts no private address outside ``networks``."""
+
+    def __init__(self, config: Config, networks: Sequence[str]) -> None:
+        if config.http.client not in OWN_CLIENTS:
+            make_plugged_fetcher(config, is_guarded=True)  # ConfigError
+        self._config = config
+        self._guard = AddressGuard(networks)
+        self.http = make_http_fetcher(config, self._guard)
+        self._bodies = BodyBudget(config.serve.max_body_memory)
+        limit_trees(config.serve.max_tree_memory)
+        self._browser: Renderer | None = None
+        self._failure: tuple[float, str] | None = None
+        """When the browser did not start, and why."""
+
+    def scoped(self, scope: str, config: Config, render: Render | None, hosts: Hosts) -> RoutingFetcher:
+        """A fetcher for one session. It shares the connections and the browser, but no cookies and no storage.
+
+        ``config`` has the limits of the session, ``render`` is for all of its pages. Closing it closes nothing.
+        """
+        limit = config.http.max_body_bytes
+        return RoutingFetcher(
+            _BudgetedFetcher(self.http.limited_to(limit), self._bodies),
+            lambda: _BorrowedBrowser(self, config.browser.page_timeout, limit),
+            default=render,
+            scope=scope,
+            hosts=hosts,
+        )
+
+    def forget(self, scope: str) -> None:
+        """Remove the cookies and the storage of a session that has ended."""
+        if self._browser is not None:
+            self._browser.forget(scope)
+
+    def check_allowed(self) -> None:
+        """RequestError if the operator does not allow rendering."""
+        if not self._config.serve.render:
+            raise RequestError("this server does not render pages (serve.render)")
+
+    async def open_browser(self) -> Renderer:
+        """Start the browser, if it is not running. BrowserError if it cannot start; RequestError if the operator
+        does not allow rendering."""
+        self.check_allowed()
+        if self._failure is not None and time.monotonic() - self._failure[0] < _RETRY_AFTER:
+            raise BrowserError(self._failure[1])
+        if self._browser is None:
+            self._browser = make_renderer(self._config, self._guard)
+        try:
+            await self._browser.open()
+        except BrowserError as exc:
+            self._failure = time.monotonic(), str(exc)
+            raise
+        self._failure = None
+        return self._browser
+
+    async def close(self) -> None:
+        await self.http.close()
+        if self._browser is not None:
+            await self._browser.close()
+
+
+class _BudgetedFetcher:
+    """A fetcher whose large bodies share the memory of the process with those of all other sessions."""
+
+    def __init__(self, fetcher: Fetcher, budget: BodyBudget) -> None:
+        self._fetcher = fetcher
+        self._budget = budget
+
+    async def fetch(self, request: Request) -> Response:
+        room = body_room.get()
+        if room is None:
+            task = asyncio.current_task()
+            assert task is not None
+            room = BodyRoom(self._budget, task)
+            body_room.set(room)  # for all requests of this task: if each of them waited, they could wait for each other
+        response = await self._fetcher.fetch(request)
+        if len(response.body) > FREE_BYTES:
+            await room.reserve(len(response.body))  # unless it is reserved already
+        return response
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+
+
+class _BorrowedBrowser:
+    """The browser, as one session uses it."""
+
+    def __init__(self, owner: SharedFetcher, timeout: float, max_bytes: int) -> None:
+        self._owner = owner
+        self._timeout = timeout
+        self._max_bytes = max_bytes
+
+    async def open(self) -> None:
+        await self._owner.open_browser()
+
+    async def fetch(self, request: Request, options: Render, scope: str = "", upstream: str | None = None) -> Response:
+        """Render a page. A caller cannot exceed the operator's `browser.page_timeout`: all callers share the tabs."""
+        try:
+            browser = await self._owner.open_browser()
+        except (BrowserError, RequestError) as exc:
+            retryable = isinstance(exc, BrowserError)
+            raise FetchError(str(exc), kind="browser", retryable=retryable, contacted=False) from exc
+        limited = request
+        if request.timeout is not None and request.timeout > self._timeout:
+            limited = request.replace(timeout=None)
+        response = await browser.fetch(limited, options, scope, upstream)
+        response.request = request
+        if size_with_extras(response) > self._max_bytes:
+            raise FetchError(
+                f"the page with its screenshot, PDF and captured responses is larger than {self._max_bytes} bytes",
+                kind="too large", retryable=False,
+            )  # fmt: skip
+        return response
+
+    def status(self) -> str:
+        """Empty: the browser belongs to all sessions."""
+        return ""
+
+    def forget(self, scope: str) -> None:
+        self._owner.forget(scope)
+
+    async def close(self) -> None:
+        """Do nothing: the owner closes the browser."""
+
+
+def size_with_extras(response: Response) -> int:
+    """Bytes of the page and of everything that the browser returned with it."""
+    captured = sum(len(each.body) for each in response.captured)
+    return len(response.body) + len(response.screenshot or b"") + len(response.pdf or b"") + captured

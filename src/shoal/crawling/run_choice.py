@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from shoal.config import NewRunPolicy
 from shoal.ports import Documents, Frontier, Run, Store
+from shoal.ports.documents import StoredValue
 from shoal.spider import Spider
-from shoal.stores.documents import StoredValue
 
 log = logging.getLogger("shoal.crawl")
 

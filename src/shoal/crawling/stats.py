@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from shoal.crawling.outcome import Outcome
-from shoal.identities.counts import IdentityCounts
+from shoal.fetch.layers.identity_facts import IdentityCounts
 from shoal.ports import Holder, HostState, RunView, Stats
 
 _MAX_REASONS = 100

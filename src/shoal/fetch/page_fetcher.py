@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from shoal.config import HttpSettings
-from shoal.fetch.decompress import ACCEPTED
 from shoal.fetch.resolving import Caller, current_caller
 from shoal.http import Request, Response
+from shoal.http.decompress import ACCEPTED
 from shoal.ports import Fetcher
 
 

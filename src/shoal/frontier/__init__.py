@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.errors import StoreAwayError, StoreError
+from shoal.messages import pip_install
 from shoal.ports import Store
-from shoal.suggestions import pip_install
 
 _RETRY_DELAYS = (0.1, 0.3)  # seconds
 
@@ -41,7 +41,7 @@ async def open_store(url: str, *, readonly: bool = False) -> Store:
         with needs_extra("postgres", scheme):
             from shoal.frontier.postgres import PostgresStore
         return await _open_with_retries(lambda: PostgresStore.open(url))
-    from shoal import plugins
+    from shoal.config import plugins
 
     opened = plugins.load("frontiers", scheme)
     if opened is not None:
@@ -58,7 +58,7 @@ async def join_store(url: str, *, readonly: bool = False) -> Store:
     path = file_of(url)
     if path is None:
         return await open_store(url, readonly=readonly)
-    from shoal.frontier.local.sharing import join_or_open
+    from shoal.frontier.local.server import join_or_open
 
     return await join_or_open(path, lambda: open_store(url, readonly=readonly))
 
@@ -69,7 +69,7 @@ async def share_store(url: str) -> Store:
     path = file_of(url)
     if path is None:
         return await open_store(url)
-    from shoal.frontier.local.sharing import share_file
+    from shoal.frontier.local.server import share_file
 
     return await share_file(path)
 

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
-from shoal.ports import Claim, Holder, Hosts, Inspection, ItemLog, Leased, Queue, Rewind, Roles, Workers
+from msgspec import Struct
+
+from shoal.frontier.politeness import F, OpenRuns
+from shoal.frontier.rules import HEARD_GAP, MAX_HELD, check_fence
+from shoal.ports import (
+    Claim,
+    Heartbeat,
+    Holder,
+    Hosts,
+    Inspection,
+    ItemLog,
+    Leased,
+    LeaseHolder,
+    Queue,
+    Rewind,
+    Roles,
+    SilentWorker,
+    Workers,
+    WorkerState,
+)
 
 
 class LocalQueue(Queue, Protocol):
@@ -82,3 +104,138 @@ class FencedFrontier(ComposedFrontier):
     def hold(self, holder: Holder) -> None:
         self.lease = partial(self._shared.lease, holder=holder)
         self.claim = partial(self._shared.claim, holder=holder)
+
+
+# The workers of runs that live in this process.
+
+
+class _KnownWorker(Struct, frozen=True):
+    """The last heartbeat of a worker, and its time."""
+
+    workers: LocalWorkers
+    heartbeat: Heartbeat
+    beat_at: float
+
+    def is_late(self, now: float) -> bool:
+        return now - self.beat_at >= self.heartbeat.session * HEARD_GAP
+
+
+class LocalSessions:
+    """The workers of all runs of a store."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.known: dict[tuple[str, str], _KnownWorker] = {}
+        """By run and name."""
+        self._heard = 0.0
+        """The time of the last heartbeat of any worker."""
+        self._since: dict[float, float] = {}
+        """For each length of a session: since when heartbeats came without a gap that is long for it."""
+
+    def beat(self, workers: LocalWorkers, heartbeat: Heartbeat) -> float | None:
+        """See `shoal.ports.Workers`."""
+        now = self.clock()
+        self._since.setdefault(heartbeat.session, now)
+        for session in self._since:
+            if now - self._heard > session * HEARD_GAP:
+                self._since[session] = now
+        self._heard = now
+        self.known[workers.run_id, heartbeat.worker] = _KnownWorker(workers, heartbeat, now)
+        late = [known for known in self.known.values() if known.is_late(now)]
+        return min((min(self._dead_in(k, now), k.heartbeat.session * HEARD_GAP / 2) for k in late), default=None)
+
+    def _dead_in(self, known: _KnownWorker, now: float) -> float:
+        """Seconds until a worker is dead if it stays silent."""
+        session = known.heartbeat.session
+        return max(0.0, max(known.beat_at, self._since[session]) + session - now)
+
+    def dead(self) -> list[_KnownWorker]:
+        now = self.clock()
+        return [
+            known
+            for known in self.known.values()
+            if self._dead_in(known, now) == 0 and now - self._heard <= known.heartbeat.session * HEARD_GAP
+        ]
+
+    def holders(self, runs: OpenRuns[F], hosts: Collection[str]) -> list[LeaseHolder]:
+        """Who has leased requests of these hosts. ``runs`` are open in this process."""
+        counts = Counter((run_id, *held) for run_id, run in list(runs.items()) for held in run.held_at(hosts))
+        return [
+            LeaseHolder(
+                host=host, run_id=run_id, worker=worker, leases=leases, silent_for=self._late_for(run_id, worker)
+            )
+            for (run_id, host, worker), leases in islice(counts.items(), MAX_HELD)
+        ]
+
+    def _late_for(self, run_id: str, worker: str) -> float:
+        """Seconds since the last heartbeat of a late worker. 0: it is not late, or sends none."""
+        now, known = self.clock(), self.known.get((run_id, worker))
+        return now - known.beat_at if known is not None and known.is_late(now) else 0.0
+
+    def forget_run(self, run_id: str) -> None:
+        """Forget the workers of a run that was deleted."""
+        self.known = {key: known for key, known in self.known.items() if key[0] != run_id}
+
+
+class LocalWorkers:
+    """See `shoal.ports.Workers`. ``fence_slot`` ends the leases and roles of a slot, ``holders`` returns the holder of
+    each lease."""
+
+    def __init__(
+        self,
+        run_id: str,
+        sessions: LocalSessions,
+        fence_slot: Callable[[str, int], Awaitable[int]],
+        holders: Callable[[], Sequence[Holder | None]],
+    ) -> None:
+        self.run_id = run_id
+        self._sessions = sessions
+        self._fence_slot = fence_slot
+        self._holders = holders
+        self._epochs: dict[str, int] = {}
+        """The first valid epoch of each slot that was fenced."""
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        check_fence(heartbeat.worker, heartbeat.epoch, self._epochs.get(heartbeat.worker))
+        return self._sessions.beat(self, heartbeat)
+
+    async def fence_silent(self) -> list[SilentWorker]:
+        dead = [(known.workers, known.heartbeat.worker, known.heartbeat.epoch + 1) for known in self._sessions.dead()]
+        for workers, name, epoch in dead:  # all at once: from now on their heartbeats are refused
+            workers._forget(name, epoch)
+        return [
+            SilentWorker(workers.run_id, name, await workers._fence_slot(name, epoch)) for workers, name, epoch in dead
+        ]
+
+    async def fence(self, slot: str, epoch: int) -> int:
+        """See `shoal.ports.Queue`."""
+        count = await self._fence_slot(slot, epoch)
+        self._forget(slot, epoch)
+        return count
+
+    def _forget(self, slot: str, epoch: int) -> None:
+        self._epochs[slot] = max(epoch, self._epochs.get(slot, 0))
+        known = self._sessions.known.get((self.run_id, slot))
+        if known is not None and known.heartbeat.epoch < epoch:
+            del self._sessions.known[self.run_id, slot]
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        known = self._sessions.known.get((self.run_id, worker))
+        if known is not None and known.heartbeat.epoch <= epoch:
+            del self._sessions.known[self.run_id, worker]
+
+    async def workers(self) -> list[WorkerState]:
+        now = self._sessions.clock()
+        leases = Counter(holder.slot for holder in self._holders() if holder is not None)
+        states = {worker: WorkerState(worker=worker, leases=count) for worker, count in leases.items()}
+        for (run_id, worker), known in self._sessions.known.items():
+            if run_id == self.run_id:
+                states[worker] = WorkerState(
+                    worker=worker,
+                    machine=known.heartbeat.machine,
+                    pid=known.heartbeat.pid,
+                    session=known.heartbeat.session,
+                    silent_for=max(0.0, now - known.beat_at),
+                    leases=leases[worker],
+                )
+        return [states[worker] for worker in sorted(states)]

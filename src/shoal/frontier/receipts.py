@@ -7,13 +7,14 @@ store have one order, so the newest receipt speaks for all earlier ones.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Generic, NamedTuple, TypeVar
 
-from shoal import clock
-from shoal.errors import StoreRewoundError
+from shoal.errors import ShoalError, StoreRewoundError
+from shoal.ports import clock
 
 _INTERVAL = 0.1  # seconds between two of the older receipts
 _MAX_OLDER = 600
@@ -126,3 +127,51 @@ class Receipts(Generic[Proof]):
         self._older.clear()
         self._confirmed.clear()
         self._epoch += 1
+
+
+# Estimate the time of a server's clock from its answers.
+
+
+class ServerClock:
+    """Computes until when, by the server's clock, the client waits for a call.
+
+    A server that was frozen finds old calls in its sockets. A `lease` that it executes then would block hosts and use
+    up attempts until it expires, as its client has given up. So each call carries the server time after which the
+    server must ignore it.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        """``timeout``: seconds after which the client gives up."""
+        self._timeout = timeout
+        self._offset: float | None = None
+
+    def observe(self, sent: float, server: float) -> None:
+        """Record the server time in the answer to a call that was ``sent`` at this time of `shoal.ports.clock`."""
+        self._offset = server - sent
+
+    @property
+    def not_after(self) -> float | None:
+        """The server time when the client gives up a call that it makes now. None until the first answer."""
+        return None if self._offset is None else clock.now() + self._offset + self._timeout
+
+
+# Release leases and roles that a store grants to a caller that was cancelled.
+
+
+T = TypeVar("T")
+
+
+async def release_if_cancelled(call: Coroutine[object, None, T], release: Callable[[T], Awaitable[object]]) -> T:
+    """Return the result of ``call``, which grants leases or a role. If the caller is cancelled, finish the call and
+    pass its result to ``release``.
+
+    A call that was sent to a store happens even if its caller is cancelled. Without this, nobody would work on those
+    leases until they expire.
+    """
+    job = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        with suppress(ShoalError):
+            await release(await job)
+        raise

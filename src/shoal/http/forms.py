@@ -177,7 +177,7 @@ def _outside(response: Response, element: Element) -> list[Pair]:
     found = _elsewhere(response, element, id) if id else []
     if not found:
         return []
-    from shoal import parsing
+    from shoal.selector import parsing
 
     parts: list[str] = []
     left = limit = max(_MAX_MARKUP[0], _MAX_MARKUP[1] * len(response.body))

@@ -10,7 +10,7 @@ from typing import NoReturn
 from msgspec import Struct
 
 from shoal.errors import LoginError, RequestError
-from shoal.http.redirects import redirected_request
+from shoal.http.exchange import redirected_request
 from shoal.http.request import Request
 from shoal.http.response import Response
 from shoal.urls.normalize import join_url

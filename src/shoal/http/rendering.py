@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import RequestError
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean
 
 MAX_ACTIONS = 100
 _MAX_TEXT = 10_000  # characters of one value of an action
@@ -147,3 +148,14 @@ class Captured(Struct, frozen=True):
     def json(self) -> Any:
         """The body as JSON. ValueError if it is not."""
         return json.loads(self.body)
+
+
+# Permission for a page to navigate while actions of the user run in it.
+
+
+Permit: TypeAlias = Callable[[str], Awaitable[float | None]]
+"""Called with a URL on the host of the page. Returns the seconds to wait before the page navigates there; None if the
+frontier must decide."""
+
+permit: ContextVar[Permit | None] = ContextVar("permit", default=None)
+"""For the pages that this task renders. None: every URL of the host is allowed."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from shoal.errors import RequestError, SelectorError
+from shoal.errors import RequestError, SelectorError, TooComplexError
+from shoal.http.rendering import Captured, Render
 from shoal.http.request import (
     Callback,
     LinkBatch,
@@ -23,8 +24,7 @@ from shoal.http.request import (
     callback_name,
     forget_created,
 )
-from shoal.urls.hostnames import MAX_PER_PAGE
-from shoal.urls.normalize import LinkJoiner, join_url, resolve
+from shoal.urls.normalize import MAX_PER_PAGE, LinkJoiner, join_url, resolve
 
 if TYPE_CHECKING:
     import turbohtml
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
     from shoal.http.files import FileEntry
     from shoal.http.forms import Form
-    from shoal.http.links import Patterns
-    from shoal.http.rendering import Captured, Render
-    from shoal.parsing import AttributeBudget
     from shoal.selector import Selector, SelectorList
+    from shoal.selector.parsing import AttributeBudget
     from shoal.selector.xpath import XPathValue
 
 log = logging.getLogger("shoal.http")
@@ -155,7 +153,7 @@ class Response:
         readers = _readers()
         content_type = self.headers.get("Content-Type", "")
         charset = charset_in(content_type)
-        if readers.is_xml(content_type, self.body):
+        if readers.is_xml_page(content_type, self.body):
             try:
                 return readers.parse_xml_page(self.body, charset)
             except SelectorError as exc:
@@ -260,8 +258,7 @@ class Response:
 
     def to_markdown(self) -> str:
         """Convert the page to Markdown, with absolute links."""
-        from shoal import parsing
-        from shoal.http.links import make_absolute
+        from shoal.selector import parsing
 
         self._attributes.check()
         document, _ = self._parse()  # a copy: the links of this response stay as they are
@@ -270,7 +267,7 @@ class Response:
 
     def main_text(self) -> str:
         """Return the text of the page's main content, without navigation; all its text if none is found."""
-        from shoal import parsing
+        from shoal.selector import parsing
 
         return parsing.main_text(self.document, len(self.body))
 
@@ -284,7 +281,7 @@ class Response:
     @property
     def article(self) -> turbohtml.Article:
         """The main content and what the page says about it: ``title``, ``byline``, ``date``, ``text``, ``tags`` ..."""
-        from shoal import parsing
+        from shoal.selector import parsing
 
         return parsing.article(self.document, len(self.body))
 
@@ -339,8 +336,6 @@ class Response:
         else:
             hrefs = [href for link in links if (href := href_of(link)) is not None]
         if allow or deny:
-            from shoal.http.links import LinkFilter
-
             hrefs = LinkFilter(allow, deny).of(resolve(self.base_url, hrefs))
         name = callback if callback is None or isinstance(callback, str) else callback_name(callback)
         if errback is not None and not isinstance(errback, str):
@@ -355,7 +350,7 @@ class Response:
         except ValueError as exc:
             raise SelectorError(f"bad CSS query {query!r}: {exc}") from exc
         if query != _ALL_LINKS:
-            from shoal.selector.usage import counted
+            from shoal.selector.selectors import counted
 
             counted(query, elements)
         hrefs = self._attributes.hrefs(elements, "a/@href" if query == _ALL_LINKS else "")
@@ -365,7 +360,7 @@ class Response:
 class _Readers(NamedTuple):
     """What reads a page."""
 
-    is_xml: Callable[[str, bytes], bool]
+    is_xml_page: Callable[[str, bytes], bool]
     parse_xml_page: Callable[[bytes, str | None], tuple[turbohtml.Document, str]]
     parse: Callable[[bytes, str | None], turbohtml.Document]
     text_encoding: Callable[[bytes, str | None], str]
@@ -377,12 +372,12 @@ class _Readers(NamedTuple):
 @cache
 def _readers() -> _Readers:
     """Imported with the first page, not with this module. An import statement costs time even the second time."""
-    from shoal.parsing import AttributeBudget, parse, text_encoding
     from shoal.selector import Selector
+    from shoal.selector.documents import is_xml_page, parse_xml_page
+    from shoal.selector.parsing import AttributeBudget, parse, text_encoding
     from shoal.selector.selectors import select_strings
-    from shoal.selector.xml_pages import is_xml, parse_xml_page
 
-    return _Readers(is_xml, parse_xml_page, parse, text_encoding, AttributeBudget, Selector, select_strings)
+    return _Readers(is_xml_page, parse_xml_page, parse, text_encoding, AttributeBudget, Selector, select_strings)
 
 
 def _refuse_scrapy_arguments(options: Mapping[str, object]) -> None:
@@ -434,3 +429,96 @@ def href_of(link: str | Selector) -> str | None:
     if not hasattr(root, "attr"):
         raise RequestError(f"cannot follow {link!r:.80}: pass a URL, or one selected element or attribute")
     return _first_href(cast("turbohtml.Element", root))
+
+
+# Choose links by regular expression, and make the links of a document absolute.
+
+
+Patterns: TypeAlias = str | re.Pattern[str] | Sequence[str | re.Pattern[str]]
+
+_MAX_LINKS = 50_000
+_MAX_LINK = 32 << 20  # of all links of one document that become absolute
+
+
+class LinkFilter:
+    """Regular expressions that choose URLs: one of ``allow``, if there are any, and none of ``deny``."""
+
+    def __init__(self, allow: Patterns = (), deny: Patterns = ()) -> None:
+        """RequestError for an invalid expression."""
+        self._allow = _compile(allow)
+        self._deny = _compile(deny)
+
+    def accepts(self, url: str) -> bool:
+        return (not self._allow or any(each.search(url) for each in self._allow)) and not any(
+            each.search(url) for each in self._deny
+        )
+
+    def of(self, urls: Iterable[str]) -> list[str]:
+        return [url for url in urls if self.accepts(url)]
+
+
+def _compile(patterns: Patterns) -> list[re.Pattern[str]]:
+    if isinstance(patterns, str | re.Pattern):
+        patterns = [patterns]
+    try:
+        return [re.compile(each) for each in patterns]
+    except (re.error, TypeError) as exc:
+        raise RequestError(f"invalid regular expression in {patterns!r:.200}: {exc}") from exc
+
+
+def make_absolute(document: turbohtml.Document, base: str) -> None:
+    """Make the links of a document absolute, in place. Those beyond a limit, and invalid ones, stay as they are."""
+    left, room = _MAX_LINKS, _MAX_LINK
+    joiner = LinkJoiner(base)
+
+    def absolute(href: str) -> str | None:
+        nonlocal left, room
+        left -= 1
+        room -= len(base) + len(href)
+        if left < 0 or room < 0:
+            return None
+        path, mark, fragment = href.partition("#")
+        try:
+            return joiner.join(path) + mark + fragment
+        except (RequestError, TooComplexError):
+            return None
+
+    document.rewrite_links(absolute)
+
+
+# RenderedResponse: a page as a browser shows it.
+
+
+class RenderedResponse(Response):
+    """A page as a browser shows it: ``body`` is the HTML after its scripts have run."""
+
+    __slots__ = (
+        "captured", "console", "next_post", "next_render", "on_release", "page", "pdf", "screenshot", "shown_url",
+    )  # fmt: skip
+
+    def rendered(
+        self,
+        *,
+        screenshot: bytes | None = None,
+        pdf: bytes | None = None,
+        captured: list[Captured] | None = None,
+        console: list[str] | None = None,
+        shown_url: str = "",
+    ) -> RenderedResponse:
+        """Set what the browser returned besides the page."""
+        self.screenshot = screenshot
+        self.pdf = pdf
+        self.captured = captured or []
+        self.console = console or []
+        self.shown_url = shown_url
+        self.next_render: Render | None = None
+        self.next_post: tuple[bytes, str] | None = None
+        self.page: Page | None = None
+        self.on_release: Callable[[], Awaitable[None]] | None = None
+        return self
+
+    async def release(self) -> None:
+        """Return the page to its browser. The engine calls it after the callback."""
+        release, self.on_release, self.page = self.on_release, None, None
+        if release is not None:
+            await release()

@@ -6,9 +6,9 @@ declares only the parts that it needs. The laws that every frontier keeps are in
 """
 
 from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordinator, Counts, Member, Slot
-from shoal.ports.documents import Document, Documents
+from shoal.ports.documents import Document, Documents, Run, RunState
 from shoal.ports.fetching import Fetch, Fetcher, Middleware
-from shoal.ports.hosts import Hosts, HostState, HostUpdate
+from shoal.ports.hosts import Heartbeat, Hosts, HostState, HostUpdate, SilentWorker, Workers, WorkerState
 from shoal.ports.inspection import (
     MAX_RETRIED,
     REPAIRED_LEASE,
@@ -24,24 +24,28 @@ from shoal.ports.inspection import (
     Stats,
     Waits,
 )
-from shoal.ports.items import ItemLog, LoggedItem, OutputCount, Sink, SinkOptions
 from shoal.ports.queue import (
+    Claim,
     Completion,
     CookieWrite,
     Failure,
     FrontierOptions,
     Holder,
+    ItemLog,
     Lease,
     Leased,
+    LoggedItem,
+    OutputCount,
     Overflow,
     Pushed,
     Queue,
     RequestState,
+    Roles,
+    RoleState,
+    Sink,
+    SinkOptions,
 )
-from shoal.ports.roles import Claim, Roles, RoleState
-from shoal.ports.runs import Run, RunState
 from shoal.ports.store import Frontier, ItemSource, Room, RunView, Store
-from shoal.ports.workers import Heartbeat, SilentWorker, Workers, WorkerState
 
 __all__ = [
     "MAX_RETRIED",

@@ -2,13 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from shoal.errors import StoreError
 from shoal.http import Request
-from shoal.ports.roles import Claim
+
+# Items on their way to outputs: the item log of a run, and sinks.
+
+
+class LoggedItem(Struct, frozen=True):
+    """An item in the item log of a run. ``key`` is the same however often its page was tried."""
+
+    seq: int
+    fingerprint: bytes
+    index: int
+    payload: bytes
+    token: int = 0
+    """Token of the lease under which its page was completed. Together with ``seq`` it identifies this entry, also in a
+    store that was rewound and has other items under the same numbers. 0 in stores that cannot be rewound."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.fingerprint.hex()}-{self.index}"
+
+
+class ItemLog(Protocol):
+    """The items of a run in the order in which their pages were completed."""
+
+    async def read_items(
+        self, after: int, limit: int, *, last: LoggedItem | None = None, max_bytes: int | None = None
+    ) -> list[LoggedItem]:
+        """Up to ``limit`` items with a sequence number above ``after``, in order. With ``max_bytes``: as many as have
+        no more bytes together, but at least one. The store does not read the others.
+
+        ``last``: the item ``after`` as the caller read it. StoreRewoundError if the log ends before it, or has another
+        item in its place. A trimmed item is not checked."""
+        ...
+
+    async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
+        """Forget the items through this sequence number; the count of items stays. With ``cursors``: only if these
+        roles have these cursors. Otherwise the caller's view is outdated, and nothing is forgotten."""
+        ...
+
+
+class SinkOptions(Struct, frozen=True):
+    """What a sink of a plugin gets besides its URL."""
+
+    run_id: str = ""
+    """The run whose items it writes. Empty in exports of a program."""
+    on_reject: Callable[[int], None] | None = None
+    """Call it in ``flush`` with the number of items that the output cannot hold."""
+
+
+class OutputCount(Struct, frozen=True, kw_only=True):
+    """What an output has of a run, counted in the output itself."""
+
+    items: int | None
+    """Lines, rows or documents of the run. None: this output cannot be counted."""
+    position: int | None = None
+    """The number of its last item, by its own record. None: it keeps no record."""
+    rejected: int = 0
+    """Items that it could not take."""
+    key: tuple[str, ...] = ()
+    """Items with equal values in these fields share a row, so there may be fewer rows than items."""
+
+
+class Sink(Protocol):
+    """An output for items.
+
+    It is opened at the state that its last ``flush`` returned. Whatever was written after that flush is undone or
+    overwritten, so repeating a write changes nothing.
+
+    The output itself refuses an old writer: once it was opened under a newer epoch, calls of a sink with an older one
+    raise OutputTakenError (or another SinkError) and change nothing, however late they arrive.
+    """
+
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        """Open the output under this epoch. OutputTakenError if it has a newer one.
+
+        None: the output has everything up to ``state``. Otherwise it was set back, for example restored from a backup:
+        the number of the last item that it has, and the next ``flush`` returns the state there."""
+        ...
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        """Write items in order. SinkError with a cause if the output was set back since ``open``: open it again."""
+        ...
+
+    async def flush(self) -> bytes:
+        """Make everything written so far durable, and return the state to open at."""
+        ...
+
+    async def close(self, *, finished: bool) -> None:
+        """``finished``: the run is over, and all its items were written. SinkError if the output no longer has them."""
+        ...
+
+    async def count(self, state: bytes) -> OutputCount:
+        """Count the items of the run in the output. It need not be open, and another process may be writing it."""
+        ...
+
+
+# Roles of a run: work that one process at a time does, such as seeding or writing an output.
+
+
+_MAX_DIGITS = 18
+
+
+class Claim(Struct, frozen=True):
+    """The right to one role of a run (``seed``, or the drainer of one sink), with the stored cursor.
+
+    Moving the cursor is a compare-and-set on ``cursor``. After a successful move, continue with ``moved_to``.
+    """
+
+    role: str
+    token: int
+    cursor: bytes
+    epoch: int = 0
+    """Larger than the epochs of all earlier claims of this role. Outputs refuse writers with an older one."""
+
+    def moved_to(self, cursor: bytes) -> Claim:
+        """The same claim after its cursor was moved."""
+        return Claim(self.role, self.token, cursor, self.epoch)
+
+    @property
+    def position(self) -> int:
+        """The cursor as a number; 0 if there is none. StoreError if another program wrote it."""
+        if not self.cursor:
+            return 0
+        if not self.cursor.isdigit() or len(self.cursor) > _MAX_DIGITS:
+            shown = self.cursor[:_MAX_DIGITS]
+            raise StoreError(f"the cursor of role {self.role} is {shown!r}, no number: another program has changed it")
+        return int(self.cursor)
+
+
+class RoleState(Struct, frozen=True, kw_only=True):
+    """A role of a run. ``held``: a process holds it, and its time has not run out."""
+
+    role: str
+    cursor: bytes
+    held: bool
+    finished: bool
+    holder: str = ""
+    """The worker or slot that claimed it last. Empty if it has no name."""
+
+
+class Roles(Protocol):
+    """Roles of a run, each with a cursor that says how far its work is."""
+
+    async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
+        """Take a role. None while another process holds it, or if it is finished. A repeat with the same ``nonce`` (8
+        to 32 random bytes) returns the claim that the first call took, if that is still valid.
+
+        The epoch of the claim is the store's time in microseconds, or the last epoch of the role plus one, or ``above``
+        plus one, whichever is largest."""
+        ...
+
+    async def forget(self, role: str) -> bool:
+        """Remove a role with its cursor. False if a process holds it, or there is no such role."""
+        ...
+
+    async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
+        """Move the cursor and keep the role. False if the role was lost.
+
+        This is a compare-and-set: the stored cursor must be ``claim.cursor``, or already ``cursor`` (a repeat). Another
+        cursor under a valid token means that the store was rewound: StoreRewoundError, and nothing was changed. The
+        same holds if the item log no longer has ``last``, the last item that the cursor covers: see ``read_items``."""
+        ...
+
+    async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
+        """Release a role, for good if ``finished``. False if it was lost. A run whose ``seed`` role is not finished is
+        not finished. ``finished`` requires the stored cursor to be ``claim.cursor``; otherwise StoreRewoundError."""
+        ...
+
+    async def roles(self) -> list[RoleState]:
+        """All roles that were ever claimed in this run."""
+        ...
+
 
 RequestState: TypeAlias = Literal["ready", "waiting", "leased", "done", "dead"]
 Overflow: TypeAlias = Literal["accept", "refuse"]
@@ -49,7 +220,7 @@ class Lease(Struct, frozen=True):
     """1 for the first attempt. A crash counts. For a lease that is not begun: the number that the attempt will have."""
     host: str
     deadline: float
-    """On this process's `shoal.clock`. Taken before the store is called, so it is never later than the store's."""
+    """On the `shoal.ports.clock` of this process. Taken before the store is called, so never later than the store's."""
     learned_delay: float = 0.0
     """The delay that the fleet had learned for the host at the time of the lease."""
 

@@ -7,14 +7,10 @@ from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
-from shoal.ports.documents import Documents
-from shoal.ports.hosts import Hosts
+from shoal.ports.documents import Documents, Run, RunState
+from shoal.ports.hosts import Hosts, Workers
 from shoal.ports.inspection import Inspection, Rewind
-from shoal.ports.items import ItemLog
-from shoal.ports.queue import FrontierOptions, Holder, Queue
-from shoal.ports.roles import Roles
-from shoal.ports.runs import Run, RunState
-from shoal.ports.workers import Workers
+from shoal.ports.queue import FrontierOptions, Holder, ItemLog, Queue, Roles
 
 _RESERVE = 256 << 20  # bytes
 

@@ -8,11 +8,12 @@ import os
 import secrets
 import signal
 import threading
+import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, TypeVar
 
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
@@ -21,26 +22,74 @@ from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
-from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError
+from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
 from shoal.fetch.resolving import allow_many_lookups
-from shoal.frontier import open_store
+from shoal.frontier import file_of, open_store
+from shoal.frontier.local.places import ProcessWatch
+from shoal.frontier.local.server import open_owned, serving
 from shoal.frontier.memory import MemoryStore
-from shoal.monitoring.recorder import RecordedProcess
+from shoal.messages import did_you_mean
 from shoal.ports import Frontier, Run, Sink, Store
-from shoal.runs.frontier_access import open_served
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
+from shoal.runs.recorder import RecordedProcess
 from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
 from shoal.sinks import is_shared, named_for_run, open_sink, sink_id
-from shoal.sinks.collect import CollectSink
 from shoal.sinks.drainer import Drainer
+from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, create_spider, importing
-from shoal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from shoal.sessions.stored import SessionImport
+    from shoal.fetch.sessions.stored import SessionImport
+
+# Lets other processes of this machine use the store of a crawl, or of a server, while it works.
+
+
+frontier_log = logging.getLogger("shoal.frontier")
+
+_PATIENCE = 1.5
+_BETWEEN_TRIES = 0.05
+
+
+class ServedStore(NamedTuple):
+    """A store, and where other processes find it; empty if they cannot."""
+
+    store: Store
+    address: str
+
+
+async def open_served(
+    url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
+) -> ServedStore:
+    """Open a store in memory or in a file, and serve it until the stack is closed. If the socket cannot be created, log
+    a warning: this process needs no socket.
+
+    ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
+    file, watch = file_of(url), ProcessWatch()
+    store = await _open_in_time(file, watch)
+    stack.push_async_callback(store.close)
+    try:
+        server = await stack.enter_async_context(serving(store, watch, file, name))
+        server.on_change = on_change
+    except StoreError as exc:
+        frontier_log.warning("other commands cannot use this frontier while this process runs: %s", exc)
+        return ServedStore(store, "")
+    return ServedStore(store, url if file is not None else f"local:{server.path}")
+
+
+async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
+    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await open_owned(file, watch)
+        except StoreBusyError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
+
 
 log = logging.getLogger("shoal.crawl")
 
@@ -302,7 +351,7 @@ class Crawl:
             self.outputs = named_for_run(self.outputs, run)
             self._check_outputs()
             if self.imported is not None and not isinstance(store, MemoryStore):
-                from shoal.sessions.stored import import_session  # few crawls need it
+                from shoal.fetch.sessions.stored import import_session  # few crawls need it
 
                 await import_session(store, await store.frontier(run.run_id), run.run_id, self.imported)
             self._life = RunLifecycle(store, run, self._plan(store, collector))

@@ -13,35 +13,106 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from inspect import isawaitable
 
 import msgspec
 
 from shoal.crawling.engine import Engine
 from shoal.crawling.engine_options import Archive, EngineOptions
-from shoal.crawling.hooks import SpiderHooks
 from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
-from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError, describe
-from shoal.files.keeper import check_store
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, SpiderError, StoreRewoundError, describe
+from shoal.fetch.sessions.session import Session, make_session
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
-from shoal.monitoring.limits import announce_end, announced_end, page_limit, passed_limit, store_limit
-from shoal.monitoring.recorder import RecordedProcess, RunRecorder, recording
 from shoal.ports import Frontier, Holder, Run, RunState, Stats, Store
-from shoal.runs.outcome import read_facts, store_outcome
+from shoal.runs.outcome import (
+    announce_end,
+    announced_end,
+    failed_url,
+    last_stats,
+    page_limit,
+    passed_limit,
+    read_facts,
+    store_limit,
+    store_outcome,
+)
 from shoal.runs.plan import Output, Plan
-from shoal.runs.summary_stats import failed_url, last_stats
-from shoal.selector.usage import QueryUsage
-from shoal.selector.usage import current as current_queries
-from shoal.sessions.session import Session, make_session
+from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
+from shoal.selector.selectors import QueryUsage
+from shoal.selector.selectors import current as current_queries
 from shoal.sinks import sink_id
+from shoal.sinks.downloads import check_store
 from shoal.sinks.drainer import ItemsLostError
 from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
+from shoal.spider import Spider
+
+# The beginning and the end of a spider's work: ``opened`` and ``closed``, ``open`` and ``close`` of its pipelines.
+
+
+spider_log = logging.getLogger("shoal.spider")
+
+
+class SpiderHooks:
+    """Calls the hooks of a spider and its pipelines, each at most once.
+
+    Pipelines open in their order, before ``spider.opened``. They close in reverse, after ``spider.closed``. A pipeline
+    that did not open is not closed.
+    """
+
+    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., object]]) -> None:
+        self._spider = spider
+        self._pipelines = pipelines
+        self._opened: list[Callable[..., object]] = []
+        self._is_open = False
+
+    async def open(self) -> ShoalError | None:
+        """Open the pipelines and the spider up to the first error, and return it. Call ``close`` also then."""
+        try:
+            for pipeline in self._pipelines:
+                if hasattr(pipeline, "open"):
+                    await self._call(f"{_name(pipeline)}.open", pipeline.open, self._spider)
+                self._opened.append(pipeline)
+            await self._call("opened", self._spider.opened)
+        except SpiderError as error:
+            return error
+        self._is_open = True
+        return None
+
+    async def close(self, reason: str) -> ShoalError | None:
+        """Close whatever is open. The first error; all of them are logged."""
+        failures: list[ShoalError] = []
+        calls: list[tuple[str, Callable[..., object], object]] = []
+        if self._is_open:
+            calls.append(("closed", self._spider.closed, reason))
+        closable = [pipeline for pipeline in reversed(self._opened) if hasattr(pipeline, "close")]
+        calls += [(f"{_name(pipeline)}.close", pipeline.close, self._spider) for pipeline in closable]
+        self._is_open, self._opened = False, []
+        for name, hook, argument in calls:
+            try:
+                await self._call(name, hook, argument)
+            except ShoalError as error:
+                spider_log.error("%s", error)
+                failures.append(error)
+        return failures[0] if failures else None
+
+    async def _call(self, name: str, hook: Callable[..., object], *arguments: object) -> None:
+        try:
+            result = hook(*arguments)
+            if isawaitable(result):
+                await result
+        except Exception as exc:  # whatever the user's code raises
+            raise SpiderError(f"{self._spider.spider_name()}: {name}() failed: {describe(exc)}") from exc
+
+
+def _name(pipeline: object) -> str:
+    return getattr(pipeline, "__name__", type(pipeline).__name__)
+
 
 log = logging.getLogger("shoal.run")
 
@@ -259,7 +330,7 @@ class RunLifecycle:
         if cookies.jars.is_stored and not self._store.shared:
             await self._persist(cookies.jars.open)
         if plan.imported is not None:
-            from shoal.sessions.stored import new_epoch, usable_cookies  # few crawls need them
+            from shoal.fetch.sessions.stored import new_epoch, usable_cookies  # few crawls need them
 
             jar = cookies.jars.jar(plan.imported.jar)
             await cookies.jars.add(jar, usable_cookies(plan.imported.file), new_epoch())
@@ -296,7 +367,7 @@ class RunLifecycle:
         config = self._plan.config
         if config.warc.folder is None:
             return None
-        from shoal.warc.archive import open_archive
+        from shoal.sinks.warc import open_archive
 
         archive = await open_archive(
             config.warc,
@@ -504,7 +575,7 @@ class RunLifecycle:
         return self.stopping or self.engine is None or not self.engine.concurrency  # others crawl
 
     async def _store_limit(self) -> None:
-        """Store with the run whether it stops at a limit. See `shoal.monitoring.limits`."""
+        """Store with the run whether it stops at a limit. See `shoal.runs.outcome`."""
         if self._plan.process is not None:  # not for a batch, which has its own limits
             assert self.frontier is not None
             stats = await self.frontier.stats()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import TypeVar, cast
 
 import msgspec
 
-from shoal.config import OutcomeSettings
+from shoal.config import OutcomeSettings, ScopeSettings
 from shoal.crawling.outcome import Outcome, RunFacts, decide
-from shoal.errors import DECODING_ERRORS
+from shoal.crawling.stats import Counters
+from shoal.crawling.stats import LimitReached as LimitReached
+from shoal.errors import DECODING_ERRORS, FrontierError
 from shoal.frontier.rules import UNREADABLE
-from shoal.ports import Documents, ItemSource, Run
+from shoal.ports import Documents, Frontier, ItemSource, Run, Stats
+from shoal.ports.documents import StoredValue
 from shoal.sinks.drainer import COLLECTORS, PREFIX, read_cursor
-from shoal.stores.documents import StoredValue
 
 _MAX_READ = 1000
 """Failed requests that are read to group failed callbacks by their exception."""
@@ -118,3 +122,85 @@ async def read_outcome(
 def closing(iterator: AsyncIterator[T]) -> AbstractAsyncContextManager[AsyncIterator[T]]:
     """Close an iterator at the end of a block, also if not all of it was read. Those of frontiers are generators."""
     return aclosing(cast("AsyncGenerator[T, None]", iterator))
+
+
+# Reads the figures for the summary of a run. It does not wait for a store that does not answer.
+
+
+_MAX_FAILED = 100
+"""Failed requests that are read to find one for the summary."""
+
+
+async def last_stats(frontier: Frontier, deadline: float | None) -> tuple[Stats, dict[str, int]]:
+    """Counters and kinds of dead requests for a summary. Empty ones if the store does not answer until ``deadline``, on
+    the clock of the event loop."""
+    with suppress(FrontierError, TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            return await frontier.stats(), await frontier.dead_kinds()
+    return Stats(seeding=True), {}
+
+
+async def failed_url(frontier: Frontier, deadline: float | None) -> str:
+    """The URL of a failed request, if possible of one that robots.txt allows. Empty if the store does not answer."""
+    url = ""
+    with suppress(FrontierError, TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            left = _MAX_FAILED
+            async for history in frontier.dead():
+                url = url or history.url
+                left -= 1
+                if not history.reason.startswith("robots.txt"):
+                    return history.url
+                if not left:
+                    break
+    return url
+
+
+# Runs that stopped at a limit before everything was fetched. The fact is stored with the run.
+
+
+async def limit_of(documents: Documents, run: Run) -> LimitReached | None:
+    """The limit at which a run stopped. None if it has not ended, or has fetched everything."""
+    return await _stored_limit(documents, run.run_id).read() if run.state == "finished" else None
+
+
+async def store_limit(documents: Documents, run_id: str, limit: LimitReached | None) -> None:
+    """Store at which limit a run stops, or that it stops at none. Call it before the run becomes finished: nobody then
+    sees a finished run without its limit. While the run is not finished, `limit_of` ignores what is stored."""
+    await _stored_limit(documents, run_id).change(lambda _: limit)
+
+
+def page_limit(max_pages: int | None, stats: Stats) -> LimitReached | None:
+    """The limit of a run that ends with these counters. None if nothing is left."""
+    if stats.finished or max_pages is None:
+        return None
+    return LimitReached(setting="scope.max_pages", value=max_pages, left=stats.remaining, at=time.time())
+
+
+def passed_limit(scope: ScopeSettings, counters: Counters, items: int) -> LimitReached | None:
+    """The limit that a process has reached with these counts. ``items``: of the whole run. Times are not checked."""
+    for setting, limit, count in (
+        ("scope.max_items", scope.max_items, items),
+        ("scope.max_bytes", scope.max_bytes, counters.bytes),
+    ):
+        if limit is not None and count >= limit:
+            return LimitReached(setting=setting, value=limit, at=time.time())
+    return None
+
+
+async def announce_end(documents: Documents, run_id: str, limit: LimitReached | None) -> None:
+    """Let all processes of a run end it, or no longer."""
+    await _announced(documents, run_id).change(lambda earlier: limit if limit is None else earlier or limit)
+
+
+async def announced_end(documents: Documents, run_id: str) -> LimitReached | None:
+    """Why the processes of a run shall end it; None: they shall not."""
+    return await _announced(documents, run_id).read()
+
+
+def _announced(documents: Documents, run_id: str) -> StoredValue[LimitReached]:
+    return StoredValue(documents, f"run/{run_id}/end", LimitReached)
+
+
+def _stored_limit(documents: Documents, run_id: str) -> StoredValue[LimitReached]:
+    return StoredValue(documents, f"run/{run_id}/limit", LimitReached)

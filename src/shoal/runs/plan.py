@@ -11,13 +11,13 @@ from shoal.config import Config
 from shoal.crawling.engine_options import Drain
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.seeder import Source
-from shoal.monitoring.recorder import RecordedProcess
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder
+from shoal.runs.recorder import RecordedProcess
 from shoal.runs.worker_session import WorkerSession
 from shoal.spider import Spider
 
 if TYPE_CHECKING:
-    from shoal.sessions.stored import SessionImport
+    from shoal.fetch.sessions.stored import SessionImport
 
 
 class Output(Drain, Protocol):

@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from shoal.crawling.onion import preload
-from shoal.frontier.local.owner import PendingOwner, run_owner
+from shoal.frontier.local.server import PendingOwner, run_owner
 
 
 class Inherited(NamedTuple):
@@ -48,7 +48,7 @@ class WorkerProcess(NamedTuple):
 
 
 class OwnedStore(msgspec.Struct, frozen=True):
-    """The store that an owner opens: see `shoal.frontier.local.owner.open_owned`."""
+    """The store that an owner opens: see `shoal.frontier.local.server.open_owned`."""
 
     name: str
     file: str | None

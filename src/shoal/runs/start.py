@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from shoal.config import Config, Count, Seconds, Weight
+from shoal.config.checks import check_regexes, linear, unmarked
 from shoal.config.layers import read_settings
-from shoal.config.patterns import check_regexes, linear, unmarked
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
@@ -31,7 +31,7 @@ from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
 
 if TYPE_CHECKING:
-    from shoal.sessions.stored import SessionImport
+    from shoal.fetch.sessions.stored import SessionImport
 
 log = logging.getLogger("shoal.runs")
 
@@ -164,7 +164,7 @@ async def start_run(
     run = await persist(lambda: _choose_run(store, spider, project, settings, run_id, fresh_id, is_wanted))
     frontier = await persist(lambda: store.frontier(run.run_id, RunSettings.of(run).options))
     if imported is not None:
-        from shoal.sessions.stored import import_session  # few runs need it
+        from shoal.fetch.sessions.stored import import_session  # few runs need it
 
         await import_session(store, frontier, run.run_id, imported)
     scheduler = make_scheduler(spider, config, frontier, shared=store.shared)

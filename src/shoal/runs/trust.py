@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from shoal.config import Config, mask
-from shoal.config.patterns import linear
+from shoal.config.checks import linear
 from shoal.errors import ConfigError, FetchError, RunError, SinkError
 from shoal.http import Request, Response
 from shoal.ports import Fetch

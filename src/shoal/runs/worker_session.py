@@ -14,12 +14,11 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 
-from shoal import clock
 from shoal.config import Config
 from shoal.config.checks import frontier_kind
 from shoal.errors import FencedError, ShoalError
 from shoal.frontier import open_store
-from shoal.ports import Frontier, Heartbeat, Holder
+from shoal.ports import Frontier, Heartbeat, Holder, clock
 
 log = logging.getLogger("shoal.worker")
 
@@ -70,7 +69,7 @@ class WorkerSession:
         self._seconds = seconds
         self._epoch = 1
         self._until = 0.0
-        """When work must stop without another heartbeat, on `shoal.clock`."""
+        """When work must stop without another heartbeat, on `shoal.ports.clock`."""
         self._frontier: Frontier | None = None
         self._stopping = threading.Event()
 

@@ -16,24 +16,21 @@ from shoal.errors import PartialOutputError, ShoalError, SpiderError
 from shoal.scrapy import signals
 from shoal.scrapy.chain import make_layer
 from shoal.scrapy.components import load_components
-from shoal.scrapy.conversion import ERRBACK, Conversion
+from shoal.scrapy.conversion import ERRBACK, Conversion, LiveObjects
 from shoal.scrapy.crawler import Crawler
 from shoal.scrapy.downloader import FinalResponse, page_of
 from shoal.scrapy.exceptions import CloseSpider, DontCloseSpider
 from shoal.scrapy.failure import Failure, ScrapyFetchError, exception_of
-from shoal.scrapy.live import LiveObjects
-from shoal.scrapy.media import MediaPipelines
-from shoal.scrapy.outputs import OutputConverter, PageOutputs, each_output, place_of
-from shoal.scrapy.pipelines import ItemPipelines
+from shoal.scrapy.outputs import OutputConverter, PageOutputs, SpiderMiddlewares, each_output, place_of
+from shoal.scrapy.pipelines import ItemPipelines, MediaPipelines
 from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response
 from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
-from shoal.scrapy.shared_types import Function
-from shoal.scrapy.sitemap_spider import with_linear_patterns
 from shoal.scrapy.spider import Spider as ScrapySpider
-from shoal.scrapy.spider_middlewares import SpiderMiddlewares
+from shoal.scrapy.spiders import with_linear_patterns
 from shoal.scrapy.translation import USED_BY_ADAPTER, Translated, filters_nothing, translate, unused_settings
+from shoal.scrapy.values import Function
 from shoal.spider import RunControl, Spider
 
 log = logging.getLogger("shoal.scrapy")

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from shoal.scrapy.failure import Failure
-from shoal.scrapy.shared_types import Function
+from shoal.scrapy.values import Function
 
 log = logging.getLogger("shoal.scrapy")
 

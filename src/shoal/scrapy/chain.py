@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from shoal import http
 from shoal.errors import FetchError, RequestError, describe
+from shoal.fetch.layers import Postponed, Replaced
 from shoal.http.files import FILE_CALLBACK
-from shoal.middleware import Postponed, Replaced
 from shoal.ports import Fetch
 from shoal.scrapy.components import Hook, ProjectComponent, class_path, hooks_of, load_components
 from shoal.scrapy.downloader import DownloaderLayer, FinalResponse, http_error, page_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import SpiderError
 from shoal.scrapy.exceptions import NotConfigured
-from shoal.scrapy.shared_types import Function
+from shoal.scrapy.values import Function
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler

@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 
 from shoal.http import Duplicates
 from shoal.scrapy.http import HtmlResponse, Request, Response, TextResponse
+from shoal.scrapy.item import Item
 from shoal.scrapy.linkextractors import Link, LinkExtractor
-from shoal.scrapy.results import each_result
-from shoal.scrapy.shared_types import Function, Given, Values
 from shoal.scrapy.spider import Spider
+from shoal.scrapy.values import Function, Given, Values
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler
     from shoal.scrapy.failure import Failure
+
+# Iterates over the result of a callback: nothing, one output, or many.
+
+
+_SINGLE = (dict, Item, str, bytes)
+
+
+def each_result(result: object) -> Iterable[object]:
+    """Return the outputs in the result of a callback. A dict and an item are one output each."""
+    if result is None:
+        return ()
+    return (result,) if isinstance(result, _SINGLE) or not hasattr(result, "__iter__") else result
+
 
 log = logging.getLogger("shoal.scrapy")
 

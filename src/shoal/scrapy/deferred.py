@@ -10,7 +10,7 @@ from types import GeneratorType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from shoal.scrapy.failure import Failure
-from shoal.scrapy.shared_types import Function
+from shoal.scrapy.values import Function
 
 P = ParamSpec("P")
 T = TypeVar("T")

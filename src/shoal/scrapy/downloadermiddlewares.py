@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 from shoal import http
 from shoal.errors import RequestError
-from shoal.http.redirects import harmless_headers, is_same_site
+from shoal.http.exchange import harmless_headers, is_same_site
 from shoal.scrapy import exceptions
 from shoal.scrapy.conversion import text_headers
 from shoal.scrapy.exceptions import NotConfigured
 from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response
 from shoal.scrapy.settings import Settings
-from shoal.scrapy.shared_types import RequestOptions
+from shoal.scrapy.values import RequestOptions
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler

@@ -19,7 +19,7 @@ from itemadapter import ItemAdapter
 
 from shoal.scrapy.http import Request, Response
 from shoal.scrapy.item import support_item_adapter
-from shoal.scrapy.shared_types import Given
+from shoal.scrapy.values import Given
 
 log = logging.getLogger("shoal.scrapy")
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import sys
 from collections.abc import AsyncIterable, Iterable, Iterator
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from urllib.parse import ParseResult, urlparse
 
 from shoal import http
+from shoal.scrapy import project
 from shoal.scrapy.components import build as build_from_crawler
 from shoal.scrapy.components import load_object as load_object
 from shoal.scrapy.downloadermiddlewares import response_status_message as response_status_message
+from shoal.scrapy.exceptions import CloseSpider as CloseSpider
 from shoal.scrapy.process import configure_logging as configure_logging
 from shoal.scrapy.request import Request
 from shoal.scrapy.response import Response, TextResponse
 from shoal.scrapy.scope import OffsiteFilter
 from shoal.scrapy.settings import Settings
-from shoal.scrapy.shared_types import HasUrl, Values
 from shoal.scrapy.spider import SpiderLogger as SpiderLoggerAdapter
+from shoal.scrapy.values import HasUrl, Values
 
 if TYPE_CHECKING:
     from shoal.scrapy.spider import Spider
@@ -105,14 +110,14 @@ def csviter(
     encoding: str | None = None, quotechar: str | None = None,
 ) -> Iterator[dict[str, str]]:  # fmt: skip
     """The rows of a CSV text or response."""
-    from shoal.scrapy.feed_spiders import csv_rows
+    from shoal.scrapy.spiders import csv_rows
 
     return csv_rows(obj.decode(encoding) if encoding and isinstance(obj, bytes) else obj, delimiter, headers, quotechar)
 
 
 def xmliter(obj: TextResponse | str | bytes, nodename: str) -> Iterator[Selector]:
     """The elements of this name in an XML text or response."""
-    from shoal.scrapy.feed_spiders import nodes_named
+    from shoal.scrapy.spiders import nodes_named
     from shoal.selector import Selector
 
     return nodes_named(
@@ -211,3 +216,55 @@ def walk_modules(path: str) -> Iterator[ModuleType]:
             yield from walk_modules(f"{path}.{name}")
         else:
             yield import_module(f"{path}.{name}")
+
+
+# Names that projects import from Scrapy, for things that Shoal does itself.
+
+
+class BaseDupeFilter:
+    """As DUPEFILTER_CLASS: duplicates are fetched too."""
+
+
+class RFPDupeFilter(BaseDupeFilter):
+    """As DUPEFILTER_CLASS: the frontier drops duplicates. This is the default."""
+
+
+class LogFormatter:
+    """Shoal writes its own log."""
+
+
+def execute(argv: list[str] | None = None, settings: object = None) -> NoReturn:
+    """Run ``scrapy crawl NAME`` and ``scrapy runspider FILE`` with Shoal."""
+    words = list(sys.argv if argv is None else argv)[1:]
+    if words[:1] == ["crawl"]:
+        words = ["run", "--scrapy", ".", *words[1:]]
+    elif words[:1] == ["runspider"]:
+        words = ["run", "--scrapy", *words[1:]]
+    else:
+        raise SystemExit(f"scrapy.cmdline.execute: Shoal runs crawl and runspider, not {' '.join(words[:1])!r}")
+    if project.current() is not None:
+        _record(words)
+    sys.argv = ["shoal", *words]
+    import_module("shoal.cli.main").main()
+    raise SystemExit(0)
+
+
+def _record(words: list[str]) -> NoReturn:
+    """Record the crawl instead of running it: the file is being loaded by `shoal run --scrapy`."""
+    from shoal.scrapy.project import find_spider_class
+
+    if len(words) < 4 or words[2] != ".":
+        raise SystemExit("scrapy.cmdline.execute: pass the spider's file to `shoal run --scrapy` instead")
+    settings = get_project_settings()
+    recording = project.current()
+    assert recording is not None
+    kind = find_spider_class(settings, words[3], "the project")
+    given = [each.split("=", 1) for flag, each in pairwise(words) if flag == "-a"]
+    arguments: dict[str, object] = {name: value for name, value in given}  # noqa: C416 - the type is wider
+    recording.runs.append(project.RecordedRun(kind, arguments, settings))
+    raise project.CrawlStartReached
+
+
+def inspect_response(response: HasUrl, spider: object) -> None:
+    """Not supported. Scrapy opens a shell in the middle of a crawl; in Shoal, use the command ``shoal shell URL``."""
+    raise NotImplementedError(f"inspect_response is not supported: run `shoal shell {response.url}`")

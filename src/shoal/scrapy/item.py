@@ -9,7 +9,7 @@ from copy import deepcopy
 from pprint import pformat
 from typing import Any, ClassVar, NoReturn, Self
 
-from shoal.scrapy.shared_types import Function, Values
+from shoal.scrapy.values import Function, Values
 
 
 class Field(dict[str, Any]):

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from shoal.scrapy import recorded_runs
+from shoal.scrapy import project
 from shoal.scrapy.crawler import Crawler
 from shoal.scrapy.deferred import Deferred
-from shoal.scrapy.recorded_runs import CrawlStartReached, RecordedRun
+from shoal.scrapy.project import CrawlStartReached, RecordedRun, spider_classes
 from shoal.scrapy.settings import Settings
+from shoal.scrapy.spider import Spider
 
 if TYPE_CHECKING:
     from shoal.scrapy.adapter import ScrapyAdapter
-    from shoal.scrapy.spider import Spider
-    from shoal.scrapy.spider_loader import SpiderLoader
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -62,14 +61,13 @@ class CrawlerRunner:
     @property
     def spider_loader(self) -> SpiderLoader:
         """The spiders of the project."""
-        from shoal.scrapy.spider_loader import SpiderLoader
 
         return SpiderLoader(self.settings)
 
     def crawl(self, crawler_or_spidercls: type[Spider] | str | Crawler, *args: object, **kwargs: object) -> Deferred:
         """Plan a crawl of a spider class, or of the project's spider with this name."""
         run = RecordedRun(self._spider_class(crawler_or_spidercls), dict(kwargs), self.settings)
-        recording = recorded_runs.current()
+        recording = project.current()
         if recording is not None:
             recording.runs.append(run)
         self._runs.append(run)
@@ -101,7 +99,7 @@ class CrawlerRunner:
 
     def run_all(self) -> None:
         """Run the crawls to their end."""
-        if recorded_runs.current() is not None:
+        if project.current() is not None:
             raise CrawlStartReached
         from shoal.runs.crawl import run_blocking
 
@@ -122,7 +120,7 @@ class CrawlerProcess(CrawlerRunner):
         self, settings: Mapping[str, object] | None = None, install_root_handler: bool = True, **options: object
     ) -> None:
         super().__init__(settings)
-        if install_root_handler and recorded_runs.current() is None:
+        if install_root_handler and project.current() is None:
             configure_logging(self.settings)
 
     def start(self, stop_after_crawl: bool = True, install_signal_handlers: bool = True) -> None:
@@ -154,3 +152,34 @@ def configure_logging(settings: Mapping[str, object] | None = None, install_root
             level=chosen.get("LOG_LEVEL", "INFO") if chosen.source("LOG_LEVEL") else "INFO",
             format=chosen.get("LOG_FORMAT"), datefmt=chosen.get("LOG_DATEFORMAT"),
         )  # fmt: skip
+
+
+# The spiders of a project by name, for programs that run all of them.
+
+
+class SpiderLoader:
+    """Finds the spiders in SPIDER_MODULES. It imports their modules on first use."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._found: dict[str, type[Spider]] | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        return cls(settings)
+
+    def _classes(self) -> dict[str, type[Spider]]:
+        if self._found is None:
+            self._found = spider_classes(self._settings)
+        return self._found
+
+    def list(self) -> list[str]:
+        """The names of all spiders."""
+        return list(self._classes())
+
+    def load(self, spider_name: str) -> type[Spider]:
+        """The class of a spider. KeyError if there is none with this name."""
+        try:
+            return self._classes()[spider_name]
+        except KeyError:
+            raise KeyError(f"Spider not found: {spider_name}") from None

@@ -11,9 +11,8 @@ from shoal import http
 from shoal.http import href_of
 from shoal.scrapy.exceptions import NotSupported
 from shoal.scrapy.headers import Headers, Source
-from shoal.scrapy.message import Message
-from shoal.scrapy.request import Request
-from shoal.scrapy.shared_types import Followed, Function, RequestOptions, Values
+from shoal.scrapy.request import Message, Request
+from shoal.scrapy.values import Followed, Function, RequestOptions, Values
 
 if TYPE_CHECKING:
     from shoal.selector import Selector, SelectorList

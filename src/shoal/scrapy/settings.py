@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, Self
 
-from shoal.scrapy.shared_types import Given, Values
+from shoal.scrapy.values import Given, Values
 
 SETTINGS_PRIORITIES = {"default": 0, "command": 10, "addon": 15, "project": 20, "spider": 30, "cmdline": 40}
 

@@ -6,7 +6,7 @@ import logging
 from inspect import Parameter, isawaitable, signature
 from typing import ClassVar
 
-from shoal.scrapy.shared_types import Function
+from shoal.scrapy.values import Function
 
 log = logging.getLogger("shoal.scrapy")
 
@@ -119,3 +119,21 @@ def _call(receiver: Function, arguments: dict[str, object]) -> object:
         declared = {each.name for each in parameters}
         arguments = {name: value for name, value in arguments.items() if name in declared}
     return receiver(**arguments)
+
+
+# ``pydispatch.dispatcher``: functions that are connected to the signals of every crawl of the process.
+
+
+_EVERY = object()
+Any = _EVERY
+"""Every sender, or every signal."""
+Anonymous = object()
+
+
+def connect(receiver: Function, signal: object = _EVERY, sender: object = _EVERY, weak: bool = True) -> None:
+    """Call ``receiver`` when the signal is sent, in every crawl."""
+    SignalManager.of_all_crawls.connect(receiver, signal)
+
+
+def disconnect(receiver: Function, signal: object = _EVERY, sender: object = _EVERY, weak: bool = True) -> None:
+    SignalManager.of_all_crawls.disconnect(receiver, signal)

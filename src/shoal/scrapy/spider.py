@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Self
 
 from shoal.scrapy.request import Request
-from shoal.scrapy.shared_types import Values
+from shoal.scrapy.values import Values
 
 if TYPE_CHECKING:
     from shoal.scrapy.crawler import Crawler

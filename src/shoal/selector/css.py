@@ -15,8 +15,8 @@ import turbohtml
 from turbohtml import Document, Element, Node, XPath
 
 from shoal.errors import SelectorError
-from shoal.parsing import AttributeBudget
 from shoal.selector.documents import JsonText, Root, parse_html
+from shoal.selector.parsing import AttributeBudget
 
 
 class _Part(NamedTuple):

@@ -12,8 +12,7 @@ from typing import BinaryIO
 from shoal.item import as_text
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.files import LARGE, Saved, count_in_file, encode_saved, load_saved
-from shoal.sinks.keys import TableOptions
-from shoal.sinks.rejects import Rejects
+from shoal.sinks.keys import Rejects, TableOptions
 from shoal.sinks.storage import BLOCK, GrowingFile, checksum, in_thread, storage_errors, unwritten
 from shoal.sinks.tables import rows_within
 

@@ -18,7 +18,9 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, TypeAlias, TypeVar
 
+from shoal.clients.errors import Severity
 from shoal.errors import SinkError
+from shoal.messages import pip_install
 from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock, run_blocking
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import (
@@ -35,8 +37,6 @@ from shoal.sinks.tables import (
     text_of,
 )
 from shoal.sinks.tablesink import TableSink
-from shoal.stores.severity import Severity
-from shoal.suggestions import pip_install
 
 try:
     import pymysql
@@ -44,7 +44,7 @@ try:
     from pymysql.constants import CR, ER
     from pymysql.converters import escape_string
 
-    from shoal.stores.mysql_errors import CONFLICTS, CONNECTION_LOST, DENIED, DISK_FULL, READ_ONLY, code_of, severity
+    from shoal.clients.mysql import CONFLICTS, CONNECTION_LOST, DENIED, DISK_FULL, READ_ONLY, code_of, severity
 except ImportError as exc:
     raise SinkError(f"MySQL output needs PyMySQL: {pip_install('mysql')}") from exc
 

@@ -28,20 +28,19 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from shoal.clients.object_urls import ObjectPlace
 from shoal.errors import DECODING_ERRORS, OutputTakenError, SinkError
 from shoal.item import decode_item
+from shoal.messages import pip_install
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.csvfile import encode_header, encode_rows, escape_formula
 from shoal.sinks.files import LARGE
-from shoal.sinks.keys import TableOptions
-from shoal.sinks.rejects import Reject, Rejects
+from shoal.sinks.keys import Reject, Rejects, TableOptions
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
-from shoal.stores.objects import ObjectPlace
-from shoal.suggestions import pip_install
 
 try:
-    from shoal.stores.object_client import CONFLICTS, ERRORS, ObjectClient, Version, explain
+    from shoal.clients.objects import CONFLICTS, ERRORS, ObjectClient, Version, explain
 except ImportError as exc:
     raise SinkError(f"output to object storage needs obstore: {pip_install('objects')}") from exc
 
@@ -580,7 +579,7 @@ def _folder_of(run: str) -> str:
 
 
 def _encode_parquet(rows: Sequence[dict[str, object]]) -> bytes:
-    from shoal.sinks.arrow import conform, make_table, pa, pq, unify
+    from shoal.sinks.parquet import conform, make_table, pa, pq, unify
 
     try:
         table = make_table(rows)

@@ -13,18 +13,18 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from shoal.clients.errors import Severity
 from shoal.errors import SinkError
+from shoal.messages import pip_install
 from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, Row, json_of, text_of
 from shoal.sinks.tablesink import TableSink
-from shoal.stores.severity import Severity
-from shoal.suggestions import pip_install
 
 try:
     import asyncpg
 
-    from shoal.stores.postgres.errors import severity
+    from shoal.clients.postgres import severity
 except ImportError as exc:
     raise SinkError(f"PostgreSQL output needs asyncpg: {pip_install('postgres')}") from exc
 

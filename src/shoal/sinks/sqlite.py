@@ -16,6 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shoal.clients import errors
+from shoal.clients.errors import Severity
 from shoal.errors import SinkError
 from shoal.item import as_text
 from shoal.sinks.dialects import Dialect, Rows, TableColumn, Target, run_blocking
@@ -23,8 +25,6 @@ from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.storage import in_thread, storage_errors
 from shoal.sinks.tables import Batch, Change, Columns, Naming, Row
 from shoal.sinks.tablesink import TableSink
-from shoal.stores import sqlite_errors
-from shoal.stores.severity import Severity
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ SQLITE = Dialect(
     table_option="sqlite:///file.db?table=name",
     errors=(sqlite3.Error,),
     is_conflict=lambda exc: any(text in str(exc) for text in _CONFLICTS),
-    is_retryable=lambda exc: sqlite_errors.meaning(exc).severity is not Severity.FINAL,
+    is_retryable=lambda exc: errors.meaning(exc).severity is not Severity.FINAL,
 )
 
 

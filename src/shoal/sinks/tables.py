@@ -20,8 +20,7 @@ import msgspec
 from shoal.errors import ItemError, SinkError
 from shoal.item import as_text, decode_item
 from shoal.ports import LoggedItem
-from shoal.sinks.keys import KEY, SYSTEM_COLUMNS, TableOptions
-from shoal.sinks.rejects import Reject
+from shoal.sinks.keys import KEY, SYSTEM_COLUMNS, Reject, TableOptions
 
 _MAX_EXACT = 1 << 53  # integers up to here are exact as floats
 _CHUNK = 4 << 20  # bytes of items that go into one statement

@@ -33,12 +33,13 @@ from shoal.sinks.keys import (
     RUN,
     SEQ,
     SYSTEM_COLUMNS,
+    Reject,
+    Rejects,
     SavedProgress,
     TableOptions,
     WriteProgress,
     read_progress,
 )
-from shoal.sinks.rejects import Reject, Rejects
 from shoal.sinks.tables import (
     Batch,
     Columns,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.config import ScopeSettings
-from shoal.config.patterns import compile_pattern
+from shoal.config.checks import compile_pattern
 from shoal.errors import ConfigError, RequestError
 from shoal.urls.normalize import host_of, normalize_url
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
-from shoal.browser.gateway import Gateway, GatewayLimits, Listener
+from shoal.fetch.browser.gateway import Gateway, Listener
+from shoal.fetch.browser.gateway_conversation import GatewayLimits
 from shoal.fetch.guard import AddressGuard
 from tests.servers import StreamServer, read_body, read_head
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from shoal.browser.gateway import Listener
+from shoal.fetch.browser.gateway import Listener
 from tests.servers import MisbehavingServer
 from tests.unit.gateway.client import Client, listening, until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.browser.gateway import Gateway, Listener
+from shoal.fetch.browser.gateway import Gateway, Listener
 from shoal.fetch.guard import AddressGuard
 from tests.servers import MisbehavingServer, answer, read_head
 from tests.unit.gateway.client import Client, Conversing, Scripted, until

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.browser.gateway_http import (
+from shoal.fetch.browser.gateway_http import (
     CHUNKED,
     UNTIL_CLOSE,
     Chunks,

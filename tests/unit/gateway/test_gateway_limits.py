@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from shoal.browser.gateway import Gateway, Listener
+from shoal.fetch.browser.gateway import Gateway, Listener
 from tests.servers import MisbehavingServer, StreamServer, read_body, read_head
 from tests.unit.gateway.client import Client, Conversing, Scripted, listening, until
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shoal.browser import gateway_peer
-from shoal.browser.gateway_peer import is_own
+from shoal.fetch.browser import gateway
+from shoal.fetch.browser.gateway import is_own
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -30,7 +30,7 @@ def owners(accepted: socket.socket) -> tuple[int | None, int | None]:
     """By the kernel, and by the table."""
     peer, local = accepted.getpeername(), accepted.getsockname()
     table = Path("/proc/net/tcp").read_text()
-    return gateway_peer._ask_kernel(peer, local), gateway_peer._search_table(table, peer, local)
+    return gateway._ask_kernel(peer, local), gateway._search_table(table, peer, local)
 
 
 def test_an_own_connection(ends: Ends) -> None:
@@ -68,10 +68,10 @@ def test_a_system_whose_kernel_does_not_answer(ends: Ends, monkeypatch: pytest.M
     def refuse(*args: Any) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(gateway_peer, "_ask_kernel", refuse)
+    monkeypatch.setattr(gateway, "_ask_kernel", refuse)
     assert is_own(*addresses)
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     assert not is_own(*addresses)
-    monkeypatch.setattr(gateway_peer, "_TABLE", tmp_path / "none")
+    monkeypatch.setattr(gateway, "_TABLE", tmp_path / "none")
     assert is_own(*addresses)  # nobody knows

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.browser.gateway import Gateway, Listener
 from shoal.errors import ConfigError, FetchError
+from shoal.fetch.browser.gateway import Gateway, Listener
 from shoal.fetch.guard import AddressGuard
 from tests.servers import MisbehavingServer, ProxyServer, Request, answer
 from tests.socks_server import Connect, SocksServer

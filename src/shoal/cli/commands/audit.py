@@ -19,14 +19,14 @@ from shoal.config import mask
 from shoal.crawling.outcome import EXIT_FAILED
 from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import RunError
-from shoal.printable import printable
+from shoal.messages import printable
 from shoal.runs.outcome import read_outcome
 
 if TYPE_CHECKING:
     from shoal.crawling.outcome import Outcome
-    from shoal.monitoring.limits import LimitReached
-    from shoal.monitoring.outputs import OutputReport
-    from shoal.monitoring.url_report import UrlReport
+    from shoal.crawling.stats import LimitReached
+    from shoal.operations.outputs import OutputReport
+    from shoal.operations.url_report import UrlReport
     from shoal.ports import Rewind, Run, Stats
 
 app = Commands()
@@ -56,7 +56,7 @@ def audit(
     """
 
     async def work() -> tuple[Stats, list[Rewind], list[OutputReport], Outcome | None, LimitReached | None]:
-        from shoal.monitoring.limits import limit_of
+        from shoal.runs.outcome import limit_of
 
         async with opened_store(frontier, readonly=not repair) as documents:
             run, store = await find_run(documents, frontier, run_id)
@@ -187,8 +187,7 @@ def why(
     async def work() -> bool:
         from shoal.config import Config
         from shoal.http import Request
-        from shoal.monitoring.url_items import read_url_items
-        from shoal.monitoring.url_report import read_agent, report_url
+        from shoal.operations.url_report import read_agent, read_url_items, report_url
 
         async with opened_store(frontier, readonly=True) as store:
             chosen, found = await find_run(store, frontier, run or run_id)
@@ -264,9 +263,9 @@ def retry_failed(
     """
 
     async def work() -> None:
-        from shoal.batch.spider import BatchSpider
+        from shoal.api.batch.spider import BatchSpider
         from shoal.frontier.rules import FULL_KIND, is_retried
-        from shoal.runs.dead_requests import DeadFilter, retry_failed
+        from shoal.operations.dead_requests import DeadFilter, retry_failed
 
         which = DeadFilter.of(kind, host, url)
         async with opened_store(frontier) as store:

@@ -10,14 +10,13 @@ import typer
 
 from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, OneRun, Quiet, given, resolve
-from shoal.cli.run_store import choose_run, opened_store
-from shoal.cli.spider_lookup import find_spider, make_spider
+from shoal.cli.run_store import choose_run, find_spider, make_spider, opened_store
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config
     from shoal.ports import Run
-    from shoal.runs.worker_pools import Pool
+    from shoal.runs.autoscale import Pool
 
 CoolDown = Annotated[
     float,
@@ -103,7 +102,7 @@ def autoscale(
 def _local_pool(
     config: Config, run_id: str, spider: str | None, frontier: str | None, options: list[str], logs: Path | None
 ) -> Pool:
-    from shoal.runs.worker_pools import LocalPool
+    from shoal.runs.autoscale import LocalPool
 
     name = asyncio.run(_checked_spider(config.frontier, run_id, spider, options))
     flags = [] if frontier is None else ["--frontier", frontier]
@@ -132,7 +131,7 @@ async def _checked_spider(frontier: str, run_id: str, spider: str | None, option
 
 
 def _registered_spider(run: Run) -> str:
-    from shoal.runs.registry import Registry
+    from shoal.runs.orchestrator import Registry
     from shoal.runs.start import RunSettings
 
     name = Registry.load().name_of(run.spider, RunSettings.of(run).arguments)
@@ -144,7 +143,7 @@ def _registered_spider(run: Run) -> str:
 
 
 def _remote_pool(via: str) -> Pool:
-    from shoal.runs.worker_pools import compose_pool, kubernetes_pool
+    from shoal.runs.autoscale import compose_pool, kubernetes_pool
 
     match via.split(":"):
         case ["compose", file] if file:

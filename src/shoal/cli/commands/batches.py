@@ -18,15 +18,13 @@ from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve
 from shoal.cli.run_store import opened_store
 from shoal.errors import ConfigError, RunError
-from shoal.printable import printable
-from shoal.suggestions import pip_install
+from shoal.messages import pip_install, printable
 
 if TYPE_CHECKING:
-    from shoal.batch.listing import SessionSummary
-    from shoal.batch.options import BatchOptions
-    from shoal.batch.results import Result
-    from shoal.batch.service import BatchService
-    from shoal.batch.session import Session
+    from shoal.api.batch.options import BatchOptions
+    from shoal.api.batch.results import Result
+    from shoal.api.batch.service import BatchService, SessionSummary
+    from shoal.api.batch.session import Session
     from shoal.config import Config
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The ID of the batch, from `shoal batch list`.")]
@@ -92,7 +90,7 @@ def try_page(
     It needs no server. The exit code is 1 if the page could not be fetched.
     """
     with _needs_api():
-        from shoal.batch.trial import private_service, try_url
+        from shoal.api.batch.local_work import private_service, try_url
     rendering = given({"mode": render, "wait_for": _number_or_text(wait_for), "screenshot": screenshot and True})
     options = _options(
         {
@@ -129,7 +127,7 @@ def _options(values: Mapping[str, object]) -> BatchOptions:
     """ConfigError names the option that is wrong."""
     from pydantic import ValidationError
 
-    from shoal.batch.options import BatchOptions
+    from shoal.api.batch.options import BatchOptions
 
     try:
         return BatchOptions.model_validate(dict(values))
@@ -178,7 +176,7 @@ def list_batches(
 
     async def work() -> list[SessionSummary]:
         with _needs_api():
-            from shoal.batch.listing import list_sessions
+            from shoal.api.batch.service import list_sessions
         config = resolve(None, given({"frontier": frontier}), []).config
         found: dict[str, SessionSummary] = {}
         for url in _stores(config, frontier):
@@ -228,7 +226,7 @@ def show(
     """
 
     async def work() -> None:
-        from shoal.batch.results import SessionResults
+        from shoal.api.batch.results import SessionResults
 
         async with _opened_session(session_id, frontier, readonly=True) as session:
             results = SessionResults(session)
@@ -270,7 +268,7 @@ def workers(as_json: AsJson = False) -> None:
     The broker is that of CELERY_BROKER_URL.
     """
     with _needs_api():
-        from shoal.tasks.watch import CeleryWatch
+        from shoal.api.celery.dispatch import CeleryWatch
 
     async def work() -> None:
         watch = CeleryWatch()
@@ -294,7 +292,7 @@ def _stores(config: Config, frontier: str | None) -> list[str | None]:
     """Where batches are: in the frontier, and those on Celery workers perhaps in a store of their own."""
     found: list[str | None] = [frontier]
     if "CELERY_BROKER_URL" in os.environ:
-        from shoal.tasks.settings import distributed_frontier
+        from shoal.api.celery.settings import distributed_frontier
 
         if (remote := distributed_frontier(config)) != config.frontier:
             found = [remote] if config.frontier.startswith("memory:") else [frontier, remote]
@@ -305,7 +303,7 @@ def _stores(config: Config, frontier: str | None) -> list[str | None]:
 async def _opened_session(session_id: str, frontier: str | None, *, readonly: bool) -> AsyncIterator[Session]:
     """A session of the project. RunError if there is none."""
     with _needs_api():
-        from shoal.batch.session import Session
+        from shoal.api.batch.session import Session
     config = resolve(None, given({"frontier": frontier}), []).config
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=readonly) as store:
@@ -320,7 +318,7 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
 async def _celery_service(config: Config) -> AsyncIterator[BatchService]:
     """Batches on Celery workers, sent by this process."""
     with _needs_api():
-        from shoal.tasks.remote import opened_service
+        from shoal.api.celery.remote import opened_service
     async with opened_service(config) as service:
         yield service
 

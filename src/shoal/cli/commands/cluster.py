@@ -40,7 +40,7 @@ from shoal.cli.options import (
     pairs,
     resolve,
 )
-from shoal.cli.spider_lookup import find_spider
+from shoal.cli.run_store import find_spider
 from shoal.errors import ConfigError, CoordinatorAwayError
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def node(
     Runners crawl. Backup Runners wait and take over when a Runner dies. Start this command once for each node that you
     want, on one or more machines.
     """
-    from shoal.cli.next_steps import resume_command
-    from shoal.cluster.node import Node
+    from shoal.cli.summary import resume_command
+    from shoal.runs.cluster.node import Node
 
     options = given(
         {
@@ -163,7 +163,7 @@ def node(
 @asynccontextmanager
 async def _opened(cluster: str, coordinator: str | None, frontier: str | None) -> AsyncIterator[Coordinator]:
     """The coordinator of a cluster."""
-    from shoal.cluster import open_coordinator
+    from shoal.runs.cluster import open_coordinator
 
     config = resolve(None, given({"frontier": frontier, "cluster.coordinator": coordinator}), []).config
     url = config.cluster.coordinator or config.frontier
@@ -255,7 +255,7 @@ def _counts(counts: Counts) -> str:
 
 def _status_text(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str:
     """The counts, one line for each member, and the last events."""
-    from shoal.cluster.election import Role, rank, roles, shortage
+    from shoal.runs.cluster.election import Role, rank, roles, shortage
 
     slots = {slot.holder: slot for slot in view.slots if slot.holder}
     role = roles(view)
@@ -294,7 +294,7 @@ def _clock(moment: float) -> str:
 def _status_json(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str:
     import msgspec
 
-    from shoal.cluster.election import roles
+    from shoal.runs.cluster.election import roles
 
     return json.dumps(
         {"cluster": cluster, "roles": roles(view), **msgspec.to_builtins(view), "events": msgspec.to_builtins(events)}

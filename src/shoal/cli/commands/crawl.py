@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 import typer
 
 from shoal.cli.commands.processes import fork_ahead, process_crawl, run_if_worker_process
-from shoal.cli.cookie_files import read_session
+from shoal.cli.commands.session import read_session
 from shoal.cli.help import Commands
 from shoal.cli.options import (
     Argument,
@@ -50,8 +50,8 @@ from shoal.cli.options import (
     share_of,
     starts_anew,
 )
-from shoal.cli.spider_lookup import find_spider, make_spider
-from shoal.crawling.garbage import collect_rarely
+from shoal.cli.run_store import find_spider, make_spider
+from shoal.runs.loop_thread import collect_rarely
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from shoal.cli.progress import Watched
     from shoal.config import Resolved
     from shoal.crawling.stats import Summary
-    from shoal.metrics.serving import Observed
+    from shoal.operations.metrics_server import Observed
     from shoal.runs.crawl import Stoppable
     from shoal.runs.process_fork import ForkedProcesses
     from shoal.spider import Spider
@@ -166,7 +166,7 @@ def crawl(
     each matching element of a page becomes an item. --allow and --deny choose the pages that yield items; links of all
     pages are followed. Items go to standard output unless you pass --output.
     """
-    from shoal.crawling.page_spider import page_spider, parse_fields
+    from shoal.runs.command_spiders import page_spider, parse_fields
 
     forked = fork_ahead(processes)
     spider = page_spider(
@@ -271,7 +271,7 @@ def execute(
     ui: bool = False, session: str | None = None,
 ) -> NoReturn:  # fmt: skip
     """Crawl on this machine, then show the summary and exit."""
-    from shoal.cli.next_steps import resume_command
+    from shoal.cli.summary import resume_command
     from shoal.runs.crawl import Crawl
 
     run_if_worker_process(spider, resolved, quiet=quiet)
@@ -317,12 +317,12 @@ def _beside(show: During | None, metrics_port: str | None, metrics_token: str | 
     """Tasks that run during a crawl: its progress, the server of its metrics, and its dashboard."""
     during = [] if show is None else [show]
     if metrics_port is not None:
-        from shoal.metrics.serving import listen, parse_address, serve
+        from shoal.operations.metrics_server import listen, parse_address, serve
 
         listener = listen(parse_address(metrics_port))
         during.append(lambda made: serve(made, listener, metrics_token))
     if ui:
-        from shoal.cli.dashboard import check_installed, show_dashboard
+        from shoal.cli.commands.processes import check_installed, show_dashboard
 
         check_installed()
         during.append(show_dashboard)

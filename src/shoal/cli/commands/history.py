@@ -12,14 +12,14 @@ import typer
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
 from shoal.cli.run_store import choose_run, opened_store
-from shoal.printable import printable
+from shoal.messages import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.monitoring.compare import Comparison, Difference
-    from shoal.monitoring.processes import RunProcess
-    from shoal.monitoring.samples import RunSample, Speed
+    from shoal.operations.compare import Comparison, Difference
+    from shoal.operations.processes import RunProcess
+    from shoal.runs.samples import RunSample, Speed
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=oO0#"
@@ -47,7 +47,7 @@ def history(
     A run is sampled every 5 seconds while a process works on it. Older samples are thinned out: one per minute for a
     day, one per quarter of an hour for a week, then one per hour.
     """
-    from shoal.monitoring.samples import read_history, speeds, spread
+    from shoal.runs.samples import read_history, speeds, spread
 
     async def work() -> tuple[str, list[RunSample]]:
         async with opened_store(frontier, readonly=True) as store:
@@ -116,9 +116,8 @@ def workers(
 
     They report every 5 seconds. A lost process stopped reporting: it was killed, or cannot reach the store.
     """
-    from shoal.monitoring.fleet import read_fleet
-    from shoal.monitoring.processes import read_run_processes
-    from shoal.monitoring.snapshot import SnapshotTaker
+    from shoal.operations.processes import read_run_processes
+    from shoal.operations.snapshot import SnapshotTaker, read_fleet
 
     async def work() -> tuple[str, Sequence[RunProcess]]:
         config = resolve(None, given({"frontier": frontier}), []).config
@@ -184,7 +183,7 @@ def compare(
 
     For each field, it shows the share of items that have a value. Name the older run first.
     """
-    from shoal.monitoring.compare import compare_runs
+    from shoal.operations.compare import compare_runs
 
     async def work() -> Comparison:
         async with opened_store(frontier, readonly=True) as store:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, RunOption
-from shoal.cli.run_store import choose_run, find_run, opened_store, record_action
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption
+from shoal.cli.run_store import choose_run, find_run, opened_run, opened_store, record_action
 from shoal.errors import ConfigError
-from shoal.printable import printable
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean, printable
 
 if TYPE_CHECKING:
-    from shoal.fetch.page_needs import Need
-    from shoal.monitoring.host_report import HostReport
+    from shoal.fetch.layers.identity_facts import IdentityState
+    from shoal.fetch.routing import Need
+    from shoal.operations.hosts import HostReport
     from shoal.ports import HostState, HostUpdate, Run, Store
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
@@ -64,7 +64,7 @@ async def _hosts_of(
     store: Store, run_id: str | None, limit: int, search: str
 ) -> tuple[list[HostState], dict[str, dict[str, Need]]]:
     """The hosts of one run, or of all unfinished runs: these share the limits of a host. And what their pages need."""
-    from shoal.runs.queries import hosts_of, page_needs_of
+    from shoal.operations.hosts import hosts_of, page_needs_of
 
     chosen = await _chosen_runs(store, run_id)
     found = await hosts_of(store, chosen, _MAX_SEARCHED if search else limit)
@@ -95,8 +95,7 @@ def show(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> No
     Its delay and block, its robots.txt as it was read, its identities, and which of its pages need a browser.
     """
     from shoal.config import Config
-    from shoal.monitoring.host_report import report_host
-    from shoal.runs.queries import host_name
+    from shoal.operations.hosts import host_name, report_host
 
     async def work() -> None:
         outer, run_id = context.obj
@@ -189,7 +188,7 @@ def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) ->
 def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
     from msgspec import UNSET
 
-    from shoal.runs.queries import host_name
+    from shoal.operations.hosts import host_name
 
     outer, run_id = context.obj
     host = host_name(host)
@@ -220,3 +219,55 @@ def _describe(update: HostUpdate) -> str:
     from msgspec.structs import asdict
 
     return ", ".join(f"{name} {value}" for name, value in asdict(update).items() if value not in (UNSET, ""))
+
+
+# `shoal identities`: the proxies of a fleet, and on which hosts they rest.
+
+
+_MAX_HOSTS = 30
+_MAX_NAME = 40
+
+
+@app.add(
+    examples="""
+    shoal identities --frontier redis://host
+    shoal identities books_1 --frontier redis://host --json
+    """
+)
+def identities(
+    run_id: NewestRun = None,
+    frontier: FrontierUrl = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List up to N identities (default 100).")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List the proxies of a run's workers, and where they rest.
+
+    An identity is active on the host that it is assigned to. It rests on a host that blocked it. It is removed if its
+    proxy fails everywhere. The busiest hosts of the run are listed.
+    """
+    from shoal.fetch.layers.identity_facts import IdentityFacts, list_identities
+
+    async def work() -> list[IdentityState]:
+        async with opened_run(frontier, run_id, readonly=True) as (_, found):
+            hosts = [state.host for state in await found.host_states(_MAX_HOSTS)]
+            return await list_identities(IdentityFacts(found), hosts, limit)
+
+    states = asyncio.run(work())
+    if as_json:
+        import msgspec
+
+        for state in states:
+            print(msgspec.json.encode(state).decode())
+    elif not states:
+        print('no identities: no worker of this frontier used "proxies" during the last day')
+    else:
+        _print_states(states)
+
+
+def _print_states(states: list[IdentityState]) -> None:
+    width = min(_MAX_NAME, max(len(printable(state.identity)) for state in states))
+    print(f"{'identity':<{width}}  {'state':<9} {'host':<28} {'returns in':>10}  reason")
+    for state in states:
+        returns = "" if state.returns_in is None else f"{state.returns_in:.0f} s"
+        name, host, reason = printable(state.identity), printable(state.host), printable(state.reason)
+        print(f"{name:<{width}}  {state.state:<9} {host:<28} {returns:>10}  {reason}".rstrip())

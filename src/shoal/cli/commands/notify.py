@@ -15,8 +15,8 @@ from shoal.cli.options import AsJson, FrontierUrl, resolve
 from shoal.cli.run_store import current_project, opened_store
 
 if TYPE_CHECKING:
-    from shoal.notifications.reports import Report
-    from shoal.notifications.service import ChannelInfo
+    from shoal.operations.notifications.messages import Report
+    from shoal.operations.notifications.watcher import ChannelInfo
 
 app = Commands()
 notify_app = Commands(
@@ -49,8 +49,8 @@ def list_notifications(
     """List reported problems, and the state of each channel."""
 
     async def work() -> None:
-        from shoal.notifications.service import list_channels, list_problems
-        from shoal.notifications.settings import load_notifications
+        from shoal.operations.notifications.settings import load_notifications
+        from shoal.operations.notifications.watcher import list_channels, list_problems
 
         project, settings = current_project(), load_notifications().settings
         async with opened_store(frontier, readonly=True) as store:
@@ -117,7 +117,7 @@ def send_test(
     """
 
     async def work() -> dict[str, str]:
-        from shoal.notifications.service import Notifications
+        from shoal.operations.notifications.watcher import Notifications
 
         config = resolve(None, {}, []).config
         config.refuse_tor("`shoal notify`")
@@ -153,7 +153,7 @@ def actions(
     async def work() -> None:
         from msgspec.structs import asdict
 
-        from shoal.monitoring.actions import ActionLog
+        from shoal.operations.actions import ActionLog
 
         async with opened_store(frontier, readonly=True) as store:
             found = await ActionLog(store, current_project()).recent(limit)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.errors import ConfigError
+from shoal.messages import pip_install
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
-    from shoal.runs.process_crawl import ProcessCrawl
+    from shoal.crawling.stats import Vitals
     from shoal.runs.process_fork import ForkedProcesses
+    from shoal.runs.processes import ProcessCrawl
     from shoal.spider import Spider
 
 _RELAYED = "%(levelname)s %(message)s"
@@ -21,8 +30,8 @@ def fork_ahead(count: int) -> ForkedProcesses | None:
     if count == 1:
         return None
     from shoal.cli import progress
-    from shoal.runs.process_crawl import ProcessCrawl  # noqa: F401 - imported once, before the processes are forked
     from shoal.runs.process_fork import fork_processes
+    from shoal.runs.processes import ProcessCrawl  # noqa: F401 - imported once, before the processes are forked
 
     return fork_processes(count, relays=progress.console().is_terminal)
 
@@ -32,7 +41,7 @@ def process_crawl(
 ) -> ProcessCrawl:
     """The crawl of this command line on several processes. On a terminal, the lines of the workers appear above the
     panel."""
-    from shoal.runs.process_crawl import ProcessCrawl
+    from shoal.runs.processes import ProcessCrawl
 
     words = [sys.argv[1], *without_processes(sys.argv[2:])]
     relays = forked.workers[0].output is not None
@@ -54,15 +63,15 @@ def _show_line(line: str) -> None:
 
 def run_if_worker_process(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
     """If this process was started by a crawl with ``--processes``, work for it and exit. Otherwise do nothing."""
-    from shoal.runs.process_part import ProcessPart, run_part
+    from shoal.runs.processes import ProcessPart, run_part
 
     found = ProcessPart.of_this_process()
     if found is None:
         return
     part, connection = found
     from shoal.cli import progress
-    from shoal.crawling.garbage import collect_rarely
-    from shoal.printable import LogFormatter
+    from shoal.messages import LogFormatter
+    from shoal.runs.loop_thread import collect_rarely
     from shoal.runs.process_fork import end_process
 
     collect_rarely()
@@ -84,3 +93,60 @@ def without_processes(arguments: list[str]) -> list[str]:
         else:
             kept.append(word)
     return kept
+
+
+# `--ui`: the dashboard of a crawl, in a process of its own that ends with the crawl.
+
+
+_PORT = 8000
+_NEEDED = ("fastapi", "uvicorn", "jinja2")
+_POLL = 0.1  # seconds
+_STOP_TIMEOUT = 5.0
+
+
+def check_installed() -> None:
+    """ConfigError if the libraries of the dashboard are missing."""
+    for name in _NEEDED:
+        if find_spec(name) is None:
+            raise ConfigError(f"--ui needs {name}; install it with: {pip_install('api')}")
+
+
+class Shown(Protocol):
+    """A crawl or a worker."""
+
+    @property
+    def address(self) -> str: ...
+
+    def vitals(self) -> Vitals: ...
+
+
+async def show_dashboard(made: Shown) -> None:
+    """Start the dashboard when the crawl has opened its store, and stop it when this task is cancelled."""
+    from shoal.runs.supervisor import command
+
+    while made.vitals().frontier is None:
+        await asyncio.sleep(_POLL)
+    port = _free_port()
+    words, environ = command(["ui", "--frontier", made.address, "--port", str(port)], tethered=True)
+    child = await asyncio.create_subprocess_exec(
+        *words, env={**environ, "SHOAL_LOG_LEVEL": "WARNING"}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    print(f"dashboard: http://127.0.0.1:{port}/", file=sys.stderr)
+    try:
+        await child.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT):
+                await child.wait()
+        except TimeoutError:
+            child.kill()
+
+
+def _free_port() -> int:
+    """The usual port, or another one that is free."""
+    for port in (_PORT, 0):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as listener:
+            return int(listener.getsockname()[1])
+    raise ConfigError("--ui: there is no free port")

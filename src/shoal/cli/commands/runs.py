@@ -16,7 +16,7 @@ from shoal.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.monitoring.limits import LimitReached
+    from shoal.crawling.stats import LimitReached
     from shoal.ports import Run, RunState, Stats, WorkerState
 
 app = Commands()
@@ -52,9 +52,8 @@ def runs(
     states = None if state is None else [_checked_state(state)]
 
     async def work() -> None:
-        from shoal.monitoring.limits import limit_of
-        from shoal.runs.outcome import read_outcome
-        from shoal.runs.queries import matching_runs
+        from shoal.operations.hosts import matching_runs
+        from shoal.runs.outcome import limit_of, read_outcome
 
         async with opened_store(frontier, readonly=True) as store:
             project = None if all_projects else current_project()
@@ -106,7 +105,7 @@ def stats(
     """Count the ready, done and failed requests of a run."""
 
     async def work() -> None:
-        from shoal.monitoring.limits import limit_of
+        from shoal.runs.outcome import limit_of
 
         async with opened_store(frontier, readonly=True) as store:
             chosen, found = await find_run(store, frontier, run)
@@ -204,7 +203,7 @@ def _transition(run_id: str, state: RunState, what: str, frontier: str | None, c
         async with opened_store(frontier) as store:
             found = await choose_run(store, run_id)
             if state == "running":
-                from shoal.monitoring.limits import announce_end
+                from shoal.runs.outcome import announce_end
 
                 await announce_end(store, run_id, None)
             await store.transition(run_id, state)

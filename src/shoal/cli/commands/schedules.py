@@ -16,8 +16,8 @@ from shoal.cli.run_store import current_project, opened_store, record_action
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.schedules.schedule import Schedule
-    from shoal.schedules.service import Schedules
+    from shoal.operations.schedules.schedule import Schedule
+    from shoal.operations.schedules.service import Schedules
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
 CronOption = Annotated[
@@ -61,7 +61,7 @@ app.add_typer(schedule_app, name="schedule")
 
 @asynccontextmanager
 async def _opened(frontier: str | None, *, may_create: bool = False) -> AsyncIterator[Schedules]:
-    from shoal.schedules.service import Schedules
+    from shoal.operations.schedules.service import Schedules
 
     async with opened_store(frontier, may_create=may_create) as store:
         yield Schedules(store, current_project())
@@ -101,8 +101,8 @@ def add(
     frontier: FrontierUrl = None,
 ) -> None:
     """Add a schedule for a spider of shoal.toml."""
-    from shoal.runs.registry import Registry
-    from shoal.schedules.definitions import make_definition
+    from shoal.operations.schedules.definitions import make_definition
+    from shoal.runs.orchestrator import Registry
 
     values = _values(
         argument, setting, spider=spider, cron=cron, every=every, time_zone=time_zone, jitter=jitter, overlap=overlap,
@@ -157,8 +157,8 @@ def change(
         raise ConfigError("nothing to change: pass an option, such as --cron or --keep")
 
     async def work(schedules: Schedules) -> None:
-        from shoal.runs.registry import Registry
-        from shoal.schedules.definitions import change_definition
+        from shoal.operations.schedules.definitions import change_definition
+        from shoal.runs.orchestrator import Registry
 
         definition = (await schedules.get(name)).definition
         names = [each.replace("-", "_") for each in reset]
@@ -179,8 +179,8 @@ def list_schedules(frontier: FrontierUrl = None, as_json: AsJson = False) -> Non
     """List the schedules of the project."""
 
     async def work(schedules: Schedules) -> None:
-        from shoal.schedules.schedule import describe_timing
-        from shoal.schedules.service import describe
+        from shoal.operations.schedules.schedule import describe_timing
+        from shoal.operations.schedules.service import describe
 
         found = [(each, await describe(schedules, each)) for each in await schedules.list_all()]
         if as_json:
@@ -208,8 +208,8 @@ def show(name: Name, frontier: FrontierUrl = None, as_json: AsJson = False) -> N
     async def work(schedules: Schedules) -> None:
         from itertools import islice
 
-        from shoal.schedules.service import describe
-        from shoal.schedules.times import each_after
+        from shoal.operations.schedules.schedule import each_after
+        from shoal.operations.schedules.service import describe
 
         found = await schedules.get(name)
         page = await describe(schedules, found)
@@ -262,8 +262,8 @@ def run(name: Name, frontier: FrontierUrl = None) -> None:
 
     async def work(schedules: Schedules) -> None:
         from shoal.cli.options import resolve
+        from shoal.operations.schedules.runner import run_maker
         from shoal.runs.orchestrator import Orchestrator
-        from shoal.schedules.runs import run_maker
 
         config = resolve(None, given({"frontier": frontier}), []).config
         fired = await schedules.run(name, run_maker(lambda: Orchestrator(frontier=config.frontier), config.serve.allow))
@@ -293,7 +293,7 @@ def _moment(moment: object, schedule: Schedule) -> str:
         return "never"
     from datetime import datetime
 
-    from shoal.schedules.times import find_zone
+    from shoal.operations.schedules.schedule import find_zone
 
     zone = find_zone(schedule.definition.time_zone)
     return datetime.fromtimestamp(moment, zone).strftime("%Y-%m-%d %H:%M:%S %Z")

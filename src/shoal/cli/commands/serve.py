@@ -11,7 +11,7 @@ from shoal.cli.help import Commands
 from shoal.cli.options import FrontierUrl, Setting, given, resolve
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.suggestions import pip_install
+from shoal.messages import pip_install
 
 app = Commands()
 
@@ -78,7 +78,7 @@ def _serve(config: Config, *, ui_only: bool) -> None:
     from shoal.cli import progress
 
     try:
-        from shoal.server import process
+        from shoal.api.server import process
     except ModuleNotFoundError as exc:
         name = "ui" if ui_only else "serve"
         raise ConfigError(f"`shoal {name}` needs {exc.name}; install it with: {pip_install('api')}") from exc

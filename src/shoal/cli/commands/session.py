@@ -3,25 +3,97 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import tempfile
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from shoal.cli.cookie_files import read_file, write_file
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
 from shoal.cli.run_store import find_run, opened_store, record_action
 from shoal.errors import ConfigError
-from shoal.monitoring.problem import counted
-from shoal.printable import printable
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean, printable
+from shoal.operations.problem import counted
 
 if TYPE_CHECKING:
+    from shoal.config import Config
+    from shoal.fetch.sessions.login import LoginState
+    from shoal.fetch.sessions.stored import CookieFile, JarReport, SessionImport, SiteReport, StoredSession
     from shoal.ports import Run, Store
-    from shoal.sessions.login import LoginState
-    from shoal.sessions.stored import JarReport, SiteReport, StoredSession
+    from shoal.spider import Spider
+
+# Files of cookies on the command line: read with clear errors, written so that only their owner can read them.
+
+
+def read_file(file: str) -> CookieFile:
+    """The cookies of a file, or of standard input (``-``). ConfigError names the file and the line or entry."""
+    from shoal.fetch.sessions.stored import MAX_FILE, read_cookie_file
+
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(MAX_FILE + 1)
+        else:
+            with open(file, "rb") as source:
+                data = source.read(MAX_FILE + 1)
+    except OSError as exc:
+        raise ConfigError(f"cannot read {file}: {exc.strerror}") from exc
+    try:
+        return read_cookie_file(data)
+    except ConfigError as error:
+        raise ConfigError(f"{_name(file)}: {error}") from None
+
+
+def read_session(file: str, spider: Spider, config: Config) -> SessionImport:
+    """The cookies of a file for a crawl with a spider. ConfigError if the crawl would not send them."""
+    from shoal.fetch.layers.identity_facts import make_roster
+    from shoal.fetch.sessions.stored import SessionImport
+
+    if config.tor.enabled:
+        raise ConfigError("--session does not go with --tor: the site would know the user of the session")
+    if not (config.cookies or spider.needs_login):
+        raise ConfigError("--session needs cookies, and the setting cookies is false")
+    jar = ""
+    if config.proxies:
+        names = [identity.name for identity in make_roster(config.proxies, config.identities)]
+        if len(names) != 1:
+            raise ConfigError(
+                "--session needs one jar, and each proxy has its own. Use one proxy, or import into the jars of a "
+                "stored run with `shoal session RUN --import FILE --jar PROXY`"
+            )
+        (jar,) = names
+    return SessionImport(jar, read_file(file))
+
+
+def _name(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def write_file(file: str, text: str) -> None:
+    """Write secrets to a file with mode 0600, in one step; to standard output with ``-``."""
+    if file == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    path = os.path.realpath(file)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"cannot write {file}: it is not a file; write - for standard output")
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".shoal-")  # its mode is 0600
+        with open(descriptor, "w", encoding="utf-8") as target:
+            target.write(text)
+            target.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except OSError as exc:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise ConfigError(f"cannot write {file}: {exc.strerror}") from exc
+
 
 DEFAULT_JAR = "default"
 """How the jar without a name is shown."""
@@ -89,7 +161,7 @@ def session(
         )
 
     async def work() -> None:
-        from shoal.sessions.stored import StoredSession
+        from shoal.fetch.sessions.stored import StoredSession
 
         async with opened_store(frontier, readonly=not changes) as store:
             run, queue = await find_run(store, frontier, run_id)
@@ -110,7 +182,7 @@ def session(
 
 
 def _check_format(name: str | None) -> None:
-    from shoal.sessions.files import CookieFormat
+    from shoal.fetch.sessions.stored import CookieFormat
 
     formats = get_args(CookieFormat)
     if name is not None and name not in formats:
@@ -136,7 +208,7 @@ def _chosen(run: Run, reports: list[JarReport], jar: str | None) -> list[JarRepo
 async def _export(
     stored: StoredSession, run: Run, reports: list[JarReport], jar: str | None, file: str, file_format: str | None
 ) -> None:
-    from shoal.sessions.files import to_netscape, to_storage_state
+    from shoal.fetch.sessions.stored import to_netscape, to_storage_state
 
     chosen = [report for report in _chosen(run, reports, jar) if report.sites]
     if not chosen:
@@ -159,7 +231,7 @@ async def _import(
             f"run {run.run_id} has no jar {name}. The jar of meta[\"cookiejar\"] = \"{name}\" is called \"#{name}\"; "
             "that of an identity has the URL of its proxy, as `shoal identities` lists it"
         )  # fmt: skip
-    from shoal.sessions.stored import usable_cookies
+    from shoal.fetch.sessions.stored import usable_cookies
 
     found = read_file(file)
     cookies = usable_cookies(found)

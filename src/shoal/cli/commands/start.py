@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.commands.crawl import execute
-from shoal.cli.cookie_files import read_session
-from shoal.cli.help import Commands
+from shoal.cli.commands.session import read_session
+from shoal.cli.help import Commands, raw_stderr
 from shoal.cli.options import (
     Argument,
     Delay,
@@ -33,17 +33,15 @@ from shoal.cli.options import (
     resolve,
     starts_anew,
 )
-from shoal.cli.run_store import record_action
-from shoal.cli.spider_lookup import find_spider, make_spider
-from shoal.cli.terminal import raw_stderr
+from shoal.cli.run_store import find_spider, make_spider, record_action
 from shoal.errors import ConfigError
-from shoal.suggestions import did_you_mean
+from shoal.messages import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
+    from shoal.fetch.sessions.stored import SessionImport
     from shoal.ports import Frontier, Run
-    from shoal.runs.registry import Entry
-    from shoal.sessions.stored import SessionImport
+    from shoal.runs.orchestrator import Entry
     from shoal.spider import Spider
 
 _MAX_HOSTS = 20

@@ -37,14 +37,14 @@ from shoal.cli.options import (
     resolve,
     set_rendering,
 )
-from shoal.cli.spider_lookup import find_spider, make_spider
+from shoal.cli.run_store import find_spider, make_spider
 from shoal.errors import ConfigError
+from shoal.messages import pip_install
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
     from shoal.ports import Run
-    from shoal.runs.queue_worker import QueueWorker
-    from shoal.runs.worker import Worker
+    from shoal.runs.worker import QueueWorker, Worker
     from shoal.spider import Spider
 
 _SETTINGS_OF_THE_RUN = {
@@ -124,7 +124,7 @@ def worker(
         run_id, in_project = in_project, None
     if scrapy or scrapy_setting or in_project is not None:
         spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
-    from shoal.cli.next_steps import resume_command
+    from shoal.cli.summary import resume_command
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
@@ -169,8 +169,8 @@ def _queue_worker(
     make_worker: Callable[[str, Spider, Resolved], Worker],
 ) -> tuple[QueueWorker, Resolved]:  # fmt: skip
     """A worker for all runs of a spider. The spider is created for each run, with the arguments of that run."""
-    from shoal.runs.queue_worker import QueueWorker
     from shoal.runs.start import RunSettings
+    from shoal.runs.worker import QueueWorker
     from shoal.spider import load_spider
 
     reference, entry = find_spider(name)
@@ -190,7 +190,7 @@ def _run_processes(count: int, metrics_port: str | None) -> NoReturn:
     from shoal.runs.supervisor import worker_processes
 
     if metrics_port is not None:
-        from shoal.metrics.serving import parse_address
+        from shoal.operations.metrics_server import parse_address
 
         parse_address(metrics_port).check_room(count)
     sys.exit(worker_processes(without_processes(sys.argv[2:]), count))
@@ -238,3 +238,54 @@ def ignored_settings(resolved: Resolved) -> list[str]:
         for key, source in sorted(resolved.sources.items())
         if source.startswith("--") and (key.startswith("scope.") or key in _SETTINGS_OF_THE_RUN)
     ]
+
+
+# `shoal celery-worker`: work on the batches that the API sends to Celery.
+
+
+@app.add(
+    "celery-worker",
+    examples="""
+    shoal celery-worker
+    CELERY_BROKER_URL=redis://host/1 shoal celery-worker --concurrency 8
+    """,
+)
+def celery_worker(
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency", metavar="N", min=1,
+            help="Fetch up to N pages at the same time (default: CELERY_WORKER_CONCURRENCY, or 2).",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="The worker's name in results (default: celery). @HOST is appended to it."
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO (default), WARNING or ERROR."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Work on the batches that the API sends to Celery.
+
+    SIGTERM or Ctrl-C stops the worker after it has finished its current pages. This is the same as `celery -A
+    shoal.celery worker`. Set the broker and the limits in the environment: CELERY_BROKER_URL, CELERY_RESULT_BACKEND,
+    CELERY_TASK_RATE_LIMIT, CELERY_TASK_MAX_RETRIES, CELERY_WORKER_CONCURRENCY.
+    """
+    level = None if log_level is None else log_level.upper()
+    # Check the settings here: otherwise each child process fails on them and is restarted, without end.
+    config = resolve(None, given({"log_level": level}), []).config
+    config.refuse_tor("a Celery worker")
+    try:
+        from shoal.api.celery.app import app as celery
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"`shoal celery-worker` needs {exc.name}; install it with: {pip_install('celery')}") from exc
+    words = ["worker", f"--loglevel={config.log_level}"]
+    if concurrency is not None:
+        words.append(f"--concurrency={concurrency}")
+    if name is not None:
+        words.append(f"--hostname={name if '@' in name else f'{name}@%h'}")
+    celery.worker_main(words)

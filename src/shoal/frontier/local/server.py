@@ -7,23 +7,38 @@ is as atomic as there.
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import logging
 import os
 import secrets
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import msgspec
 
-from shoal import __version__, clock
-from shoal.errors import FrontierError, StoreAwayError, StoreError
+from shoal import __version__
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreBusyError, StoreError
 from shoal.frontier.local import wire
-from shoal.frontier.local.processes import ProcessSlot, ProcessWatch, peer_of, started_at
-from shoal.ports import Frontier, History, Store
+from shoal.frontier.local.places import (
+    ProcessSlot,
+    ProcessWatch,
+    name_of_file,
+    name_process,
+    peer_of,
+    reserved,
+    started_at,
+)
+from shoal.frontier.local.store import SocketStore
+from shoal.ports import Frontier, History, Holder, Store, clock
 
 log = logging.getLogger("shoal.frontier")
 
@@ -233,3 +248,255 @@ class FrontierServer:
                 client.dead[cursor] = histories
                 return wire.DeadPage(cursor, page)
         return wire.DeadPage(0, page)
+
+
+# The process that owns a frontier and serves it: ``python -m shoal.frontier.local.server FILE``.
+#
+# Clients start it when they need it and nobody else owns the frontier. It detaches itself from the client that
+# started it, and exits when no client has been connected for a moment. So it outlives a killed client as long as
+# others need it, and no longer.
+
+
+_IDLE = 0.5
+"""Seconds without a client after which an owner exits."""
+_FIRST = 10.0
+"""Seconds that the first client has to connect."""
+
+
+async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
+    """Open the store of a SQLite file to own it, or a new one in memory. StoreBusyError while another process works on
+    the file.
+
+    Leases of processes that still run are kept, and watched. Those of cluster slots are kept until the slots are
+    fenced."""
+    if file is None:
+        from shoal.frontier.memory import MemoryStore
+
+        return MemoryStore()
+    from shoal.frontier.sqlite import SQLiteStore
+
+    def keeps(store: SQLiteStore, run_id: str, holder: Holder | None) -> bool:
+        async def fence(slot: str, epoch: int) -> int:
+            return await (await store.frontier(run_id)).fence(slot, epoch)
+
+        slot = None if holder is None else ProcessSlot.of(holder)
+        if slot is None:
+            return holder is not None
+        if slot.is_alive:
+            watch.add(slot, run_id, fence)
+            return True
+        return False
+
+    return await SQLiteStore.open(file, keeps=keeps)
+
+
+@asynccontextmanager
+async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str) -> AsyncIterator[FrontierServer]:
+    """Serve a store that `open_owned` opened. A store in memory is announced under this name, or one like it.
+    StoreError if there is no place for a socket."""
+    with reserved(name if file is None else name_of_file(file), exact=file is not None) as path:
+        server = FrontierServer(store, durable=file is not None, watch=watch)
+        await server.start(path)
+        try:
+            if file is not None:
+                from shoal.frontier.sqlite.file_lock import announce_socket  # a crawl in memory needs no SQLite
+
+                announce_socket(file, str(path))
+            yield server
+        finally:
+            await server.close()
+
+
+# -- starting one
+
+
+class PendingOwner:
+    """An owner that is being started. It writes a line when it serves, or fails."""
+
+    def __init__(self, lines: IO[bytes]) -> None:
+        self._lines = lines
+
+    def wait(self) -> str:
+        """Block until the owner serves, and return the path of its socket. Raises the error that the owner failed with,
+        such as StoreBusyError."""
+        line = self._lines.readline()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise StoreError(
+                "the process that owns the frontier ended before it could serve; its standard error says why"
+            ) from None
+        if "path" not in answer:
+            wire.raise_error((answer["error"], answer["message"]))
+        return str(answer["path"])
+
+
+def start_owner(file: str) -> str:
+    """Start an owner of a SQLite file. See `PendingOwner.wait`."""
+    command = [sys.executable, "-m", __spec__.name, os.path.abspath(file)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout is not None
+        return PendingOwner(child.stdout).wait()
+
+
+def main(file: str) -> None:
+    """Detach from the process that started this one, and own a file."""
+    if os.fork():
+        os._exit(0)  # its parent waits only for the line
+    answers = os.dup(1)
+    _redirect_to_null(1)
+    run_owner("", file, answers)
+
+
+def run_owner(name: str, file: str | None, answers: int) -> None:
+    """Own a frontier until nobody needs it. ``answers``: where to write the line for `PendingOwner`."""
+    import uvloop
+
+    name_process("shoal-frontier")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.raiseExceptions = False  # standard error may be closed before this process ends
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    uvloop.run(_serve(name, file, answers))
+
+
+async def _serve(name: str, file: str | None, answers: int) -> None:
+    try:
+        watch = ProcessWatch()
+        store = await open_owned(file, watch)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
+            server = await stack.enter_async_context(serving(store, watch, file, name))
+            _report_start({"path": str(server.path)}, answers)
+            await _until_idle(server)
+    except ShoalError as exc:
+        kind, message = wire.error_of(exc)
+        _report_start({"error": kind, "message": message}, answers)
+
+
+def _report_start(answer: dict[str, str], answers: int) -> None:
+    """Report to the process that started this one: the path of the socket, or the error."""
+    with suppress(OSError):
+        os.write(answers, json.dumps(answer).encode() + b"\n")
+        os.close(answers)
+
+
+def _redirect_to_null(output: int) -> None:
+    """Release this process's end of an output that it inherited, so that its reader does not wait for this process."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, output)
+    os.close(nothing)
+
+
+async def _until_idle(server: FrontierServer) -> None:
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    stopping = asyncio.create_task(stopped.wait())
+    patience = _FIRST
+    while not stopping.done():
+        changing = asyncio.create_task(server.wait_for_change())
+        timeout = None if server.clients else patience
+        await asyncio.wait({changing, stopping}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        has_changed = changing.done()
+        changing.cancel()
+        if not has_changed and not server.clients:
+            return
+        if not server.clients:
+            _redirect_to_null(2)
+        patience = _IDLE
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+
+
+# Find the process that owns a SQLite file, or start one.
+
+
+_PATIENCE = 10.0
+"""Seconds that another process may take to begin or to end its work on a file."""
+_BETWEEN_TRIES = 0.05
+
+
+async def join_owner(file: str) -> Store | None:
+    """The store of the process that works on a file now. None if there is none, or it cannot be reached."""
+
+    async def find() -> str:
+        path = _socket_of(file)
+        if path is None:
+            raise StoreAwayError(f"the process that worked on {file} has ended")
+        return path
+
+    return None if _socket_of(file) is None else await SocketStore.connect(find)
+
+
+async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> Store:
+    """The store of the process that works on a file now, or the one that ``open_it`` opens if there is none.
+
+    Waits for a process that no longer serves clients but still has to close the file. StoreBusyError if another process
+    uses the file alone."""
+    from shoal.frontier.sqlite.file_lock import announced_socket  # takes a while to import
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        # The name of a socket stays in the lock file until its process has closed the file.
+        may_be_closing = announced_socket(file) is not None
+        try:
+            return await join_owner(file) or await open_it()
+        except (StoreBusyError, StoreAwayError):
+            if not may_be_closing or time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
+
+
+async def share_file(file: str) -> Store:
+    """The store in a file, for one of several processes of this machine. A process that owns the file is started if
+    there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await SocketStore.connect(partial(_start, file, join=True))
+        except StoreAwayError:  # it listened a moment ago, and ended before it answered
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
+
+
+async def start_new_owner(file: str) -> str:
+    """Start a process that owns a file, and return its socket. Wait a few seconds for another process that works on the
+    file to end; StoreBusyError if it does not."""
+    return await _start(file, join=False)
+
+
+async def _start(file: str, *, join: bool) -> str:
+    until = time.monotonic() + _PATIENCE
+    while True:
+        path = _socket_of(file) if join else None
+        if path is not None:
+            return path
+        try:
+            return await asyncio.to_thread(start_owner, file)
+        except StoreBusyError:  # another process starts one at this moment, or has not ended yet
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)
+
+
+def _socket_of(file: str) -> str | None:
+    """The socket of the process that works on a file. None if nobody listens there."""
+    from shoal.frontier.sqlite.file_lock import announced_socket
+
+    path = announced_socket(file)
+    if path is None:
+        return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            pass  # it is busy, or frozen
+        except OSError:
+            return None
+    return path

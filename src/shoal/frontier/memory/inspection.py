@@ -8,12 +8,9 @@ from heapq import nsmallest
 import msgspec
 
 from shoal.frontier.faults import compare_counters, make_faults
-from shoal.frontier.memory.items import MemoryItemLog
-from shoal.frontier.memory.queue import MemoryQueue
-from shoal.frontier.memory.records import NO_PARENT
-from shoal.frontier.memory.requests import Requests
-from shoal.frontier.memory.roles import MemoryRoles
-from shoal.frontier.memory.stages import MemoryStages
+from shoal.frontier.memory.items import MemoryItemLog, MemoryRoles
+from shoal.frontier.memory.queue import MemoryQueue, MemoryStages
+from shoal.frontier.memory.requests import NO_PARENT, Requests
 from shoal.frontier.rules import (
     ADMITTED_DETAIL,
     CLAIMED,

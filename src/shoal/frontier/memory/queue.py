@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
 
 import msgspec
 
-from shoal import clock
 from shoal.frontier.memory.backlog import Backlog
-from shoal.frontier.memory.items import MemoryItemLog
-from shoal.frontier.memory.records import NO_PARENT, encode_request
-from shoal.frontier.memory.requests import NewRequests, Requests
-from shoal.frontier.memory.roles import MemoryRoles
-from shoal.frontier.memory.stages import MemoryStages
+from shoal.frontier.memory.items import MemoryItemLog, MemoryRoles
+from shoal.frontier.memory.requests import NO_PARENT, NewRequests, Requests, decode_request, encode_request
 from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
@@ -38,7 +35,7 @@ from shoal.frontier.rules import (
     reissued_token,
     token_base,
 )
-from shoal.frontier.staging import POLL, E, Moved, count_moved, split_large
+from shoal.frontier.staging import POLL, E, Moved, Portion, count_moved, first_of_each, incoming_history, split_large
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -46,6 +43,7 @@ from shoal.ports import (
     CookieWrite,
     Documents,
     Failure,
+    History,
     Holder,
     Lease,
     Leased,
@@ -53,7 +51,77 @@ from shoal.ports import (
     LeaseOutcome,
     Pushed,
     RequestState,
+    clock,
 )
+
+# The links of large pages in memory that are not in the queue yet.
+
+
+class MemoryStages:
+    """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.staging`."""
+
+    def __init__(self, requests: Requests, clock: Callable[[], float]) -> None:
+        self.incoming = 0
+        """How many links are staged."""
+        self._requests = requests
+        self._clock = clock
+        self._portions: dict[int, deque[Portion]] = {}
+        self._movers = 0
+
+    def add(self, parent: int, portions: Sequence[Portion]) -> None:
+        """Stage the links of a page."""
+        self._portions.setdefault(parent, deque()).extend(portions)
+        self.incoming += sum(map(len, portions))
+
+    async def move(self, parent: int) -> Moved:
+        """Move all links of a page into the queue. Other tasks take their turn in between; if the caller is cancelled,
+        `help` continues."""
+        moved = Moved(0, 0)
+        self._movers += 1
+        try:
+            while parent in self._portions:
+                moved = moved.plus(self._move_portion(parent))
+                await asyncio.sleep(0)
+        finally:
+            self._movers -= 1
+        return moved
+
+    def help(self) -> None:
+        """Move a portion of the first page, unless the calls that ended large pages do that themselves."""
+        if self.incoming and not self._movers:
+            self._move_portion(next(iter(self._portions)))
+
+    def _move_portion(self, parent: int) -> Moved:
+        portions, requests = self._portions[parent], self._requests
+        portion = portions.popleft()
+        if not portions:
+            del self._portions[parent]
+        new = {
+            fingerprint: (decode_request(payload), payload)
+            for fingerprint, payload in first_of_each(portion).items()
+            if requests.fingerprints.find(fingerprint) is None
+        }
+        requests.measure_room()
+        refused = requests.add_links(new, parent, len(portion), self._clock())
+        self.incoming -= len(portion)
+        return Moved(len(new) - refused, refused)
+
+    def find(self, fingerprint: bytes) -> History | None:
+        """The history of a staged link. It reads all staged links, so it is only for inspection."""
+        for parent, portions in self._portions.items():
+            for name, payload in (link for portion in portions for link in portion):
+                if name == fingerprint:
+                    return incoming_history(decode_request(payload), self._requests.records.request(parent).url)
+        return None
+
+    def count(self) -> int:
+        """The number of staged links, recounted."""
+        return sum(len(portion) for portions in self._portions.values() for portion in portions)
+
+    def clear(self) -> None:
+        self._portions.clear()
+        self.incoming = 0
+
 
 T = TypeVar("T")
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from struct import Struct as Layout
 from typing import NamedTuple
+
+import msgspec
 
 from shoal.frontier import rules
 from shoal.frontier.memory.backlog import ON_DISK, Backlog, Spill, SpilledRow
-from shoal.frontier.memory.fingerprints import Fingerprints
-from shoal.frontier.memory.records import (
-    Head,
-    Records,
-    encode_request,
-    make_record,
-    pack_head,
-    read_record,
-)
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
 from shoal.frontier.rules import (
     DEAD,
+    DONE,
     FULL_KIND,
     FULL_REASON,
     LEASED,
@@ -34,6 +30,196 @@ from shoal.frontier.rules import (
 from shoal.http import Request
 from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
 from shoal.urls.normalize import host_of
+
+# The fingerprints of the requests of a run in memory. Each has a number, in the order in which they were added.
+#
+# A dictionary takes about 90 bytes per URL, this takes less than 30. All fingerprints are in one piece of memory,
+# by number. They are found through groups of a few: a ``bytes`` object with the first four bytes of each
+# fingerprint and its number. There is always about one group for `_LOAD` fingerprints: when there are too few
+# groups, the next one is split in two (linear hashing). So no call takes long.
+
+
+_SIZE = 16
+_PIECE = 4
+_ENTRY = 8
+"""A piece of a fingerprint, and its number."""
+_LOAD = 16
+
+
+class Fingerprints:
+    """Numbers for fingerprints, and fingerprints for numbers."""
+
+    def __init__(self) -> None:
+        self._all = bytearray()
+        self._groups = [b""]
+        self._mask = 0
+        """The bits of a piece that choose its group. The groups before `_next` are split already: one more bit."""
+        self._next = 0
+
+    def __getitem__(self, number: int) -> bytes:
+        return bytes(self._all[_SIZE * number : _SIZE * (number + 1)])
+
+    def find(self, fingerprint: bytes) -> int | None:
+        """The number of a fingerprint. None if it was not added."""
+        piece, mask = fingerprint[:_PIECE], self._mask
+        bits = int.from_bytes(piece, "little")
+        place = bits & mask
+        group = self._groups[place if place >= self._next else bits & (2 * mask + 1)]
+        at = group.find(piece)
+        while at >= 0:
+            if at % _ENTRY == 0:
+                number = int.from_bytes(group[at + _PIECE : at + _ENTRY], "little")
+                if self._all[_SIZE * number : _SIZE * (number + 1)] == fingerprint:
+                    return number
+            at = group.find(piece, at + 1)
+        return None
+
+    def add(self, fingerprint: bytes) -> int:
+        """The number of a fingerprint that was not added yet."""
+        number = len(self._all) // _SIZE
+        self._all += fingerprint
+        piece, mask = fingerprint[:_PIECE], self._mask
+        bits = int.from_bytes(piece, "little")
+        place = bits & mask
+        entry = piece + number.to_bytes(_ENTRY - _PIECE, "little")
+        self._groups[place if place >= self._next else bits & (2 * mask + 1)] += entry
+        if number >= _LOAD * len(self._groups):
+            self._split()
+        return number
+
+    def _split(self) -> None:
+        """Move the entries of a group that have one more bit to a new group."""
+        group, bit = self._groups[self._next], self._mask + 1
+        stays, moves = list[bytes](), list[bytes]()
+        for at in range(0, len(group), _ENTRY):
+            entry = group[at : at + _ENTRY]
+            (moves if int.from_bytes(entry[:_PIECE], "little") & bit else stays).append(entry)
+        self._groups[self._next] = b"".join(stays)
+        self._groups.append(b"".join(moves))
+        self._next += 1
+        if self._next > self._mask:
+            self._mask, self._next = 2 * self._mask + 1, 0
+
+
+# The records of the requests of a run in memory: a fixed header, then the request as msgpack.
+#
+# They are in one piece of memory, one after the other. So a record takes no more than its bytes, its header is
+# changed in place, and the garbage collector never has to visit one.
+
+
+_HEAD = Layout("<BHHIHdIQ")
+_LENGTH = Layout("<I")
+# Parts of the header, with their places: to change one takes a third of the time of a whole header.
+_STATE_ATTEMPTS = Layout("<BH")
+_STATUS_ITEMS, _STATUS_AT = Layout("<HI"), 3
+_WORKER_TIME, _WORKER_AT = Layout("<Hd"), 9
+_TOKEN, _TOKEN_AT = Layout("<Q"), 23
+_PAYLOAD_AT = _HEAD.size + _LENGTH.size
+
+NO_PARENT = 2**32 - 1
+MAX_ATTEMPTS = 2**16 - 1
+"""Attempts that a record can count."""
+
+encode_request = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+
+
+class Head(NamedTuple):
+    """The header of a record."""
+
+    state: int
+    attempts: int
+    status: int
+    items: int
+    worker: int
+    """The number of the holder of its last lease; 0: none."""
+    at: float
+    parent: int
+    """The number of the page that has the link to it, or `NO_PARENT`."""
+    token: int = 0
+    """Of the lease under which it became done; 0: it is not done."""
+
+
+def pack_head(head: Head) -> bytes:
+    return _HEAD.pack(*head)
+
+
+def make_record(head: bytes, payload: bytes) -> bytes:
+    """A record of what `pack_head` returned and the msgpack of a request."""
+    return head + _LENGTH.pack(len(payload)) + payload
+
+
+def read_record(record: bytes) -> tuple[Head, Request]:
+    return Head._make(_HEAD.unpack_from(record)), decode_request(record[_PAYLOAD_AT:])
+
+
+class Records:
+    """The records of a run by the numbers of their requests: 0, 1, 2 ... Some may be on disk instead."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._ends: array[int] = array("Q")
+        """Where the header of each record ends; 0: it is on disk."""
+
+    def append(self, record: bytes | None) -> None:
+        """Add the record of the next number. None: it is on disk."""
+        self._ends.append(0 if record is None else len(self._data) + _HEAD.size)
+        self._data += record or b""
+
+    def put(self, number: int, record: bytes) -> None:
+        """Add a record that was on disk."""
+        self._ends[number] = len(self._data) + _HEAD.size
+        self._data += record
+
+    def is_on_disk(self, number: int) -> bool:
+        return not self._ends[number]
+
+    def head(self, number: int) -> Head:
+        return Head._make(_HEAD.unpack_from(self._data, self._ends[number] - _HEAD.size))
+
+    def set_head(self, number: int, head: Head) -> None:
+        _HEAD.pack_into(self._data, self._ends[number] - _HEAD.size, *head)
+
+    def set_leased(self, number: int, worker: int, at: float) -> int:
+        """Make a ready request leased. Returns the number of its attempt."""
+        data, start = self._data, self._ends[number] - _HEAD.size
+        attempt: int = _STATE_ATTEMPTS.unpack_from(data, start)[1] + 1
+        _STATE_ATTEMPTS.pack_into(data, start, LEASED, min(MAX_ATTEMPTS, attempt))
+        _WORKER_TIME.pack_into(data, start + _WORKER_AT, worker, at)
+        return attempt
+
+    def set_done(self, number: int, status: int, new_items: int, at: float, token: int) -> int:
+        """Make a leased request done. Returns how many items it had before."""
+        data, start = self._data, self._ends[number] - _HEAD.size
+        items: int = _STATUS_ITEMS.unpack_from(data, start + _STATUS_AT)[1]
+        worker: int = _WORKER_TIME.unpack_from(data, start + _WORKER_AT)[0]
+        data[start] = DONE
+        _STATUS_ITEMS.pack_into(data, start + _STATUS_AT, status, items + new_items)
+        _WORKER_TIME.pack_into(data, start + _WORKER_AT, worker, at)
+        _TOKEN.pack_into(data, start + _TOKEN_AT, token)
+        return items
+
+    def payload(self, number: int) -> bytearray:
+        """The msgpack of a request."""
+        end = self._ends[number]
+        start = end + _LENGTH.size
+        return self._data[start : start + _LENGTH.unpack_from(self._data, end)[0]]
+
+    def request(self, number: int) -> Request:
+        return decode_request(self.payload(number))
+
+    def states(self) -> Iterator[int]:
+        """The state of each request. Those on disk are ready."""
+        data = self._data
+        return (data[end - _HEAD.size] if end else READY for end in self._ends)
+
+    def search(self, text: bytes) -> Iterator[int]:
+        """The numbers of the requests in memory whose msgpack contains a text."""
+        if text in self._data:
+            for number, end in enumerate(self._ends):
+                if end and text in self.payload(number):
+                    yield number
+
 
 _LOAD_COUNT = 1000  # requests that are read from disk at once
 

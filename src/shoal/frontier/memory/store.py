@@ -3,19 +3,161 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import ClassVar
 
-from shoal.clock import steady_time
-from shoal.frontier.composed import FencedFrontier
-from shoal.frontier.local_workers import LocalSessions
-from shoal.frontier.memory.documents import MemoryDocuments
-from shoal.frontier.memory.frontier import MemoryFrontier
-from shoal.frontier.memory.hosts import Facts
-from shoal.frontier.memory.items import ItemSpace
-from shoal.frontier.politeness import Host, OpenRuns
-from shoal.frontier.rules import belongs, check_transition, moved, no_run, run_exists
-from shoal.ports import Frontier, FrontierOptions, Holder, Room, Run, RunState
+from shoal.frontier.composed import ComposedFrontier, FencedFrontier, LocalSessions, LocalWorkers
+from shoal.frontier.host_policy import DEFAULT_HOST
+from shoal.frontier.memory.inspection import MemoryInspection
+from shoal.frontier.memory.items import ItemSpace, MemoryItemLog, MemoryRoles
+from shoal.frontier.memory.queue import MemoryQueue, MemoryStages
+from shoal.frontier.memory.requests import Requests
+from shoal.frontier.politeness import Host, OpenRuns, apply_update
+from shoal.frontier.rules import HALTED, RESTING, belongs, check_transition, moved, no_run, run_exists
+from shoal.ports import (
+    Document,
+    Documents,
+    Frontier,
+    FrontierOptions,
+    Holder,
+    HostState,
+    HostUpdate,
+    Room,
+    Run,
+    RunState,
+)
+from shoal.ports.clock import steady_time
+from shoal.ports.documents import check_document
+
+# Documents in this process. See `shoal.ports.Documents`.
+
+
+class MemoryDocuments:
+    """The documents of a store in memory."""
+
+    def __init__(self, runs: dict[str, Run]) -> None:
+        self._runs = runs
+        self._documents: dict[str, Document] = {}
+
+    async def get_document(self, key: str) -> Document | None:
+        return self._documents.get(key)
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        keys = sorted(key for key in self._documents if key.startswith(prefix) and key > after)
+        return [self._documents[key] for key in keys[:limit]]
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        check_document(key, value, version)
+        found = self._documents.get(key)
+        stored = found.version if found else b""
+        if stored == version or (value is None and not stored):
+            return True
+        if stored != replaces:
+            return False
+        if value is None:
+            del self._documents[key]
+        else:
+            self._documents[key] = Document(key, value, version)
+        if run is not None:
+            self._runs.setdefault(run.run_id, run)
+        return True
+
+    def discard(self, run_id: str) -> None:
+        """Delete the documents of a run."""
+        for key in [key for key in self._documents if key.startswith(f"run/{run_id}/")]:
+            del self._documents[key]
+
+
+# The hosts of a store in memory, as one run sees them, and the facts that all runs share.
+
+
+Facts = dict[str, tuple[bytes, float]]
+"""Small facts and when each of them expires."""
+
+
+class MemoryHosts:
+    """See `shoal.ports.Hosts`."""
+
+    def __init__(self, requests: Requests, hosts: dict[str, Host], facts: Facts, clock: Callable[[], float]) -> None:
+        self._requests = requests
+        self._hosts = hosts
+        self._facts = facts
+        self._clock = clock
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        is_default = host == DEFAULT_HOST
+        known = self._hosts.setdefault(host, Host(host)) if is_default else self._requests.lane(host).host
+        apply_update(self._hosts, known, update, self._clock())
+
+    async def host_states(self, limit: int = 100) -> list[HostState]:
+        return self._requests.lanes.states(self._clock(), limit)
+
+    async def host_state(self, host: str) -> HostState:
+        return self._requests.lanes.state(self._hosts.get(host, Host(host)), self._clock())
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        now = self._clock()
+        for old in [old for old, (_, until) in self._facts.items() if until <= now]:
+            del self._facts[old]
+        self._facts[key] = (value, now + ttl)
+
+    async def recall(self, key: str) -> bytes | None:
+        value, until = self._facts.get(key, (None, 0.0))
+        return value if until > self._clock() else None
+
+
+# The frontier of a run in memory, composed of its parts.
+
+
+class MemoryFrontier(ComposedFrontier):
+    """See `shoal.ports.Frontier`."""
+
+    def __init__(
+        self,
+        run_id: str,
+        hosts: dict[str, Host],
+        clock: Callable[[], float],
+        runs: OpenRuns[MemoryFrontier],
+        facts: Facts,
+        sessions: LocalSessions,
+        documents: Documents,
+        space: ItemSpace,
+    ) -> None:
+        """``hosts`` and what follows ``clock`` are shared by all runs of the store."""
+        self._requests = requests = Requests(FrontierOptions(), hosts, run_id)
+        roles = MemoryRoles(clock)
+        self._items = items = MemoryItemLog(roles, space)
+        self._stages = stages = MemoryStages(requests, clock)
+        self._queue = queue = MemoryQueue(
+            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), documents
+        )
+        self.expire_leases = queue.expire_leases
+        self._clock = clock
+        self.held_at = queue.held_at
+        holders = partial(sessions.holders, runs)
+        inspection = MemoryInspection(requests, stages, queue, roles, items, clock, holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, queue.holders)
+        super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
+
+    def set_options(self, options: FrontierOptions) -> None:
+        """Change the options of the run."""
+        if options != self._requests.options:
+            self._requests.set_options(options, self._clock())
+
+    def enter(self, state: RunState) -> None:
+        """Stop or resume leasing: the run is paused or cancelled, or runs again."""
+        self._queue.halted = state in HALTED
+        self._requests.lanes.is_resting = state in RESTING
+
+    def discard(self) -> None:
+        """Drop everything: the run was deleted, or the store was closed."""
+        self._queue.close()
+        self._items.clear()
+        self._stages.clear()
+        self._requests.close()
 
 
 class MemoryStore(MemoryDocuments):

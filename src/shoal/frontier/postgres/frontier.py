@@ -11,54 +11,64 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import asyncpg
 import msgspec
 from msgspec import UNSET
 
-from shoal import clock
+from shoal.clients.postgres import PostgresClient, storable_text
 from shoal.errors import DECODING_ERRORS, QueueFullError, RunError, StoreAwayError
-from shoal.frontier.cancelled_calls import release_if_cancelled
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.host_policy import Delays, Limits, RivalDelay, host_state
-from shoal.frontier.postgres.columns import EndingColumns, RequestColumns, first_places, read_request, tokens_of
-from shoal.frontier.postgres.constants import ALREADY_DONE, LOST
-from shoal.frontier.postgres.histories import history_of, incoming
-from shoal.frontier.postgres.stages import Stages
-from shoal.frontier.postgres.workers import PostgresWorkers
-from shoal.frontier.receipts import Receipts
+from shoal.frontier.postgres.columns import (
+    ALREADY_DONE,
+    LOST,
+    EndingColumns,
+    RequestColumns,
+    first_places,
+    read_request,
+    tokens_of,
+)
+from shoal.frontier.receipts import Receipts, ServerClock, release_if_cancelled
 from shoal.frontier.rules import (
+    CHUNK,
     DONE,
     KINDS_NOT_RETRIED,
     LEASED,
     MAX_LEASES,
     STATE_NAMES,
     UNREADABLE,
+    child_fingerprint,
     claim_token,
     new_nonce,
     push_fingerprint,
     queue_full,
+    read_event,
     reissued_token,
+    retry_reason,
     sought_fingerprint,
     sought_urls,
     token_base,
 )
-from shoal.frontier.server_clock import ServerClock
-from shoal.frontier.staging import Moved, count_moved
+from shoal.frontier.staging import Moved, count_moved, incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,
     Completion,
     CookieWrite,
+    Event,
     Failure,
     FrontierOptions,
+    Heartbeat,
     History,
     Holder,
     HostState,
     HostUpdate,
     Lease,
     Leased,
+    LeaseHolder,
     LeaseKey,
     LeaseOutcome,
     LoggedItem,
@@ -66,11 +76,128 @@ from shoal.ports import (
     RequestState,
     Rewind,
     RoleState,
+    SilentWorker,
     Stats,
+    Waits,
+    WorkerState,
+    clock,
 )
 from shoal.ports.documents import check_document
-from shoal.stores.postgres.client import PostgresClient, storable_text
 from shoal.urls.normalize import host_of
+
+# Histories of requests, from rows of PostgreSQL.
+
+
+def _read(url: str, payload: bytes) -> Request | None:
+    try:
+        return read_request(url, payload)
+    except (ValueError, *DECODING_ERRORS):
+        return None
+
+
+def incoming(url: str, payload: bytes, parent: str | None) -> History | None:
+    """The history of a link that is not in the queue yet."""
+    request = _read(url, payload)
+    return None if request is None else incoming_history(request, parent)
+
+
+def history_of(row: asyncpg.Record) -> History:
+    """The history of a request, from a row of `histories`."""
+    state, attempts, status, items, at, kind, reason, worker, fingerprint, url, payload, parent, *columns = row
+    request = _read(url, payload)
+    events = zip(*(column or () for column in columns), strict=True)
+    return History(
+        url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
+        priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
+        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
+        worker=worker, fingerprint=fingerprint, kind=kind or "",
+    )  # fmt: skip
+
+
+# Links of very large pages: uploaded before the completion, moved into the queue after it, in short calls.
+
+
+_PAUSE = 0.01
+
+
+class Stages:
+    """The staged links of a run."""
+
+    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
+        self._database = database
+        self._run = run
+        self._offset = offset
+
+    async def upload(self, lease: Lease, children: Sequence[Request]) -> None:
+        """Upload the links of a page, so that its completion can refer to them. If the lease ends without a completion,
+        they are deleted."""
+        parent = lease.fingerprint
+        named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+        for number in range(-(-len(children) // CHUNK)):
+            offered = RequestColumns()
+            offered.add(1, islice(named, CHUNK))
+            kept = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
+            if not kept:  # the lease was lost, or an earlier completion succeeded: the completion reports it
+                return
+
+    async def move(self, token: int) -> Moved:
+        """Move all links of this completion into the queue. If this process dies, others continue."""
+        before = -1
+        while True:
+            rows = await self._database.call("move_chunk", self._run, self._offset(), token)
+            remaining, added, refused = rows[0] if rows else (0, 0, 0)
+            if not remaining:
+                return Moved(added, refused)
+            await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
+            before = remaining
+
+    async def help(self) -> bool:
+        """Move a chunk of any page. Returns whether there was one."""
+        return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
+
+
+# The workers of runs in a PostgreSQL database.
+
+
+class PostgresWorkers:
+    """See `shoal.ports.Workers`. ``offset``: seconds to add to the server's clock, for tests."""
+
+    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
+        self._database = database
+        self._run = run
+        self._offset = offset
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        due: float | None = await self._database.value(
+            "beat", self._run, self._offset(), storable_text(heartbeat.worker), heartbeat.epoch, heartbeat.session,
+            heartbeat.pid, storable_text(heartbeat.machine),
+        )  # fmt: skip
+        return due
+
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each worker."""
+        fenced: list[SilentWorker] = []
+        while rows := await self._database.call("fence_silent", self._offset()):
+            fenced += [SilentWorker(*row) for row in rows]
+        return fenced
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._database.call("leave", self._run, storable_text(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        rows = await self._database.call("workers", self._run, self._offset())
+        return [WorkerState(**dict(row)) for row in rows]
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        """See `shoal.ports.Inspection`."""
+        retries = await self._database.call("next_retry", self._run, self._offset())
+        names = [storable_text(host) for host in hosts]
+        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
+        holders = [LeaseHolder(**dict(row)) for row in rows]
+        if not retries:
+            return Waits(holders=holders)
+        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))
+
 
 log = logging.getLogger("shoal.frontier")
 

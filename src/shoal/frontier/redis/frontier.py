@@ -2,25 +2,24 @@
 
 Each call is one Lua script, which Redis runs atomically, also if the client dies meanwhile. The scripts are in
 ``lua/``; this module packs their arguments and reads their answers. `shoal.frontier.redis.endings` ends leases,
-`shoal.frontier.redis.lanes` changes hosts, `shoal.frontier.redis.inspection` reads.
+`shoal.frontier.redis.frontier` changes hosts, `shoal.frontier.redis.inspection` reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from shoal import clock
+from shoal.clients.redis import Answer, Word, storable_bytes
 from shoal.errors import RunError
-from shoal.frontier.cancelled_calls import release_if_cancelled
-from shoal.frontier.receipts import Receipts
+from shoal.frontier.receipts import Receipts, ServerClock, release_if_cancelled
 from shoal.frontier.redis.endings import Endings
 from shoal.frontier.redis.inspection import RunInspection
-from shoal.frontier.redis.lanes import Lanes
-from shoal.frontier.redis.layouts import FOREVER
+from shoal.frontier.redis.layouts import FOREVER, WORKER, FrontierScripts, read_text
 from shoal.frontier.redis.records import (
     Parcel,
     call_tokens,
@@ -28,12 +27,11 @@ from shoal.frontier.redis.records import (
     pack_leases,
     pack_options,
     pack_token,
+    pack_update,
     read_learned,
     read_leases,
     read_rewind,
 )
-from shoal.frontier.redis.scripts import FrontierScripts
-from shoal.frontier.redis.workers import RedisWorkers
 from shoal.frontier.rules import (
     MAX_LEASES,
     check_nonce,
@@ -43,21 +41,109 @@ from shoal.frontier.rules import (
     queue_full,
     reissued_token,
 )
-from shoal.frontier.server_clock import ServerClock
 from shoal.http import Request
 from shoal.ports import (
     Claim,
     FrontierOptions,
+    Heartbeat,
     Holder,
+    HostUpdate,
     Lease,
     Leased,
     LoggedItem,
     Pushed,
     Rewind,
     RoleState,
+    SilentWorker,
     Stats,
+    WorkerState,
+    clock,
 )
-from shoal.stores.redis.client import Answer, Word, storable_bytes
+
+# Changes to hosts, and to the lanes that depend on them. A lane is the queue of one run for one host.
+
+
+_RUNS_PER_CALL = 200
+_ALL_HOSTS = bytes(4)
+
+
+class Lanes:
+    """Moves lanes after a change of their host or options. In small steps, as Redis does nothing else meanwhile.
+
+    ``run`` runs a script on the frontier's own run.
+    """
+
+    def __init__(self, run: Callable[..., Awaitable[Answer]], scripts: FrontierScripts, options: bytes) -> None:
+        self._run = run
+        self._scripts = scripts
+        self._options = options
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        words = (storable_bytes(host), pack_update(update), storable_bytes(update.block_reason))
+        number = await self._run("host", *words)
+        if not number:  # no lane of another run can be due earlier
+            return
+        runs = await self._scripts.run("value", b"", self._options, "HVALS", "runs")
+        if number != _ALL_HOSTS:
+            for first in range(0, len(runs), _RUNS_PER_CALL):
+                await self._run("place_host", number, *runs[first : first + _RUNS_PER_CALL])
+            return
+        for run in runs:
+            with suppress(RunError):  # it was deleted meanwhile
+                await self.place(run)
+
+    async def place(self, run: bytes) -> None:
+        """Move all lanes of a run to where they belong."""
+        cursor = b"0"
+        while True:
+            cursor = await self._scripts.run("place", run, self._options, cursor)
+            if cursor == b"0":
+                return
+
+
+# The workers of runs on Redis.
+
+
+class RedisWorkers:
+    """See `shoal.ports.Workers`. ``run`` runs a script on the frontier's own run."""
+
+    def __init__(self, run: Callable[..., Awaitable[Answer]], scripts: FrontierScripts, options: bytes) -> None:
+        self._run = run
+        self._scripts = scripts
+        self._options = options
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        name, machine = storable_bytes(heartbeat.worker), storable_bytes(heartbeat.machine)
+        due = await self._run("beat", name, heartbeat.epoch, heartbeat.session, heartbeat.pid, machine)
+        return None if due is None else float(due)
+
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each run."""
+        fenced: list[SilentWorker] = []
+        for run in await self._run("silent"):
+            with suppress(RunError):  # it was deleted meanwhile
+                found = await self._scripts.run("fence", run, self._options)
+                run_id = run.partition(b" ")[2].decode(errors="replace")
+                for name, leases in zip(found[::2], found[1::2], strict=True):
+                    fenced.append(SilentWorker(run_id, name.decode(errors="replace"), int(leases)))
+        return fenced
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._run("leave", storable_bytes(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        return sorted((_state(*row) for row in await self._run("workers")), key=lambda state: state.worker)
+
+
+def _state(name: bytes, record: bytes, silent_for: bytes, leases: int) -> WorkerState:
+    worker = name.decode(errors="replace")
+    if not record:
+        return WorkerState(worker=worker, leases=leases)
+    _, session, _, pid = WORKER.unpack_from(record)
+    return WorkerState(
+        worker=worker, machine=read_text(record, WORKER.size)[0], pid=pid, session=session,
+        silent_for=float(silent_for), leases=leases,
+    )  # fmt: skip
 
 
 class RedisFrontier:

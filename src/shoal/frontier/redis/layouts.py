@@ -5,11 +5,13 @@ See `lua_literals` and `lua_constants`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
+from shoal.clients import redis
+from shoal.clients.redis import Answer, RedisClient, ScriptFolder, Word
 from shoal.frontier import host_policy, rules
-from shoal.stores.redis import errors
 
 
 class Field(NamedTuple):
@@ -169,7 +171,7 @@ def lua_literals() -> dict[str, str]:
         "FULL_KIND": rules.FULL_KIND, "FULL_REASON": rules.FULL_REASON, "ADMITTED_DETAIL": rules.ADMITTED_DETAIL,
         "RESTING": f" {' '.join(sorted(rules.RESTING))} ",
         "SEED_ROLE": rules.SEED_ROLE, "DEFAULT_HOST": host_policy.DEFAULT_HOST,
-        "NO_RUN": errors.NO_RUN, "REWOUND": errors.REWOUND, "FENCED": errors.FENCED,
+        "NO_RUN": redis.NO_RUN, "REWOUND": redis.REWOUND, "FENCED": redis.FENCED,
     }  # fmt: skip
     values = {name: _quoted(layout.lua) for name, layout in formats.items()}
     values |= {name: str(number) for name, number in numbers.items()}
@@ -197,3 +199,41 @@ def lua_constants() -> dict[str, str]:
 
 def _quoted(text: str) -> str:
     return f"'{text}'"
+
+
+# Runs the frontier's Lua scripts.
+
+
+SCRIPTS = ScriptFolder(
+    "shoal.frontier.redis",
+    ("base", "hosts", "lanes", "requests", "slots", "stages"),
+    tuple(lua_constants().items()),
+    (
+        *((script, "turns") for script in ("lease", "settle", "states")),
+        ("lease", "choosing"),
+        *((script, "faults") for script in ("audit", "audit_lanes", "audit_items", "repair")),
+        *((script, "put") for script in ("document", "settle")),
+        *((script, "beats") for script in ("beat", "leave", "silent", "fence", "delete", "waits", "upgrade")),
+    ),
+    tuple(lua_literals().items()),
+)
+
+
+class FrontierScripts:
+    """The scripts of the frontiers of one store. ``offset``: seconds to add to the server's clock, for tests."""
+
+    def __init__(self, client: RedisClient, offset: Callable[[], float] = lambda: 0.0) -> None:
+        self.client = client
+        self._offset = offset
+
+    async def run(self, name: str, run: bytes, options: bytes, *arguments: Word) -> Answer:
+        """Run a script. ``run``: the number of a run, perhaps with its name, or nothing."""
+        words = (repr(self._offset()), run, options, *arguments)
+        if name != "lease":
+            return await self.client.run_script(SCRIPTS, name, *words)
+        address = self.client.address
+        return await self.client.run_script(
+            SCRIPTS, name, *words,
+            store=f"{address.db} {address.prefix!r}",
+            before_loading=lambda: self.run("restarted", b"", options),
+        )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from shoal.clients.redis import storable_bytes
 from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.frontier.host_policy import DEFAULT_HOST, RivalDelay, host_state
 from shoal.frontier.redis.layouts import (
@@ -42,7 +43,6 @@ from shoal.frontier.redis.layouts import (
 from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, moment, read_event, token_base
 from shoal.http import Request
 from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
-from shoal.stores.redis.client import storable_bytes
 from shoal.urls.normalize import host_of
 
 _HAS = {

@@ -34,16 +34,15 @@ from typing import ClassVar, get_args
 
 import msgspec
 
+from shoal.clients.redis import Answer, RedisAddress, RedisClient, Word, storable_bytes
 from shoal.errors import StoreError, StoreFullError
-from shoal.frontier.redis.documents import RedisDocuments
+from shoal.frontier.redis.endings import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.layouts import FORMAT as FORMAT
+from shoal.frontier.redis.layouts import FrontierScripts
 from shoal.frontier.redis.records import pack_options
-from shoal.frontier.redis.scripts import FrontierScripts
 from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists, unreadable_run
 from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
-from shoal.stores.redis.address import RedisAddress
-from shoal.stores.redis.client import Answer, RedisClient, Word, storable_bytes
 
 _READABLE = frozenset({5, 6})
 """Older formats whose records this version reads. 5: all records of hosts are long. 6: runs have fewer counters, and

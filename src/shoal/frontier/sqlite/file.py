@@ -7,6 +7,7 @@ old. The pages after it are fetched again.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -14,9 +15,13 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from importlib.resources import files
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
+from shoal.clients import errors
+from shoal.clients.errors import Severity
 from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError, StoreFullError
 from shoal.frontier.sqlite.file_lock import (
     NAME_KEY,
@@ -27,10 +32,143 @@ from shoal.frontier.sqlite.file_lock import (
     name_record,
     recorded_name,
 )
-from shoal.frontier.sqlite.step_thread import StepThread
-from shoal.frontier.sqlite.upgrade import OLDEST, missing_table, upgrade
-from shoal.stores import sqlite_errors
-from shoal.stores.severity import Severity
+
+# A thread that runs steps for coroutines, one at a time.
+#
+# `concurrent.futures.ThreadPoolExecutor` takes twice the CPU time: it makes a second future with a lock for each
+# step.
+
+
+_Job: TypeAlias = "tuple[Callable[[], object], asyncio.AbstractEventLoop, asyncio.Future[object]]"
+
+
+class StepThread:
+    """Runs steps in the order in which they are passed, until ``stop``. It does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[_Job | Callable[[], object]] = SimpleQueue()
+        Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+
+    async def run(self, step: Callable[[], T]) -> T:
+        """Run a step and return its result. If the caller is cancelled, the step runs anyway."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((step, loop, future))  # type: ignore[arg-type]  # the result of the step is that of its future
+        return await future
+
+    def stop(self, last: Callable[[], object] = lambda: None) -> None:
+        """End the thread after the steps that were passed before, and after ``last``."""
+        self._jobs.put(last)
+
+
+def _work(jobs: SimpleQueue[_Job | Callable[[], object]]) -> None:
+    while isinstance(job := jobs.get(), tuple):
+        step, loop, future = job
+        result, error = None, None
+        try:
+            result = step()
+        except BaseException as exc:  # the caller gets it
+            error = exc
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            loop.call_soon_threadsafe(_settle, future, result, error)
+        del job, step, loop, future, result, error  # until the next step, keep nothing alive
+    job()
+
+
+def _settle(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
+    if future.done():  # its caller was cancelled
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+# Changes a frontier file of an older format into one of the format of ``schema.sql``.
+#
+# A table that lacks columns, or has other defaults, is made again from its rows. What a row of an older format does
+# not have gets the default of the schema, or the value in `_FILLED`.
+
+
+OLDEST = 5
+"""The oldest format that can be upgraded. In earlier ones tokens were numbers that could repeat."""
+_LATER_TABLES = frozenset({"stage", "document", "inventory"})
+"""Tables that were added since then. All others must be there."""
+_FILLED = {
+    ("run", "project"): "'shoal'",
+    ("event", "worker"): "''",
+    ("item", "id"): "(run << 40) + seq",
+}
+"""SQL for columns without a default, by table and column. Ids of items: see ``items.py``."""
+STORED = (
+    "SELECT run, 'role' AS kind, role AS name FROM role UNION ALL SELECT 0, 'document', key FROM document"
+    " UNION ALL SELECT 0, 'host', name FROM host"
+)
+"""What the inventory lists."""
+UNLISTED = f"SELECT * FROM ({STORED}) EXCEPT SELECT run, kind, name FROM inventory"
+"""What the inventory lacks: in a file of an older format, everything."""
+
+
+def missing_table(db: sqlite3.Connection, schema: str) -> str | None:
+    """A table that a file of any format since the oldest one has, and this one does not."""
+    with closing(_fresh(schema)) as fresh:
+        return min(_tables(fresh).keys() - _tables(db).keys() - _LATER_TABLES, default=None)
+
+
+def upgrade(db: sqlite3.Connection, schema: str) -> None:
+    """Upgrade the tables in one transaction: all of it is done, or nothing."""
+    with closing(_fresh(schema)) as fresh:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            before = _tables(db)
+            for table, statement in _tables(fresh).items():
+                if table not in before:
+                    db.execute(statement)
+                elif _columns(db, table) != _columns(fresh, table):
+                    _remake(db, table, statement, list(_columns(fresh, table)))
+            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            others = fresh.execute("SELECT name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL")
+            for name, statement in others.fetchall():
+                if name not in known:
+                    db.execute(statement)
+            db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
+            (version,) = fresh.execute("PRAGMA user_version").fetchone()
+            db.execute(f"PRAGMA user_version = {version}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+
+def _fresh(schema: str) -> sqlite3.Connection:
+    """An empty database in memory with the current tables."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.executescript(schema)
+    return db
+
+
+def _tables(db: sqlite3.Connection) -> dict[str, str]:
+    """The statements that create the tables, by name."""
+    return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+
+
+def _columns(db: sqlite3.Connection, table: str) -> dict[str, tuple[str, int, str | None, int]]:
+    """Type, NOT NULL, default, and place in the key of each column."""
+    described = db.execute(f"PRAGMA table_info({table})").fetchall()
+    return {name: (kind, not_null, default, key) for _, name, kind, not_null, default, key in described}
+
+
+def _remake(db: sqlite3.Connection, table: str, statement: str, columns: list[str]) -> None:
+    """Make a table again, with the values of the columns that it had before."""
+    before = _columns(db, table)
+    values = {name: name for name in columns if name in before}
+    values |= {name: _FILLED[table, name] for name in columns if name not in before and (table, name) in _FILLED}
+    db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    db.execute(statement)
+    db.execute(f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} FROM old_{table}")
+    db.execute(f"DROP TABLE old_{table}")
+
 
 T = TypeVar("T")
 StoredRow: TypeAlias = tuple[Any, ...]
@@ -238,7 +376,7 @@ class SQLiteFile:
 
     def _explain(self, exc: sqlite3.Error) -> FrontierError:
         """The ShoalError for an error of SQLite. Its text says what failed, and what to do."""
-        meaning = sqlite_errors.meaning(exc)
+        meaning = errors.meaning(exc)
         if getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
         kind = {Severity.AWAY: StoreAwayError, Severity.FINAL: StoreError}.get(meaning.severity, FrontierError)

@@ -1,6 +1,6 @@
 """Runs in a SQLite file: needs no server, survives ``kill -9``, and memory does not grow with the URLs.
 
-`shoal.frontier.sqlite.file` says what a kill and a power cut can lose, `shoal.frontier.sqlite.frontier` how a frontier
+`shoal.frontier.sqlite.file` says what a kill and a power cut can lose, `shoal.frontier.sqlite.store` how a frontier
 works.
 """
 
@@ -15,18 +15,232 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from shoal.clock import steady_time
-from shoal.frontier.composed import FencedFrontier
-from shoal.frontier.local_workers import LocalSessions
-from shoal.frontier.politeness import OpenRuns
-from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists
-from shoal.frontier.sqlite.audit import restore_lanes
-from shoal.frontier.sqlite.documents import SQLiteDocuments
+from shoal.frontier.composed import ComposedFrontier, FencedFrontier, LocalSessions, LocalWorkers
+from shoal.frontier.host_policy import DEFAULT_HOST
+from shoal.frontier.politeness import OpenRuns, apply_update
+from shoal.frontier.rules import HALTED, RESTING, check_transition, moved, no_run, read_run, readable_runs, run_exists
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
-from shoal.frontier.sqlite.frontier import SQLiteFrontier
-from shoal.frontier.sqlite.items import item_ids
-from shoal.frontier.sqlite.lanes import SharedHosts
-from shoal.ports import Frontier, FrontierOptions, Holder, Room, Run, RunState
+from shoal.frontier.sqlite.inspection import SQLiteInspection, restore_lanes
+from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles, item_ids
+from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
+from shoal.frontier.sqlite.leases import Histories, Leases
+from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
+from shoal.frontier.sqlite.run_file import RunFile, Seen
+from shoal.ports import (
+    Document,
+    Documents,
+    Frontier,
+    FrontierOptions,
+    Holder,
+    HostState,
+    HostUpdate,
+    Room,
+    Run,
+    RunState,
+)
+from shoal.ports.clock import steady_time
+from shoal.ports.documents import check_document
+
+# The hosts of a SQLite file, as one run sees them, and the facts that all runs share.
+
+
+class SQLiteHosts:
+    """See `shoal.ports.Hosts`."""
+
+    def __init__(self, run: RunFile, hosts: SharedHosts, lanes: StoredLanes, reload: Callable[[], None]) -> None:
+        """``reload`` reads the lanes and leases of the run from the file."""
+        self._file = run
+        self._hosts = hosts
+        self._lanes = lanes
+        self._reload = reload
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        def step() -> None:
+            known = self._hosts.load(host) if host == DEFAULT_HOST else self._lanes.lane(host).host
+            apply_update(self._hosts.by_name, known, update, self._file.clock())
+            self._hosts.save([known])
+
+        await self._file.file.write(step)
+
+    async def host_states(self, limit: int = 100) -> list[HostState]:
+        """In a file that is opened readonly, only requests of this run count as in flight."""
+
+        def step() -> list[HostState]:
+            self._refresh()
+            return self._lanes.states(self._file.clock(), limit)
+
+        return await self._file.read(step)
+
+    async def host_state(self, host: str) -> HostState:
+        def step() -> HostState:
+            self._refresh()
+            return self._lanes.state(host, self._file.clock())
+
+        return await self._file.read(step)
+
+    def _refresh(self) -> None:
+        """Reload the hosts of a file that is opened readonly, because another process writes to it."""
+        if self._file.file.readonly:
+            self._hosts.forget()
+            self._reload()
+
+    async def remember(self, key: str, value: bytes, ttl: float) -> None:
+        def step() -> None:
+            now = self._file.clock()
+            self._file.db.execute("DELETE FROM note WHERE until <= ?", (now,))
+            self._file.db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (key, value, now + ttl))
+
+        await self._file.file.write(step)
+
+    async def recall(self, key: str) -> bytes | None:
+        def step() -> bytes | None:
+            sql = "SELECT value FROM note WHERE key = ? AND until > ?"
+            row = self._file.db.execute(sql, (key, self._file.clock())).fetchone()
+            return row[0] if row else None
+
+        return await self._file.read(step)
+
+
+# The frontier of a run in a SQLite file, composed of its parts.
+#
+# One process works on a file at a time. So the frontier keeps in memory what it needs most often: the best requests
+# of each lane, the politeness of each host, the held leases, the newest fingerprints. It reads all of that from the
+# file when the run is opened, and again after a transaction was rolled back.
+
+
+class SQLiteFrontier(ComposedFrontier):
+    """See `shoal.ports.Frontier`. Each call is one transaction."""
+
+    def __init__(
+        self,
+        file: SQLiteFile,
+        run_id: str,
+        number: int,
+        hosts: SharedHosts,
+        clock: Callable[[], float],
+        runs: OpenRuns[SQLiteFrontier],
+        sessions: LocalSessions,
+        documents: Documents,
+    ) -> None:
+        """``hosts``, ``runs``, ``sessions`` and ``documents`` are shared by all runs of the file."""
+        self._run = run = RunFile(file, number, clock)
+        self._seen = seen = Seen(file.db, number)
+        self._lanes = lanes = StoredLanes(run, run_id, hosts)
+        self._roles = roles = SQLiteRoles(run)
+        histories, items = Histories(run), SQLiteItemLog(run, roles)
+        self._leases = Leases(run, lanes, hosts, histories)
+        tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
+        self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now), documents)
+        self.expire_leases = queue.expire_leases
+        self.held_at = self._leases.held_at
+        holders = partial(sessions.holders, runs)
+        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages, holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, self._leases.holders)
+        sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
+        super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
+
+    def enter(self, state: RunState) -> None:
+        """Stop or resume leasing: the run is paused or cancelled, or runs again."""
+        self._queue.halted = state in HALTED
+        self._lanes.rest(state in RESTING)
+
+    # -- memory and file; the store calls these within a transaction
+
+    def load(self) -> None:
+        """Read from the file everything that the frontier keeps in memory, with new hosts. When all runs are loaded,
+        the store calls ``place``."""
+        self._load_queue()
+        self.enter(self._run.state())
+        self._seen.load()
+
+    def _load_queue(self) -> None:
+        self._run.load_options()
+        self._lanes.load()
+        self._leases.load()
+
+    @property
+    def options(self) -> FrontierOptions:
+        return self._run.options
+
+    def set_options(self, options: FrontierOptions) -> None:
+        """Change the options of the run."""
+        self._run.save_options(options)
+        self._lanes.set_options(options, self._run.clock())
+
+    def place(self) -> None:
+        """Make the lanes available for leasing."""
+        self._lanes.place(self._run.clock())
+
+    def end_old_leases(self, keeps: Callable[[Holder | None], bool]) -> None:
+        """End the leases and roles of processes that are gone. Each lease that had begun was an attempt."""
+        ledger = self._run.ledger()
+        self._leases.lose(self._leases.of_dead_holders(keeps), ledger, self._run.clock())
+        self._run.save(ledger)
+        self._roles.free(keeps)
+        self.place()
+
+
+# Documents in a SQLite file. See `shoal.ports.Documents`.
+
+
+_LAST = "\U0010ffff"  # sorts after every printable character
+
+
+class SQLiteDocuments:
+    """The documents of a file. ``add_run``: creates a run, unless there is one of that name."""
+
+    def __init__(self, file: SQLiteFile, add_run: Callable[[Run], object]) -> None:
+        self._file = file
+        self._add_run = add_run
+
+    async def get_document(self, key: str) -> Document | None:
+        found = await self._read("key = ?", (key,), 1)
+        return found[0] if found else None
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        return await self._read("key >= ? AND key < ? AND key > ?", (prefix, prefix + _LAST, after), limit)
+
+    async def _read(self, condition: str, values: tuple[str, ...], limit: int) -> list[Document]:
+        query = f"SELECT key, value, version FROM document WHERE {condition} ORDER BY key LIMIT ?"
+
+        def read() -> list[Document]:
+            return [Document(*row) for row in self._file.db.execute(query, (*values, limit))]
+
+        return await self._file.read(read)
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        check_document(key, value, version)
+        db = self._file.db
+
+        def put() -> bool:
+            row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
+            stored = row[0] if row else b""
+            if stored == version or (value is None and not stored):
+                return True
+            if stored != replaces:
+                return False
+            if value is None:
+                db.execute("DELETE FROM document WHERE key = ?", (key,))
+                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
+            elif stored:
+                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
+            else:
+                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
+            if run is not None:
+                self._add_run(run)
+            return True
+
+        return await self._file.write(put)
+
+    def discard(self, run_id: str) -> None:
+        """Delete the documents of a run, within a transaction."""
+        own = f"run/{run_id}/", f"run/{run_id}/{_LAST}"
+        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", own)
+        listed = "run = 0 AND kind = 'document' AND name >= ? AND name < ?"
+        self._file.db.execute(f"DELETE FROM inventory WHERE {listed}", own)
+
 
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"

@@ -1,0 +1,277 @@
+"""Every process of the active runs, and their clusters."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from typing import get_args
+from zoneinfo import available_timezones
+
+from fastapi import APIRouter, Request
+
+from shoal.api.batch.spider import BatchSpider
+from shoal.api.batch.urls import redacted
+from shoal.api.dashboard.pages import add_screen
+from shoal.api.dashboard.run_screens import find_run, read_result, spider_names
+from shoal.api.resources.clusters import opened_coordinator, read_view
+from shoal.api.server.errors import ProblemError
+from shoal.api.server.state import Server, SettingInForce
+from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, ShoalError
+from shoal.operations.actions import MAX_ACTIONS, ActionLog
+from shoal.operations.hosts import host_name, hosts_of, report_host
+from shoal.operations.notifications.settings import Rule
+from shoal.operations.processes import ProcessState
+from shoal.operations.schedules.schedule import Schedule, describe_timing
+from shoal.operations.snapshot import ACTIVE, FleetProcess, read_fleet
+from shoal.runs.cluster.election import roles
+
+router = APIRouter()
+
+CONDITIONS = get_args(ProcessState)
+_PAGE = 100
+
+
+async def load_workers(server: Server, request: Request) -> dict[str, object]:
+    query = request.query_params
+    text, condition = query.get("q", "").strip().lower()[:200], query.get("state", "")
+    start = int(number) if (number := query.get("from", "")).isascii() and number.isdigit() and len(number) < 6 else 0
+    snapshot = await server.snapshots.get()
+    processes = await read_fleet(server.store, snapshot)
+    wanted = [each for each in processes if _is_wanted(each, text, condition)]
+    return {
+        "snapshot": snapshot, "processes": wanted[start : start + _PAGE], "total": len(wanted), "start": start,
+        "next": start + _PAGE if len(wanted) > start + _PAGE else 0, "text": text,
+        "condition": condition if condition in CONDITIONS else "", "conditions": CONDITIONS,
+        "counts": Counter(each.state for each in processes), "clusters": _clusters(processes),
+        "spiders": {each.run.run_id: each.run.spider for each in snapshot.runs},
+        "pages_per_second": sum(each.pages_per_second for each in processes),
+        "memory": sum(each.memory for each in processes if each.state == "working"),
+    }  # fmt: skip
+
+
+def _is_wanted(process: FleetProcess, text: str, condition: str) -> bool:
+    words = f"{process.name} {process.machine} {process.run_id} {process.role} {process.cluster}".lower()
+    return text in words and condition in ("", process.state)
+
+
+def _clusters(processes: list[FleetProcess]) -> list[tuple[str, str, int]]:
+    """The clusters of these processes: name, run, and how many of them crawl."""
+    runs = {each.cluster: each.run_id for each in processes if each.cluster}
+    active = Counter(each.cluster for each in processes if each.state == "working")
+    return [(name, run_id, active[name]) for name, run_id in sorted(runs.items())]
+
+
+add_screen(router, "/ui/workers", "workers", load_workers)
+
+
+# One cluster: its members, slots and events, and how many Runners and Backup Runners it should have.
+
+
+_EVENTS = 100
+
+
+async def load_cluster(server: Server, request: Request) -> dict[str, object]:
+    name = request.path_params["name"][:200]
+    try:
+        async with opened_coordinator(server.config, name) as coordinator:
+            view = await read_view(coordinator)
+            events = await coordinator.events(_EVENTS)
+    except CoordinatorAwayError:
+        raise ProblemError(503, "coordinator away", "The coordinator does not answer. Reload in a moment.") from None
+    processes = await read_fleet(server.store, await server.snapshots.get())
+    own = [each for each in processes if each.cluster == name]
+    run = await server.store.get_run(own[0].run_id if own else name)
+    is_shown = run is not None and run.project == server.config.project_name
+    return {
+        "cluster": name, "run": run if is_shown else None, "view": view, "roles": roles(view),
+        "slots": {slot.holder: slot for slot in view.slots if slot.holder}, "events": events[::-1],
+        "takeovers": sum(event.what == "took over" for event in events),
+        "processes": {each.epoch: each for each in own},
+    }  # fmt: skip
+
+
+add_screen(router, "/ui/clusters/{name}", "cluster", load_cluster)
+
+
+# The hosts of the active runs: their delays and the reasons for them.
+
+
+_MAX_SEARCHED = 1000
+_MAX_RUNS = 10
+"""How many runs are included. Each costs a call of the store."""
+
+
+async def load_hosts(server: Server, request: Request) -> dict[str, object]:
+    query = request.query_params
+    text, run_id = query.get("q", "").strip().lower()[:200], query.get("run", "")[:200]
+    active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
+    runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
+    chosen = [await find_run(server, run_id)] if run_id else runs
+    found = await hosts_of(server.store, chosen, _MAX_SEARCHED if text else _PAGE)
+    return {
+        "hosts": [state for state in found if text in state.host][:_PAGE],
+        "text": text, "run_id": run_id, "runs": runs, "chosen": chosen, "limit": _PAGE,
+    }  # fmt: skip
+
+
+add_screen(router, "/ui/hosts", "hosts", load_hosts)
+
+
+# One host: its politeness, robots.txt, identities, and what its pages need.
+
+
+_MAX_RUNS_OF_HOST = 20
+
+
+async def load_host(server: Server, request: Request) -> dict[str, object]:
+    try:
+        host = host_name(request.path_params["host"])
+    except (ConfigError, RequestError) as exc:
+        raise ProblemError(404, "no such host", str(exc)) from exc
+    if host == "*":
+        raise ProblemError(404, "no such host", "'*' stands for all hosts. Open one host.")
+    runs = await server.store.list_runs(states=ACTIVE, limit=_MAX_RUNS_OF_HOST) or await server.store.list_runs(limit=1)
+    if not runs:
+        raise ProblemError(404, "no run", "The store has no run yet, so it knows no hosts.")
+    report = await report_host(server.store, runs, server.config, host)
+    return {
+        "host": host, "report": report, "state": report.state, "now": time.time(),
+        "runs": {run.run_id: run for run in runs if run.project == server.config.project_name},
+    }  # fmt: skip
+
+
+add_screen(router, "/ui/hosts/{host}", "host", load_host)
+
+
+# Schedules: the list with a form, and one schedule with its runs.
+
+
+_RUNS = 30
+_SEARCHED = 2000
+_NEXT = 5
+
+
+async def load_schedules(server: Server, request: Request) -> dict[str, object]:
+    rows = []
+    for each in await server.schedules.list_all():
+        state = await server.store.run_state(each.run_id) if each.run_id else None
+        rows.append((each, describe_timing(each.definition), next(iter(_next_times(each, 1)), None), state))
+    return {"rows": [(*row, redacted(row[0].error)) for row in rows], **_choices(server)}
+
+
+async def load_one(server: Server, request: Request) -> dict[str, object]:
+    name = request.path_params["name"]
+    schedule = await server.schedules.find(name)
+    if schedule is None:
+        raise ProblemError(404, "no such schedule", f"There is no schedule {name!r:.200}.")
+    runs = (await server.schedules.runs(name, among=_SEARCHED))[:_RUNS]
+    rows = [(run, *result) for run in runs if (result := await read_result(server, run)) is not None]
+    return {
+        "schedule": schedule, "definition": schedule.definition, "timing": describe_timing(schedule.definition),
+        "next_times": _next_times(schedule, _NEXT), "rows": rows, "error": redacted(schedule.error),
+        **_choices(server),
+    }  # fmt: skip
+
+
+def _choices(server: Server) -> dict[str, object]:
+    return {"spiders": spider_names(server), "zones": _zones()}
+
+
+@cache
+def _zones() -> list[str]:
+    return sorted(available_timezones())
+
+
+def _next_times(schedule: Schedule, count: int) -> list[float]:
+    """The next times, without jitter. Empty while it is paused, or if another program stored an invalid schedule."""
+
+    def times() -> Iterator[float]:
+        at = schedule.next_due
+        while at is not None:
+            yield at
+            at = schedule.definition.times.after(at)
+
+    try:
+        return list(islice(times(), count))
+    except ShoalError:
+        return []
+
+
+add_screen(router, "/ui/schedules", "schedules", load_schedules)
+add_screen(router, "/ui/schedules/{name}", "schedule", load_one)
+
+
+# Notifications: current problems, what was reported, channels and rules.
+
+
+_PROBLEMS = 100
+_CLOSED = 50
+
+
+async def load_notifications(server: Server, request: Request) -> dict[str, object]:
+    problems = await server.current_problems()
+    reports = await server.notifications.problems(server.store)
+    closed = [each for each in reports if not each.is_open]
+    return {
+        "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
+        "reports": {each.problem.key: each for each in reports if each.is_open},
+        "closed": [(each, redacted(each.problem.text)) for each in closed[:_CLOSED]],
+        "channels": [(each, redacted(each.state.error)) for each in await server.notifications.channels(server.store)],
+        "rules": [(name, rule, _limits(rule)) for name, rule in server.notifications.rules.items()],
+    }
+
+
+def _limits(rule: Rule) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in rule.limits.items())
+
+
+add_screen(router, "/ui/notifications", "notifications", load_notifications)
+
+
+# The log of user actions.
+
+
+async def load_actions(server: Server, request: Request) -> dict[str, object]:
+    text = request.query_params.get("q", "")[:200].strip().lower()
+    found = [
+        each
+        for each in await ActionLog(server.store, server.config.project_name).recent(MAX_ACTIONS)
+        if text in f"{each.who} {each.what} {each.target} {each.detail}".lower()
+    ]
+    return {"actions": found[:_PAGE], "total": len(found), "text": text, "max_actions": MAX_ACTIONS}
+
+
+add_screen(router, "/ui/actions", "actions", load_actions)
+
+
+# The settings in force, for admins.
+
+
+async def load_settings(server: Server, request: Request) -> dict[str, object]:
+    text = request.query_params.get("q", "")[:100].strip()
+    changed = "changed" in request.query_params
+    sections: dict[str, list[tuple[SettingInForce, str]]] = {}
+    for each in server.settings():
+        if text.lower() in each.key and not (changed and each.source == "default"):
+            section, mark, _ = each.key.partition(".")
+            sections.setdefault(section if mark else "", []).append((each, _shown(each.value)))
+    return {"sections": sections, "text": text, "changed": changed}
+
+
+def _shown(value: object) -> str:
+    """A value as `shoal config` prints it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items())
+    return str(value)
+
+
+add_screen(router, "/ui/settings", "settings", load_settings, needs="admin")

@@ -1,0 +1,382 @@
+"""One run: its counters, history, failures, items, hosts, outputs, workers, settings, events and user actions."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import quote
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from shoal.api.batch.spider import BatchSpider
+from shoal.api.batch.urls import redacted
+from shoal.api.dashboard.pages import add_screen, ledger_bar
+from shoal.api.server.errors import ProblemError
+from shoal.api.server.state import Server
+from shoal.config import mask
+from shoal.crawling.outcome import Outcome
+from shoal.crawling.stats import STATE_NAMES, LimitReached
+from shoal.errors import RequestError, RunError, ShoalError
+from shoal.operations.actions import Action, ActionLog, run_events
+from shoal.operations.compare import compare_runs
+from shoal.operations.dead_requests import dead_examples, start_hint
+from shoal.operations.hosts import matching_runs
+from shoal.operations.processes import RunProcess, merge_processes
+from shoal.operations.snapshot import ACTIVE, RunSnapshot, StoreSnapshot
+from shoal.operations.url_report import Agent, UrlReport, read_agent, read_url_items, report_url
+from shoal.ports import Frontier, HostState, Run, RunState, Stats
+from shoal.runs.outcome import limit_of, read_outcome
+from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
+from shoal.sinks.drainer import output_name, position_of
+
+router = APIRouter()
+
+HOURS = ("1", "24", "all")
+_ITEMS = 20
+_ITEMS_FRESH = 8.0  # seconds
+_EXAMPLES_FRESH = 60.0
+_PROCESSES_FRESH = 4.0
+_PROCESSES = 100
+_EVENTS = 20
+_KINDS = 30
+
+
+async def find_run(server: Server, run_id: str) -> Run:
+    run = await server.store.get_run(run_id)
+    if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
+        raise ProblemError(404, "no such run", f"There is no run {run_id!r:.200}.")
+    return run
+
+
+async def load_run(server: Server, request: Request) -> dict[str, object]:
+    run = await find_run(server, request.path_params["run_id"])
+    frontier = await server.store.frontier(run.run_id)
+    stats = await frontier.stats()
+    snapshot = with_counts((await server.snapshots.get()).runs, run, stats)
+    outputs = [
+        (mask(output_name(role.role)), role, min(position_of(role.cursor), stats.items))
+        for role in await frontier.roles()
+        if role.role.startswith("sink:")
+    ]
+    items, coverage = await _items(server, run.run_id)
+    processes, reported = await _processes(server, run, frontier)
+    rewinds = await frontier.rewinds() if stats.rewinds else []
+    limit = await limit_of(server.store, run)
+    actions, ending = await _actions(server, run.run_id), "" if limit is None else str(limit)
+    events = run_events(run, processes, reported, rewinds, actions, _EVENTS, ending)
+    hours = request.query_params.get("hours", "")
+    waits = run.state in ("queued", "running") and not any(each.state in ("working", "silent") for each in processes)
+    outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
+    return {
+        "start_hint": await start_hint(server.store, run) if waits else "",
+        "run": run, "outcome": outcome, "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
+        "limit": limit, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
+        "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
+        "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
+        "rewinds": rewinds, "error": server.jobs.failure(run.run_id), "items": items, "coverage": coverage,
+        "settings": _settings(run), "events": events,
+        "hours": hours if hours in HOURS else "1" if run.state in ACTIVE else "all",
+    }  # fmt: skip
+
+
+def with_counts(snapshots: Sequence[RunSnapshot], run: Run, stats: Stats) -> RunSnapshot | None:
+    """The snapshot of a run, with the counts that the rest of the screen shows: so its time left is that of these."""
+    found = next((each for each in snapshots if each.run.run_id == run.run_id), None)
+    return None if found is None else msgspec.structs.replace(found, run=run, stats=stats)
+
+
+async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stats) -> list[dict[str, object]]:
+    """The kinds of failures with examples, and what a button sends to retry each."""
+    if not stats.dead:
+        return []
+    counts = await frontier.dead_kinds()
+    key = ("examples", run_id, stats.dead, len(counts))
+    found = await server.cache.get(key, _EXAMPLES_FRESH, lambda: dead_examples(frontier))
+    examples = {each.kind: [(one.url, redacted(one.reason)) for one in each.examples] for each in found}
+    return [
+        {"kind": kind, "count": count, "examples": examples.get(kind, []), "body": json.dumps({"kinds": [kind]})}
+        for kind, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_KINDS]
+    ]
+
+
+async def _processes(server: Server, run: Run, frontier: Frontier) -> tuple[list[RunProcess], dict[str, float]]:
+    """The processes of the run, and when each reported last."""
+
+    async def read() -> tuple[list[RunProcess], dict[str, float]]:
+        reports = await read_processes(server.store, run.run_id)
+        processes = merge_processes(await frontier.workers(), reports, time.time())
+        return processes, {each.name: each.at for each in reports}
+
+    return await server.cache.get(("processes", run.run_id), _PROCESSES_FRESH, read)
+
+
+def _shown(run: Run, found: Sequence[RunProcess]) -> list[RunProcess]:
+    """Those that work on the run now, and those that were lost."""
+    is_over = run.state not in ACTIVE
+    return [each for each in found if each.state != "ended" and not (is_over and each.state == "lost")][:_PROCESSES]
+
+
+async def _items(server: Server, run_id: str) -> tuple[list[str], list[FieldCoverage]]:
+    """The last items as JSON, and how often each field has a value."""
+
+    async def read() -> tuple[list[str], list[FieldCoverage]]:
+        items = await read_recent_items(server.store, run_id, _ITEMS)
+        return items, field_coverage(await read_processes(server.store, run_id))
+
+    return await server.cache.get(("items", run_id), _ITEMS_FRESH, read)
+
+
+def _settings(run: Run) -> list[tuple[str, str]]:
+    """What the run was started with. Passwords in URLs are masked."""
+    shown = {name: value for name, value in run.settings.items() if value not in (None, "", [], {}, ())}
+    return [(name, mask(value if isinstance(value, str) else _json(value))) for name, value in sorted(shown.items())]
+
+
+def _json(value: object) -> str:
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return ", ".join(mask(each) for each in value)
+    return msgspec.json.encode(value).decode()
+
+
+async def _actions(server: Server, run_id: str) -> list[Action]:
+    log = ActionLog(server.store, server.config.project_name)
+    return [each for each in await log.recent(400) if each.target == run_id][:_EVENTS]
+
+
+add_screen(router, "/ui/runs/{run_id}", "run", load_run)
+
+
+# The list of runs, and the form that starts one.
+
+
+STATES: tuple[RunState, ...] = ("queued", "running", "paused", "finished", "cancelled")
+_PAGE = 50
+_MAX_SEARCHED = 5000
+_KEPT_SECONDS = 30.0
+"""Seconds for which the counters of an ended run are cached. A retry of failed pages makes it active again."""
+
+
+async def load_runs(server: Server, request: Request) -> dict[str, object]:
+    query = request.query_params
+    state, text = query.get("state", ""), query.get("q", "")[:200].strip()
+    before = query.get("before", "")[:200]
+    states = [each for each in STATES if each == state] or None
+    runs = await server.store.list_runs(project=server.config.project_name, states=states, limit=_MAX_SEARCHED)
+    wanted = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
+    start = next((index + 1 for index, run in enumerate(wanted) if run.run_id == before), 0)
+    shown = wanted[start : start + _PAGE]
+    active = {each.run.run_id: (each.stats, None) for each in (await server.snapshots.get()).runs}
+    results = [(run, active.get(run.run_id) or await read_result(server, run)) for run in shown]
+    rows = [
+        (run, await read_limit(server, run, result[0]), *result, ledger_bar(result[0]))
+        for run, result in results
+        if result is not None
+    ]
+    return {
+        "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
+        "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
+        "spiders": spider_names(server),
+    }  # fmt: skip
+
+
+async def read_result(server: Server, run: Run) -> tuple[Stats, Outcome | None] | None:
+    """The counters of a run, and its outcome if it has ended; None if it was deleted in the meantime. Those of a run
+    that has ended hardly change."""
+
+    async def read() -> tuple[Stats, Outcome | None] | None:
+        try:
+            frontier = await server.store.frontier(run.run_id)
+            return await frontier.stats(), await read_outcome(server.store, run, frontier, server.config.outcome)
+        except RunError:
+            return None
+
+    if run.ended_at is None:
+        return await read()
+    return await server.cache.get(("result", run.run_id, run.ended_at), _KEPT_SECONDS, read)
+
+
+async def read_outcomes(server: Server, runs: Sequence[Run]) -> list[tuple[Run, Outcome | None]]:
+    """Each run with its outcome."""
+    results = [(run, await read_result(server, run)) for run in runs]
+    return [(run, result[1]) for run, result in results if result is not None]
+
+
+async def read_limit(server: Server, run: Run, stats: Stats) -> LimitReached | None:
+    """At which limit a run stopped."""
+    if run.state != "finished" or not stats.remaining:
+        return None
+    key = "limit", run.run_id, run.ended_at
+    return await server.cache.get(key, _KEPT_SECONDS, lambda: limit_of(server.store, run))
+
+
+def spider_names(server: Server) -> list[str]:
+    """The names in the registry."""
+    try:
+        return sorted(server.orchestrator().registry)
+    except ShoalError:
+        return []
+
+
+add_screen(router, "/ui/runs", "runs", load_runs)
+
+
+# The overview: running crawls, and what needs attention.
+
+
+_PROBLEMS = 20
+_HOSTS = 10
+OVERVIEW_HOURS = (1, 3, 12, 24)
+
+
+async def load_overview(server: Server, request: Request) -> dict[str, object]:
+    snapshot = await server.snapshots.get()
+    problems = await server.current_problems()
+    hours = request.query_params.get("hours", "")
+    return {
+        "snapshot": snapshot,
+        "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
+        "total": _total(snapshot),
+        "recent": await _recent(server, snapshot),
+        "waiting_hosts": _waiting_hosts(snapshot),
+        "hosts_age": hosts_age(snapshot),
+        "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
+        "more_problems": max(0, len(problems) - _PROBLEMS),
+        "hours": next((each for each in OVERVIEW_HOURS if str(each) == hours), OVERVIEW_HOURS[0]),
+        "all_hours": OVERVIEW_HOURS,
+    }
+
+
+async def _recent(server: Server, snapshot: StoreSnapshot) -> list[tuple[Run, Outcome | None]]:
+    """The runs that ended lately, with their outcomes as far as the store answers."""
+    if not snapshot.away:
+        with suppress(ShoalError):
+            return await read_outcomes(server, snapshot.recent)
+    return [(run, None) for run in snapshot.recent]
+
+
+def _total(snapshot: StoreSnapshot) -> dict[str, float]:
+    runs = snapshot.runs
+    return {
+        "running": sum(each.run.state == "running" for each in runs),
+        "pages_per_second": sum(each.pages_per_second for each in runs),
+        "items_per_second": sum(each.items_per_second for each in runs),
+        "remaining": sum(each.stats.remaining for each in runs),
+        "workers": sum(each.processes for each in runs),
+    }
+
+
+def hosts_age(snapshot: StoreSnapshot) -> float:
+    """How much older the numbers of hosts are than those of runs, in seconds."""
+    return max((each.at - (each.details_at or each.at) for each in snapshot.runs), default=0.0)
+
+
+def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
+    """Hosts whose requests wait: those that are blocked, the longest block first, then those whose queue takes longest
+    because of their delay."""
+    found = {
+        host.host: host
+        for each in snapshot.runs
+        for host in each.hosts
+        if host.blocked_for > 0 or (host.ready > 1 and host.delay > 0)
+    }
+    return sorted(found.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]
+
+
+add_screen(router, "/", "overview", load_overview)
+
+
+# Two runs side by side.
+
+
+_CHOICES = 100
+_FRESH = 5.0  # seconds
+
+
+async def load_compare(server: Server, request: Request) -> dict[str, object]:
+    a_id, b_id = (request.query_params.get(name, "")[:200] for name in ("a", "b"))
+    b = await find_run(server, b_id) if b_id else None
+    a = await find_run(server, a_id) if a_id else None
+    spider = b.spider if b is not None else a.spider if a is not None else None
+    runs = [
+        run
+        for run in await server.store.list_runs(spider, server.config.project_name, limit=_CHOICES)
+        if run.spider != BatchSpider.name
+    ]
+    if b is not None and a is None:
+        a = _run_before(runs, b)
+    comparison = None
+    if a is not None and b is not None:
+        older, newer = a, b
+        key = ("compare", a.run_id, b.run_id)
+        comparison = await server.cache.get(key, _FRESH, lambda: compare_runs(server.store, older, newer))
+    return {"runs": runs, "a": a, "b": b, "comparison": comparison}
+
+
+def _run_before(runs: list[Run], run: Run) -> Run | None:
+    """The run of the same spider before this one."""
+    return next((each for each in runs if each.spider == run.spider and each.created_at < run.created_at), None)
+
+
+add_screen(router, "/ui/compare", "compare", load_compare)
+
+
+# One URL of a run: where it was found, what happened to it, and why it is in its state.
+
+
+_MAX_URL = 8192
+_URL_FRESH = 60.0  # seconds for which items that were found, and the user agent, are kept
+_ADDRESS = re.compile(r"(https?://[^\s\"'<>]+)")
+
+
+async def load_url(server: Server, request: Request) -> dict[str, object]:
+    run = await find_run(server, request.path_params["run_id"])
+    url = request.query_params.get("url", "").strip()[:_MAX_URL]
+    report: UrlReport | None = None
+    if url:
+        frontier = await server.store.frontier(run.run_id)
+        try:
+            report = await report_url(frontier, url, server.config, await _agent(server, run.run_id), exact=True)
+        except RequestError as exc:
+            raise ProblemError(422, "bad request", str(exc)) from exc
+    return {
+        "run": run, "url": url, "report": report, "address": lambda each: address_of(run.run_id, each),
+        "parts": _parts, "state": _state(report), "body": json.dumps({"url": url}),
+        "items": await _items_of_url(server, run, report) if report is not None else [],
+    }  # fmt: skip
+
+
+async def _agent(server: Server, run_id: str) -> Agent:
+    return await server.cache.get(
+        ("agent", run_id), _URL_FRESH, lambda: read_agent(server.store, run_id, server.config)
+    )
+
+
+async def _items_of_url(server: Server, run: Run, report: UrlReport) -> list[str]:
+    history = report.history
+
+    async def read() -> list[str]:
+        frontier = await server.store.frontier(run.run_id)
+        return await read_url_items(server.store, frontier, run.run_id, history)
+
+    return await server.cache.get(("items", run.run_id, history.fingerprint, history.items), _URL_FRESH, read)
+
+
+def _state(report: UrlReport | None) -> str:
+    return "" if report is None else STATE_NAMES.get(report.history.state, report.history.state)
+
+
+def address_of(run_id: str, url: str) -> str:
+    """The address of this screen for a URL."""
+    return f"/ui/runs/{quote(run_id, safe='')}/url?url={quote(url, safe='')}"
+
+
+def _parts(text: str) -> list[tuple[str, bool]]:
+    """A text in parts, and whether each part is a web address, such as the target of a redirect."""
+    return [(part, bool(number % 2)) for number, part in enumerate(_ADDRESS.split(redacted(text))) if part]
+
+
+add_screen(router, "/ui/runs/{run_id}/url", "url", load_url)

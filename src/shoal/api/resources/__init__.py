@@ -1,0 +1,3 @@
+"""One module per group of routes."""
+
+from __future__ import annotations

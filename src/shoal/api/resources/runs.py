@@ -1,0 +1,740 @@
+"""`/api/runs`: start spiders of the registry, control and inspect their runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field, field_validator
+
+from shoal.api.batch.options import StrictModel, at_most
+from shoal.api.batch.results import Entry
+from shoal.api.batch.session import OVER
+from shoal.api.batch.spider import BatchSpider
+from shoal.api.batch.urls import UrlList, redacted
+from shoal.api.resources.common import (
+    PRINTABLE,
+    RUN_ID,
+    URL,
+    RunId,
+    Scalar,
+    Word,
+    find_run,
+    open_frontier,
+    record_action,
+    with_examples,
+)
+from shoal.api.server.bodies import BoundedRoute
+from shoal.api.server.budgets import caller_of
+from shoal.api.server.errors import ProblemError, problems, public_message
+from shoal.api.server.responses import EntryEncoder, json_response
+from shoal.api.server.state import Server, server_of
+from shoal.crawling.outcome import Outcome
+from shoal.crawling.stats import STATE_NAMES, ledger
+from shoal.errors import RunError, ShoalError, SinkError, SpiderError
+from shoal.http import Request as Page
+from shoal.item import decode_item
+from shoal.operations.dead_requests import DeadFilter, RetryResult, retry_failed, retry_request
+from shoal.operations.hosts import matching_runs
+from shoal.operations.url_report import read_agent, read_url_items, report_url
+from shoal.ports import Frontier, History, LoggedItem, Run, RunState
+from shoal.runs.orchestrator import Chosen, queued
+from shoal.runs.outcome import announce_end, closing, limit_of, read_outcome
+from shoal.runs.start import start_run
+from shoal.spider import Spider
+from shoal.urls.normalize import written_url
+
+# Bodies of `/api/runs`.
+
+
+RunStateName: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
+
+_STATS = {
+    "pushed": 120, "ready": 60, "waiting": 0, "in_flight": 20, "done": 39, "failed": 1, "left": 80, "duplicates": 310,
+    "items": 39, "seeding": False,
+}  # fmt: skip
+_PAGE = {"run_id": RUN_ID, "spider": "books", "state": "running", "created_at": 1771156800.0, "stats": _STATS}
+
+
+class StartRun(StrictModel):
+    """Starts a spider from the registry (`[spiders]` in the server's shoal.toml)."""
+
+    model_config = with_examples(
+        {"spider": "Books", "arguments": {"category": "travel"}},
+        {"spider": "Books", "urls": [URL], "mode": "distributed", "new_run": True},
+        strict=True,
+    )
+
+    spider: Annotated[str, Field(min_length=1, max_length=200, description="Name of the spider in the registry.")]
+    urls: Annotated[
+        Annotated[list[Annotated[str, Field(max_length=8192)]], Field(fail_fast=True)] | None,
+        Field(min_length=1, description="URLs to start with, instead of the spider's start requests."),
+    ] = None
+    arguments: Annotated[
+        dict[Word, Scalar],
+        Field(max_length=100, description="Constructor arguments of the spider. They override those in the registry."),
+        at_most(100),
+    ] = {}
+    mode: Annotated[
+        Literal["single", "distributed"] | None,
+        Field(description="`single` runs in this server, `distributed` on workers. Default: the registry's."),
+    ] = None
+    new_run: Annotated[
+        bool, Field(description="Start a new run even if an unfinished run of the same request exists.")
+    ] = False
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_names(cls, arguments: dict[str, object]) -> dict[str, object]:
+        for name in arguments:
+            if name.startswith("_") or hasattr(Spider, name):
+                raise ValueError(f"{name!r:.80} is an attribute of Spider; it cannot be an argument")
+        return arguments
+
+
+class RunStarted(BaseModel):
+    """A run that was started or resumed."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "status": "queued", "spider": "books", "mode": "distributed", "enqueued": 1,
+            "duplicates": 0, "out_of_scope": 0, "unreadable": 0,
+            "worker_command": f"shoal worker Books --run-id {RUN_ID} --batch-size 50",
+        }
+    )  # fmt: skip
+
+    run_id: str
+    status: RunStateName
+    spider: Annotated[str, Field(description="`name` of the spider class.")]
+    mode: Literal["single", "distributed"]
+    enqueued: Annotated[
+        int | None, Field(description="Start requests pushed. `null` if they are pushed while the run works.")
+    ]
+    duplicates: int | None
+    out_of_scope: int | None
+    unreadable: Annotated[int | None, Field(description="Start URLs that are not valid URLs.")]
+    worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
+
+
+class RequestCounts(BaseModel):
+    """Requests of a run by state, and its items."""
+
+    pushed: int
+    ready: int
+    waiting: int
+    in_flight: int
+    done: int
+    failed: int
+    left: Annotated[int, Field(description="Ready, waiting and in flight, and links that are not queued yet.")]
+    duplicates: int
+    items: int
+
+
+class RunStats(RequestCounts):
+    """Request counts of a run: pushed = ready + waiting + in_flight + done + failed."""
+
+    model_config = with_examples(_STATS)
+
+    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
+
+
+class RunOutcome(BaseModel):
+    """How a run ended."""
+
+    verdict: Annotated[Literal["good", "degraded", "failed"], Field(description="See the page about outcomes.")]
+    accounted: Annotated[str, Field(description="What became of its pages.")]
+    reasons: Annotated[list[str], Field(description="Why the verdict is not better.")]
+    headline: str
+
+
+class LimitModel(BaseModel):
+    """The limit at which a run stopped before it had fetched everything."""
+
+    setting: Annotated[str, Field(description="Such as `scope.max_pages`. Empty if the spider called `stop`.")]
+    value: int | float
+    left: Annotated[int, Field(description="Requests in the queue when it stopped.")]
+    at: Annotated[float, Field(description="Unix time, in seconds.")]
+    reason: Annotated[str, Field(description="What the spider passed to `stop`.")]
+    message: str
+
+
+class RunPage(BaseModel):
+    """A run and its current counts."""
+
+    model_config = with_examples({**_PAGE, "outcome": None, "error": "", "limit": None})
+
+    run_id: str
+    spider: str
+    state: RunStateName
+    created_at: Annotated[float, Field(description="Unix time, in seconds.")]
+    stats: RunStats
+    outcome: Annotated[RunOutcome | None, Field(description="`null` until the run is finished.")] = None
+    error: Annotated[str, Field(description="Why the run failed in this server, or an empty string.")] = ""
+    limit: Annotated[
+        LimitModel | None, Field(description="At which limit it stopped. `null` if it is not finished, or complete.")
+    ] = None
+
+
+class RunList(BaseModel):
+    """Runs, newest first."""
+
+    model_config = with_examples({"runs": [{**_PAGE, "outcome": None, "error": ""}], "total": 1})
+
+    runs: list[RunPage]
+    total: Annotated[int, Field(description="Number of all runs, also those beyond `limit`.")]
+
+
+class RetryFailed(StrictModel):
+    """Which failed requests to retry."""
+
+    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {"url": "*/products/*"}, {}, strict=True)
+
+    kinds: Annotated[
+        list[Word] | None,
+        Field(min_length=1, max_length=100, description="Error kinds to retry (default: all but `robots`, `scope`)."),
+        at_most(100),
+    ] = None
+    host: Annotated[str | None, Field(min_length=1, max_length=260, description="Only requests of this host.")] = None
+    url: Annotated[
+        str | None,
+        Field(min_length=1, max_length=1000, description="Only URLs that match: `*` is any text, `?` any character."),
+    ] = None
+
+
+class RetryUrl(StrictModel):
+    """The failed URL to retry."""
+
+    model_config = with_examples({"url": URL}, strict=True)
+
+    url: Annotated[str, Field(min_length=1, max_length=8192, description="The URL as it was found, or normalized.")]
+
+
+class Retried(BaseModel):
+    """How many failed requests are ready again, and what their run needs."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "retried": 3, "reopened": True, "state": "running", "workers": 2,
+            "message": f"3 requests are queued again. Run {RUN_ID} is running again: 2 processes work on it",
+        }
+    )  # fmt: skip
+
+    run_id: str
+    retried: int
+    reopened: Annotated[bool, Field(description="The run was finished, and is running again.")]
+    state: RunStateName
+    workers: Annotated[int, Field(description="Processes that work on the run now.")]
+    message: Annotated[str, Field(description="What happened, and what continues the run.")]
+
+
+class Removed(BaseModel):
+    """A run that was deleted."""
+
+    model_config = with_examples({"run_id": RUN_ID, "removed": True})
+
+    run_id: str
+    removed: bool
+
+
+class LoggedItemModel(BaseModel):
+    """An item of the item log. Retries of its page do not change `key`."""
+
+    seq: int
+    key: str
+    type: Annotated[str, Field(description="Class name of the item; `item` for a dict.")]
+    item: dict[str, object]
+
+
+class ItemPage(BaseModel):
+    """One page of a run's items, in log order."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "next": 1,
+            "items": [
+                {
+                    "seq": 1, "key": "0f343b0931126a20f133d67c2b018a3b-0", "type": "item",
+                    "item": {"title": "A book", "price": "9.99"},
+                }
+            ],
+        }
+    )  # fmt: skip
+
+    run_id: str
+    items: list[LoggedItemModel]
+    next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
+
+
+class FaultModel(BaseModel):
+    """Something that is missing in the store, or contradicts the rest. See `shoal audit`."""
+
+    kind: str
+    count: int
+    what: str
+    example: Annotated[str, Field(description="One of the URLs, hosts or roles that it is about, or empty.")]
+    repairable: Annotated[bool, Field(description="Whether `shoal audit --repair` restores it.")]
+
+
+class Ledger(RunStats):
+    """Request counts, recounted from the requests themselves."""
+
+    model_config = with_examples(
+        {
+            **_STATS, "run_id": RUN_ID, "balanced": True, "failed_kinds": {"http 500": 1}, "faults": [],
+        }
+    )  # fmt: skip
+
+    run_id: str
+    failed_kinds: dict[str, int]
+    balanced: Annotated[
+        bool, Field(description="Whether pushed = ready + waiting + in_flight + done + failed, without faults.")
+    ]
+    faults: Annotated[list[FaultModel], Field(description="What is missing in the store, or contradicts the rest.")]
+
+
+class EventModel(BaseModel):
+    """An event in the life of a request."""
+
+    at: Annotated[float, Field(description="Unix time, in seconds.")]
+    what: Annotated[str, Field(description="What happened, or the state it has now.")]
+    detail: str
+    worker: Annotated[str, Field(description="The worker that held the lease; empty if none did.")]
+
+
+_HISTORY = {
+    "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
+    "parent": URL, "reason": "", "kind": "", "worker": "crawler-1",
+    "events": [
+        {"at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s", "worker": "crawler-2"},
+        {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
+    ],
+}  # fmt: skip
+
+
+class HistoryModel(BaseModel):
+    """The history of a URL."""
+
+    model_config = with_examples(_HISTORY)
+
+    url: str
+    state: Literal["ready", "waiting", "in flight", "done", "failed"]
+    depth: int
+    priority: float
+    attempts: int
+    status: Annotated[int, Field(description="HTTP status of the last response; 0 if there was none.")]
+    items: int
+    parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
+    reason: str
+    kind: Annotated[str, Field(description="Kind of the failure; empty if it did not fail.")]
+    events: list[EventModel]
+    worker: Annotated[str, Field(description="The worker that holds its lease, or held the last one.")]
+
+
+class HopModel(BaseModel):
+    """One page of a chain of redirects."""
+
+    url: str
+    state: Annotated[str | None, Field(description="Of its request. `null` if the run does not have it.")]
+    status: int
+    kind: Annotated[str, Field(description="Kind of failure, if it failed.")]
+    reason: str
+    found_on: Annotated[
+        str | None,
+        Field(description="If the run had this page already: the page it was found on; empty for a start request."),
+    ]
+
+
+class UrlModel(HistoryModel):
+    """The history of a URL, and what led to it."""
+
+    model_config = with_examples(
+        {
+            **_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}'], "redirects": [],
+            "outcome": "",
+        }
+    )  # fmt: skip
+
+    parents: Annotated[
+        list[str], Field(description="`parent`, the page that links to that one, and so on; at most 20.")
+    ]
+    robots: Annotated[str, Field(description="What the robots.txt of its host says about it, as last read.")]
+    first_items: Annotated[
+        list[str],
+        Field(
+            description="Its first items as JSON, at most 5. Long ones are cut. Empty if the item log no longer has "
+            "them, or a short search does not find them."
+        ),
+    ]
+    redirects: Annotated[
+        list[HopModel],
+        Field(description="The chain of redirects that it belongs to, from the first URL to the last. At most 25."),
+    ]
+    outcome: Annotated[str, Field(description="How that chain ended. Empty if there is none.")]
+
+
+class FailedPage(BaseModel):
+    """Failed requests: counts by error kind, and some of the requests."""
+
+    model_config = with_examples(
+        {
+            "run_id": RUN_ID, "kinds": {"http 500": 1},
+            "failed": [
+                {
+                    "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
+                    "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
+                    "kind": "http 500", "worker": "crawler-1",
+                }
+            ],
+        }
+    )  # fmt: skip
+
+    run_id: str
+    kinds: dict[str, int]
+    failed: list[HistoryModel]
+
+
+router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
+
+_SEED_TIMEOUT = 60.0  # seconds
+_ITEMS_READ = (32, 1 << 20)  # items, and expected bytes, that are read at once
+_MAX_ITEM_NUMBER = 10**13  # larger than any log, small enough for every store
+
+
+# -- starting and listing
+
+
+@router.post("", status_code=201, response_model=RunStarted, responses=problems(401, 404, 409, 413, 422, 429, 503))
+async def start(body: StartRun, request: Request) -> Response:
+    """Start a spider of the registry by name. Its file, arguments and outputs come from the registry: a request
+    contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
+    same request again resumes an interrupted run, unless `new_run` is true."""
+    server = server_of(request)
+    urls = None if body.urls is None else await UrlList.parse(body.urls, written_url)
+    with _spider_problems():
+        chosen = await _choose(server, body)
+        start_chosen = _queue if chosen.mode == "distributed" else _run_here
+        started = await start_chosen(server, chosen, urls, new_run=body.new_run)
+    await record_action(request, "start", str(started["run_id"]), f"{body.spider}, {chosen.mode}")
+    return json_response({**started, "mode": chosen.mode}, 201, {"Location": f"/api/runs/{started['run_id']}"})
+
+
+async def _choose(server: Server, body: StartRun) -> Chosen:
+    orchestrator = server.orchestrator()
+    if body.spider not in orchestrator.registry:
+        known = ", ".join(orchestrator.registry) or "none"
+        raise ProblemError(
+            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {known}"
+        )
+    # A spider's file may be slow to import.
+    return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
+
+
+async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
+    try:
+        async with asyncio.timeout(_SEED_TIMEOUT):
+            started = await start_run(
+                server.store, chosen.spider, chosen.config, urls=_valid_urls(urls), outputs=chosen.outputs,
+                new_run=new_run, networks=server.config.serve.allow,
+            )  # fmt: skip
+    except TimeoutError:
+        message = f"could not push all start requests within {_SEED_TIMEOUT:g} s; send the same request again to resume"
+        raise ProblemError(503, "not started", message) from None
+    invalid = 0 if urls is None else len(urls.invalid)
+    answer = queued(started, chosen, server.flags_for_workers())
+    return {**answer, "unreadable": started.unreadable + invalid}
+
+
+def _valid_urls(urls: UrlList | None) -> list[str] | None:
+    """The valid URLs, as they are sent."""
+    if urls is None:
+        return None
+    return [url for position, url in enumerate(urls.normalized) if position not in urls.invalid]
+
+
+async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
+    if server.ui_only:
+        message = "`shoal ui` crawls nothing itself: start the run with mode `distributed`, or use `shoal serve`"
+        raise ProblemError(409, "not here", message)
+    run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
+    unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
+    return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
+
+
+@contextmanager
+def _spider_problems() -> Iterator[None]:
+    """A spider or an output that cannot be started is the caller's error (422), not the server's."""
+    try:
+        yield
+    except (SpiderError, SinkError) as exc:
+        raise ProblemError(422, "bad request", public_message(exc)) from exc
+
+
+@router.get("", response_model=RunList, responses=problems(401, 422, 503))
+async def list_runs(
+    request: Request,
+    spider: Annotated[
+        str | None, Query(max_length=200, pattern=PRINTABLE, description="Only runs of the spider with this `name`.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="Number of newest runs.")] = 20,
+    state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
+    search: Annotated[
+        str, Query(max_length=200, pattern=PRINTABLE, description="Only runs with this in their spider or `run_id`.")
+    ] = "",
+) -> Response:
+    """The runs in the server's frontier, newest first, including those started elsewhere. Batches are not listed."""
+    server = server_of(request)
+    states = None if state is None else [state]
+    runs = await server.store.list_runs(spider, server.config.project_name, states=states)
+    found = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
+    pages = []
+    for run in found[:limit]:
+        try:
+            pages.append(await _describe(server, run))
+        except RunError:  # deleted in the meantime
+            continue
+    return json_response({"runs": pages, "total": len(found)})
+
+
+# -- one run
+
+
+@router.get("/{run_id}", response_model=RunPage, responses=problems(401, 404, 422, 503))
+async def read_run(run_id: RunId, request: Request) -> Response:
+    """The state and the request counts of a run."""
+    server = server_of(request)
+    return json_response(await _describe(server, await find_run(server, run_id)))
+
+
+@router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
+async def pause(run_id: RunId, request: Request) -> Response:
+    """Pause a run: requests in flight finish, no others start. Workers wait."""
+    return await _transition(request, run_id, "paused", "pause")
+
+
+@router.post("/{run_id}/resume", response_model=RunPage, responses=problems(401, 404, 409, 422, 429, 503))
+async def resume(run_id: RunId, request: Request) -> Response:
+    """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run
+    that worked in this server continues here."""
+    return await _transition(request, run_id, "running", "resume")
+
+
+@router.post("/{run_id}/cancel", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
+async def cancel(run_id: RunId, request: Request) -> Response:
+    """Cancel a run: its workers exit. Nothing is deleted, and you can resume it."""
+    return await _transition(request, run_id, "cancelled", "cancel")
+
+
+async def _transition(request: Request, run_id: str, state: RunState, what: str) -> Response:
+    server = server_of(request)
+    await find_run(server, run_id)
+    if state == "running":
+        await announce_end(server.store, run_id, None)
+    run = await server.store.transition(run_id, state)
+    await record_action(request, what, run_id)
+    if state == "running":
+        await server.jobs.resume(run)
+    else:
+        await server.jobs.poll_state(run_id)
+    return json_response(await _describe(server, run))
+
+
+@router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 409, 422, 503))
+async def retry_some(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
+    """Retry the failed requests of a run: all, or those of some kinds, a host or a pattern of URLs. Each gets
+    its full number of attempts again. Requests that robots.txt disallows stay failed unless you name the kind `robots`.
+    Links that were refused because the queue was full are queued again while it has room. The others stay failed: call
+    this again later. A finished run is `running` afterwards; `message` says which process continues it, or how to
+    start one. A cancelled run is not changed (409)."""
+    server = server_of(request)
+    run = await find_run(server, run_id)
+    frontier = await open_frontier(server, run_id)
+    which = which or RetryFailed()
+    chosen = DeadFilter.of(which.kinds or (), which.host, which.url)
+    result = await retry_failed(server.store, run, frontier, chosen)
+    return await _retried(request, result, f"{result.count} requests, {chosen}")
+
+
+async def _retried(request: Request, result: RetryResult, detail: str) -> Response:
+    """The answer to a retry. A run that worked in this server continues here."""
+    server, run = server_of(request), result.run
+    await record_action(request, "retry", run.run_id, detail + "; the run is reopened" * result.reopened)
+    if result.reopened:
+        try:
+            await server.jobs.resume(run)
+        except ShoalError as exc:  # its requests are queued, whatever happens here
+            hint = f"this server cannot continue it ({public_message(exc)}); resume it later"
+            result = msgspec.structs.replace(result, hint=hint)
+    if server.jobs.has(run.run_id):
+        result = msgspec.structs.replace(result, workers=max(1, result.workers))
+    return json_response(
+        {
+            "run_id": run.run_id, "retried": result.count, "reopened": result.reopened, "state": result.run.state,
+            "workers": result.workers, "message": str(result),
+        }
+    )  # fmt: skip
+
+
+@router.delete("/{run_id}", response_model=Removed, responses=problems(401, 404, 409, 422, 503))
+async def remove(
+    run_id: RunId,
+    request: Request,
+    force: Annotated[bool, Query(description="Also delete a run that is not finished or cancelled.")] = False,
+) -> Response:
+    """Delete a run: its URLs, counts and item log. Its outputs are not touched."""
+    server = server_of(request)
+    run = await find_run(server, run_id)
+    if run.state not in OVER and not force:
+        raise ProblemError(409, "wrong state", f"run {run_id} is {run.state}; cancel it first, or pass force=true")
+    await server.jobs.forget(run_id)
+    await server.store.delete_run(run_id)
+    await record_action(request, "delete", run_id, f"of {run.spider}, {run.state}")
+    return json_response({"run_id": run_id, "removed": True})
+
+
+# -- contents
+
+
+@router.get("/{run_id}/items", response_model=ItemPage, responses=problems(401, 404, 422, 503))
+async def read_items(
+    run_id: RunId,
+    request: Request,
+    after: Annotated[int, Query(ge=0, le=_MAX_ITEM_NUMBER, description="`next` of the previous page.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """One page of a run's items, in log order. It may have fewer than `limit` items, to bound its size."""
+    server = server_of(request)
+    frontier = await open_frontier(server, run_id)
+    encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
+    page = encoder.page({"run_id": run_id}, "items", _item_portions(frontier, after, limit), limit, after)
+    return await encoder.respond(page)
+
+
+async def _item_portions(frontier: Frontier, after: int, limit: int) -> AsyncGenerator[list[Entry]]:
+    """The items after number ``after``, read a few at a time: one may have many megabytes."""
+    count, most = _ITEMS_READ
+    while items := await frontier.read_items(after, min(count, limit), max_bytes=most):
+        yield [Entry(item.seq, len(item.payload), partial(_show_item, item)) for item in items]
+        after, limit = items[-1].seq, limit - len(items)
+        if not limit:
+            return
+
+
+def _show_item(item: LoggedItem, whole: bool) -> dict[str, object]:
+    """An item has no form without its content."""
+    name, content = decode_item(item.payload)
+    return {"seq": item.seq, "key": item.key, "type": name, "item": content}
+
+
+@router.get("/{run_id}/ledger", response_model=Ledger, responses=problems(401, 404, 422, 503))
+async def read_ledger(run_id: RunId, request: Request) -> Response:
+    """Recount the requests of a run. If the counts balance, no request is lost."""
+    frontier = await open_frontier(server_of(request), run_id)
+    counted = await frontier.audit()
+    kinds = await frontier.dead_kinds()
+    faults = [msgspec.structs.asdict(fault) for fault in counted.faults]
+    found = {"failed_kinds": kinds, "balanced": counted.balanced, "faults": faults}
+    return json_response({"run_id": run_id, **ledger(counted), **found})
+
+
+@router.get("/{run_id}/url", response_model=UrlModel, responses=problems(401, 404, 422, 503))
+async def read_url(
+    run_id: RunId,
+    request: Request,
+    url: Annotated[str, Query(min_length=1, max_length=8192, description="The URL as it was found, or normalized.")],
+) -> Response:
+    """The history of a URL: the pages that led to it, its attempts and waits, its items, what robots.txt says."""
+    server = server_of(request)
+    frontier = await open_frontier(server, run_id)
+    report = await report_url(frontier, url, server.config, await read_agent(server.store, run_id, server.config))
+    if report is None:
+        raise _no_such_url(run_id, url)
+    items = await read_url_items(server.store, frontier, run_id, report.history)
+    hops = [
+        {
+            **msgspec.structs.asdict(hop), "state": hop.state and STATE_NAMES.get(hop.state, hop.state),
+            "reason": redacted(hop.reason),
+        }
+        for hop in report.redirects
+    ]  # fmt: skip
+    found = {
+        "parents": report.parents, "robots": report.robots, "first_items": items, "redirects": hops,
+        "outcome": redacted(report.outcome),
+    }  # fmt: skip
+    return json_response({**_redact_history(report.history), **found})
+
+
+@router.post("/{run_id}/url/retry", response_model=Retried, responses=problems(401, 404, 409, 422, 503))
+async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Response:
+    """Retry one failed URL, with its full number of attempts. `retried` is 0 if it has not failed, or robots.txt or the
+    scope forbids it. A finished run is `running` afterwards, as with `retry-failed`."""
+    server = server_of(request)
+    run = await find_run(server, run_id)
+    frontier = await open_frontier(server, run_id)
+    page = Page(which.url)
+    if await frontier.find(page, exact=True) is None:
+        raise _no_such_url(run_id, which.url)
+    return await _retried(request, await retry_request(server.store, run, frontier, page), page.url)
+
+
+def _no_such_url(run_id: str, url: str) -> ProblemError:
+    message = f"run {run_id} has no URL {Page(url).url}: no fetched page links to it, or it is out of scope"
+    return ProblemError(404, "no such url", message)
+
+
+@router.get("/{run_id}/failed", response_model=FailedPage, responses=problems(401, 404, 422, 503))
+async def read_failed(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=0, le=1000)] = 100) -> Response:
+    """Failed requests: counts by error kind, and up to `limit` requests, in any order."""
+    frontier = await open_frontier(server_of(request), run_id)
+    kinds = await frontier.dead_kinds()
+    failed = await _read_failed(frontier, limit) if limit else []
+    return json_response({"run_id": run_id, "kinds": kinds, "failed": failed})
+
+
+async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    async with closing(frontier.dead()) as dead:
+        async for history in dead:
+            found.append(_redact_history(history))
+            if len(found) == limit:
+                break
+    return found
+
+
+def _redact_history(history: History) -> dict[str, object]:
+    """Redact internal addresses in the reasons."""
+    events = [
+        {"at": event.at, "what": event.what, "detail": redacted(event.detail), "worker": event.worker}
+        for event in history.events
+    ]
+    state = STATE_NAMES.get(history.state, history.state)
+    shown = msgspec.structs.asdict(history)
+    del shown["fingerprint"]
+    return {**shown, "state": state, "reason": redacted(history.reason), "events": events}
+
+
+async def _describe(server: Server, run: Run) -> dict[str, object]:
+    frontier = await server.store.frontier(run.run_id)
+    stats = await frontier.stats()
+    outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
+    limit = await limit_of(server.store, run)
+    return {
+        "run_id": run.run_id,
+        "spider": run.spider,
+        "state": run.state,
+        "created_at": run.created_at,
+        "stats": ledger(stats),
+        "outcome": None if outcome is None else _outcome(outcome),
+        "error": server.jobs.failure(run.run_id),
+        "limit": None if limit is None else {**msgspec.structs.asdict(limit), "message": str(limit)},
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, object]:
+    reasons = [redacted(reason) for reason in outcome.reasons]
+    return {**msgspec.structs.asdict(outcome), "reasons": reasons, "headline": outcome.headline()}

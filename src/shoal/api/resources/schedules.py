@@ -1,0 +1,264 @@
+"""`/api/schedules`: spiders that run at set times."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from shoal.api.batch.options import StrictModel, at_most
+from shoal.api.batch.urls import redacted
+from shoal.api.resources.common import PRINTABLE, RUN_ID, Scalar, Word, record_action, with_examples
+from shoal.api.server.bodies import BodyError, BoundedRoute
+from shoal.api.server.errors import ProblemError, problems, public_message
+from shoal.api.server.responses import json_response
+from shoal.api.server.state import Server, server_of
+from shoal.errors import SinkError, SpiderError
+from shoal.operations.schedules.definitions import DefinitionError, make_definition
+from shoal.operations.schedules.schedule import Definition, Schedule, describe_timing
+from shoal.operations.schedules.service import Schedules, describe
+
+# Bodies of `/api/schedules`.
+
+
+_SETTINGS = {"download_delay": 2.0}
+_SCHEDULE = {
+    "name": "nightly", "spider": "Books", "arguments": {"category": "travel"}, "settings": _SETTINGS,
+    "cron": "30 2 * * *", "every": "", "time_zone": "Europe/Berlin", "jitter": 60.0, "overlap": "skip",
+    "missed": "one", "keep": 30, "origin": "store", "source": "", "orphaned_at": None, "paused": False,
+    "next": 1771205400.0, "waiting": None,
+    "run_id": "nightly_20260215T013000", "run_state": "finished", "fired_at": 1771119000.0, "fired": 12, "skipped": 0,
+    "missed_times": 0, "missed_at": None, "error": "",
+}  # fmt: skip
+
+Overlap = Annotated[
+    Literal["skip", "wait", "cancel"],
+    Field(description="If the previous run is still active: skip the time, wait until the run ends, or cancel it."),
+]
+Missed = Annotated[
+    Literal["one", "all", "none"],
+    Field(description="Times at which no server ran: start a run for the latest, for all of them, or for none."),
+]
+
+
+class ChangeSchedule(StrictModel):
+    """What runs, and when. Set either `cron` or `every`."""
+
+    model_config = with_examples({"spider": "Books", "every": "30m", "overlap": "wait"}, strict=True)
+
+    spider: Word
+    arguments: Annotated[
+        dict[Word, Scalar], Field(max_length=100, description="Constructor arguments of the spider."), at_most(100)
+    ] = {}
+    settings: Annotated[
+        dict[Word, Scalar | Annotated[list[Scalar], Field(max_length=1000), at_most(1000)]],
+        Field(max_length=100, description="Settings by dotted key, such as `scope.max_pages`."),
+        at_most(100),
+    ] = {}
+    cron: Annotated[Word | None, Field(description="Minute, hour, day of month, month, day of week.")] = None
+    every: Annotated[Word | None, Field(description="An interval such as `90s`, `15m`, `1h30m`, `1d`.")] = None
+    time_zone: Annotated[Word | None, Field(description="IANA name, for `cron`. Default: UTC.")] = None
+    jitter: Annotated[float, Field(ge=0, le=86400, description="Start up to this many seconds later.")] = 0.0
+    overlap: Overlap = "skip"
+    missed: Missed = "one"
+    keep: Annotated[
+        int | None, Field(ge=0, le=1_000_000, description="Number of ended runs to keep. Default: all.")
+    ] = None
+
+
+class AddSchedule(ChangeSchedule):
+    """Runs a spider of the registry at set times. Set either `cron` or `every`."""
+
+    model_config = with_examples(
+        {"name": "nightly", "spider": "Books", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "keep": 30},
+        {"name": "often", "spider": "Books", "every": "15m", "arguments": {"category": "travel"}, "overlap": "wait"},
+        strict=True,
+    )
+
+    name: Word
+
+
+class ScheduleModel(BaseModel):
+    """A schedule and its state. Times are Unix times, in seconds."""
+
+    model_config = with_examples(_SCHEDULE)
+
+    name: str
+    spider: str
+    arguments: dict[str, object]
+    settings: dict[str, object]
+    cron: str
+    every: str
+    time_zone: str
+    jitter: float
+    overlap: Overlap
+    missed: Missed
+    keep: int | None = None
+    origin: Annotated[Literal["file", "store"], Field(description="`file`: it is defined in shoal.toml.")]
+    source: Annotated[str, Field(description="The machine and the shoal.toml that define it, or an empty string.")]
+    orphaned_at: Annotated[
+        float | None,
+        Field(description="Since when no server that runs has it in its shoal.toml. It starts no runs until then."),
+    ] = None
+    paused: bool
+    next: Annotated[
+        float | None, Field(description="The next time, without jitter; `null` while it is paused or orphaned.")
+    ] = None
+    waiting: Annotated[float | None, Field(description="A time whose run starts when the previous run ends.")] = None
+    run_id: Annotated[str, Field(description="The newest run, or an empty string.")]
+    run_state: Annotated[str | None, Field(description="State of that run; `null` if it does not exist.")] = None
+    fired_at: Annotated[float | None, Field(description="The time of the newest run.")] = None
+    fired: Annotated[int, Field(description="Number of runs.")]
+    skipped: Annotated[int, Field(description="Number of times that were skipped because of `overlap`.")]
+    missed_times: Annotated[int, Field(description="Number of missed times without a run.")]
+    missed_at: Annotated[float | None, Field(description="The last missed time.")] = None
+    error: Annotated[str, Field(description="Why the last run could not start or failed, or an empty string.")]
+
+
+class ScheduleList(BaseModel):
+    """All schedules of the project, in the order of their names."""
+
+    model_config = with_examples({"schedules": [_SCHEDULE]})
+
+    schedules: list[ScheduleModel]
+
+
+class ScheduleRun(BaseModel):
+    """A run that was started now. `run_id` is empty if it waits for the previous run."""
+
+    model_config = with_examples({"name": "nightly", "run_id": RUN_ID, "waits": False})
+
+    name: str
+    run_id: str
+    waits: bool
+
+
+class ScheduleRemoved(BaseModel):
+    """A schedule that was deleted. Its runs stay."""
+
+    model_config = with_examples({"name": "nightly", "removed": True})
+
+    name: str
+    removed: bool
+
+
+router = APIRouter(prefix="/api/schedules", tags=["schedules"], route_class=BoundedRoute)
+
+Name = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="Name of the schedule.")]
+
+
+@router.get("", response_model=ScheduleList, responses=problems(401, 422, 503))
+async def list_schedules(request: Request) -> Response:
+    """All schedules of the project, also those that other servers, commands or shoal.toml added."""
+    schedules = server_of(request).schedules
+    pages = await asyncio.gather(*(_describe(schedules, each) for each in await schedules.list_all()))
+    return json_response({"schedules": pages})
+
+
+@router.post("", status_code=201, response_model=ScheduleModel, responses=problems(401, 409, 413, 422, 503))
+async def add(body: AddSchedule, request: Request) -> Response:
+    """Add a schedule for a spider of the registry. Each time starts one run, however many servers there are."""
+    server = server_of(request)
+    definition = _define(server, body.name, body)
+    await server.schedules.add(body.name, definition)
+    await record_action(request, "add schedule", body.name, f"{definition.spider}, {describe_timing(definition)}")
+    server.schedule_runner.wake()
+    location = {"Location": f"/api/schedules/{body.name}"}
+    return json_response(await _page(server.schedules, body.name), 201, location)
+
+
+@router.get("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
+async def read_schedule(name: Name, request: Request) -> Response:
+    """A schedule, its next time, and its newest run."""
+    schedules = server_of(request).schedules
+    await _find(schedules, name)
+    return json_response(await _page(schedules, name))
+
+
+@router.put("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 409, 413, 422, 503))
+async def change(name: Name, body: ChangeSchedule, request: Request) -> Response:
+    """Replace the definition of a schedule. The new times apply from now on. 409 if it is defined in shoal.toml: change
+    it there."""
+    server = server_of(request)
+    await _find(server.schedules, name)
+    definition = _define(server, name, body)
+    await server.schedules.add(name, definition, replaces=True)
+    await record_action(request, "change schedule", name, f"{definition.spider}, {describe_timing(definition)}")
+    server.schedule_runner.wake()
+    return json_response(await _page(server.schedules, name))
+
+
+@router.post("/{name}/pause", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
+async def pause(name: Name, request: Request) -> Response:
+    """Start no more runs until you resume the schedule. An active run continues."""
+    schedules = server_of(request).schedules
+    await _find(schedules, name)
+    await schedules.pause(name)
+    await record_action(request, "pause schedule", name)
+    return json_response(await _page(schedules, name))
+
+
+@router.post("/{name}/resume", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
+async def resume(name: Name, request: Request) -> Response:
+    """Resume a schedule at its next time. Times during the pause are skipped."""
+    server = server_of(request)
+    await _find(server.schedules, name)
+    await server.schedules.resume(name)
+    await record_action(request, "resume schedule", name)
+    server.schedule_runner.wake()
+    return json_response(await _page(server.schedules, name))
+
+
+@router.post("/{name}/run", status_code=201, response_model=ScheduleRun, responses=problems(401, 404, 409, 422, 503))
+async def run(name: Name, request: Request) -> Response:
+    """Start a run now. The overlap policy applies: 409 if the previous run is still active and the policy is `skip`."""
+    server = server_of(request)
+    await _find(server.schedules, name)
+    try:
+        fired = await server.schedules.run(name, server.scheduled_runs.make_run)
+    except (SpiderError, SinkError) as exc:
+        raise ProblemError(422, "bad request", public_message(exc)) from exc
+    if fired.cancelled:
+        await server.scheduled_runs.cancelled(fired.cancelled)
+    if fired.run is not None and not server.ui_only:
+        await server.scheduled_runs.launch(fired.run)
+    server.schedule_runner.wake()
+    run_id = "" if fired.run is None else fired.run.run_id
+    await record_action(request, "run schedule", name, f"run {run_id}" if run_id else "it waits for the earlier run")
+    return json_response({"name": name, "run_id": run_id, "waits": not run_id}, 201)
+
+
+@router.delete("/{name}", response_model=ScheduleRemoved, responses=problems(401, 404, 409, 422, 503))
+async def remove(name: Name, request: Request) -> Response:
+    """Delete a schedule. Its runs stay. 409 if it is defined in shoal.toml: remove it there."""
+    schedules = server_of(request).schedules
+    await _find(schedules, name)
+    await schedules.remove(name)
+    await record_action(request, "delete schedule", name)
+    return json_response({"name": name, "removed": True})
+
+
+def _define(server: Server, name: str, body: ChangeSchedule) -> Definition:
+    """The checked definition. BodyError names the key that is wrong."""
+    given = body.model_dump(exclude={"name"}, exclude_none=True)
+    try:
+        return make_definition(name, given, server.orchestrator().registry)
+    except DefinitionError as exc:
+        raise BodyError(f"body.{exc.key}", redacted(str(exc))) from exc
+
+
+async def _find(schedules: Schedules, name: str) -> None:
+    if await schedules.find(name) is None:
+        raise ProblemError(404, "no such schedule", f"schedule {name!r:.120} does not exist")
+
+
+async def _page(schedules: Schedules, name: str) -> dict[str, object]:
+    return await _describe(schedules, await schedules.get(name))
+
+
+async def _describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
+    found = await describe(schedules, schedule)
+    return {**found, "error": redacted(str(found["error"]))}

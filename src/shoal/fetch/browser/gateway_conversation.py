@@ -1,0 +1,542 @@
+"""One connection of the browser to the gateway, with all requests that it carries."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import socket
+import ssl
+from contextlib import suppress
+from ipaddress import ip_address
+from math import inf
+from time import monotonic
+from typing import NamedTuple, NoReturn, Protocol
+from urllib.parse import unquote, urlsplit
+
+from shoal.errors import ConfigError, FetchError, ProxyError
+from shoal.fetch.browser.gateway_http import (
+    CHUNKED,
+    UNTIL_CLOSE,
+    Chunks,
+    Meter,
+    Pipe,
+    RequestHead,
+    ResponseHead,
+    absolute_target,
+    authority,
+    forwarded,
+    parse_request,
+    parse_response,
+    written,
+)
+from shoal.fetch.connecting import Connector, one_line, system_text, unresolved
+from shoal.fetch.guard import PageReach
+
+# How the gateway reaches a site: directly, or through a proxy that resolves the names.
+
+
+_MAX_PROXY_HEAD = 16384
+_DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+# RFC 1928: the replies that say something about the site. Others say something about the proxy.
+_SOCKS_REPLIES = {3: "network unreachable", 4: "host unreachable", 5: "connection refused", 6: "TTL expired"}
+_SOCKS_NOT_ALLOWED = 2
+
+
+class Upstream(Protocol):
+    """How to reach sites. Its errors are FetchErrors."""
+
+    absolute: bool
+    """Whether requests for http:// URLs are sent to this upstream with the whole URL."""
+    headers: list[tuple[bytes, bytes]]
+    """Additional headers of such requests."""
+
+    def refuses(self, host: str) -> str | None:
+        """Why the host may not be requested; None if it may, as far as its name tells."""
+        ...
+
+    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
+        """Connect to the site. Without ``tunnel``, an ``absolute`` upstream connects to the upstream only."""
+        ...
+
+
+class Direct:
+    """Connects to the site. The guard and the reach of the page decide about the address that is connected to."""
+
+    absolute = False
+    headers: list[tuple[bytes, bytes]] = []
+
+    def __init__(self, connector: Connector, meter: Meter, reach: PageReach) -> None:
+        self._connector = connector
+        self._meter = meter
+        self._reach = reach
+        self._caller = connector.names.new_caller()
+
+    def refuses(self, host: str) -> str | None:
+        return None
+
+    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
+        try:
+            addresses = await self._connector.resolve(host, self._caller)
+            selected, reason = self._reach.select(host, [address.host for address in addresses])
+            if not selected:
+                raise refusal(host, reason)
+            allowed = [address for address in addresses if address.host in selected]
+            sock = await self._connector.connect_to(allowed, port)
+            return await _piped(sock, self._meter)
+        except socket.gaierror as exc:
+            raise unresolved(host, exc) from exc
+        except OSError as exc:
+            message = f"no connection to {host}: {system_text(exc)}"
+            raise FetchError(message, kind="connect", retryable=True) from exc
+
+
+class Proxied:
+    """Connects through a proxy: ``http://``, ``https://`` or ``socks5://``, with a user and a password if needed."""
+
+    def __init__(
+        self, url: str, connector: Connector, meter: Meter, reach: PageReach, tls: ssl.SSLContext | None
+    ) -> None:
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+            valid = bool(self._host) and parts.scheme in _DEFAULT_PORTS
+        except (ValueError, KeyError):
+            valid = False
+        if not valid:
+            raise ConfigError("a proxy must be a URL such as socks5://user:password@host:1080; http and https work too")
+        self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
+        self._scheme = parts.scheme
+        self._connector = connector
+        self._meter = meter
+        self._reach = reach
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.absolute = parts.scheme in ("http", "https")
+        self.headers = []
+        if self.absolute and parts.username is not None:
+            login = base64.b64encode(f"{self._user}:{self._password}".encode())
+            self.headers = [(b"Proxy-Authorization", b"Basic " + login)]
+        elif max(len(self._user.encode()), len(self._password.encode())) > 255:
+            raise ConfigError("the user and the password of a SOCKS5 proxy have at most 255 bytes each")
+
+    def refuses(self, host: str) -> str | None:
+        """The proxy resolves the name, so only the name can be checked here."""
+        return self._reach.refuses_host(host)
+
+    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
+        pipe = await self._connect_to_proxy(host)
+        if self.absolute and not tunnel:
+            return pipe
+        try:
+            await (self._connect_http if self.absolute else self._connect_socks)(pipe, host, port)
+        except (EOFError, ValueError, ConnectionError) as exc:
+            pipe.abort()
+            reason = str(exc) or "it closed the connection"
+            broken = isinstance(exc, (EOFError, OSError))
+            self._fail(host, f"the proxy did not connect: {reason}", retryable=broken, own=not broken)
+        except BaseException:
+            pipe.abort()
+            raise
+        return pipe
+
+    async def _connect_to_proxy(self, host: str) -> Pipe:
+        try:
+            sock = await self._connector.connect(self._host, self._port)
+            return await _piped(sock, self._meter, self._tls, self._host)
+        except ssl.SSLError as exc:
+            self._fail(host, f"no secure connection to the proxy: {one_line(exc)}", retryable=False, own=True)
+        except socket.gaierror:
+            self._fail(host, "can't resolve the host of the proxy", retryable=True, own=True)
+        except OSError as exc:
+            self._fail(host, f"no connection to the proxy: {system_text(exc)}", retryable=True, own=True)
+
+    async def _connect_http(self, pipe: Pipe, host: str, port: int) -> None:
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lines = [f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n".encode()]
+        lines += [b"%b: %b\r\n" % each for each in self.headers]
+        await pipe.write(b"".join([*lines, b"\r\n"]))
+        answer = parse_response(await pipe.read_head(_MAX_PROXY_HEAD), to_head=True)
+        while answer.status < 200:
+            answer = parse_response(await pipe.read_head(_MAX_PROXY_HEAD), to_head=True)
+        if answer.status >= 300:
+            reason = answer.reason.decode("latin-1")[:100]
+            refused = answer.status in (401, 403, 407)
+            own = answer.status == 407
+            self._fail(host, f"the proxy answered {answer.status} {reason}", retryable=not refused, own=own)
+
+    async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
+        """Do the SOCKS5 handshake (RFC 1928 and RFC 1929)."""
+        named = bool(self._user or self._password)
+        await pipe.write(b"\x05\x02\x02\x00" if named else b"\x05\x01\x00")
+        version, chosen = await pipe.read_exactly(2)
+        if version != 5:
+            raise ValueError("it does not speak SOCKS5")
+        if chosen != 0 and not (named and chosen == 2):
+            raise ValueError(
+                "it supports neither anonymous access nor user and password" if named else "it wants a password"
+            )
+        if chosen:
+            user, password = self._user.encode(), self._password.encode()
+            await pipe.write(bytes([1, len(user), *user, len(password), *password]))
+            if (await pipe.read_exactly(2))[1] != 0:
+                raise ValueError("wrong user or password")
+        await pipe.write(bytes([5, 1, 0, *_socks_address(host), port >> 8, port & 255]))
+        version, reply, _, kind = await pipe.read_exactly(4)
+        if version != 5:
+            raise ValueError("it does not speak SOCKS5")
+        if reply in _SOCKS_REPLIES:
+            reason = f"the host did not answer the proxy: {_SOCKS_REPLIES[reply]}"
+            self._fail(host, reason, retryable=True, socks_reply=reply)
+        if reply:
+            retryable = reply != _SOCKS_NOT_ALLOWED
+            self._fail(host, f"the proxy refused: reply {reply}", retryable=retryable, socks_reply=reply)
+        size = {1: 4, 4: 16}.get(kind)
+        if size is None:
+            size = (await pipe.read_exactly(1))[0]
+        await pipe.read_exactly(size + 2)
+
+    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False, socks_reply: int = 0) -> NoReturn:
+        """``own``: the proxy itself failed, whatever the host is."""
+        message = f"no connection to {host} through the proxy: {reason}"
+        if own:
+            raise ProxyError(message, retryable=retryable)
+        error = FetchError(message, kind="proxy", retryable=retryable, contacted=False)
+        error.socks_reply = socks_reply
+        raise error
+
+
+def refusal(host: str, reason: str) -> FetchError:
+    """The error for a refused host. It does not show the address: callers must not explore private networks."""
+    return FetchError(f"{host} {reason}", kind="address", retryable=False, contacted=False)
+
+
+def _socks_address(host: str) -> bytes:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        name = host.encode("ascii")
+        if not 0 < len(name) < 256:
+            raise ValueError("invalid host") from None
+        return bytes([3, len(name), *name])
+    return bytes([1 if address.version == 4 else 4]) + address.packed
+
+
+async def _piped(
+    sock: socket.socket, meter: Meter, tls: ssl.SSLContext | None = None, server_hostname: str | None = None
+) -> Pipe:
+    loop = asyncio.get_running_loop()
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _, pipe = await loop.create_connection(
+            lambda: Pipe(meter), sock=sock, ssl=tls, server_hostname=server_hostname if tls else None
+        )
+    except BaseException:
+        sock.close()
+        raise
+    return pipe
+
+
+_log = logging.getLogger(__name__)
+
+_MAX_INTERIM = 16  # responses with a status below 200 before the real one
+_MAX_STEP = 65536  # bytes in chunks that are read at once; they may be thousands of chunks
+_LINGER_SECONDS = 1.0
+_MAX_LINGER_BYTES = 1024 * 1024
+_REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
+_STATUSES = {"address": 403, "too large": 403, "request": 400, "timeout": 504}
+_REASONS = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
+# The texts are the same for all: a page that reads one learns nothing about the network of this machine.
+_TEXTS = {
+    400: b"The gateway of the browser does not understand this request.\n",
+    403: b"The gateway of the browser refuses this request.\n",
+    502: b"The gateway of the browser can't connect.\n",
+    504: b"The gateway of the browser got no answer in time.\n",
+}
+
+
+class GatewayLimits(NamedTuple):
+    """Limits of the gateway. Times are in seconds."""
+
+    max_connections: int = 256
+    """Connections from the browser to one listener."""
+    max_header_bytes: int = 65536
+    header_timeout: float = 10.0
+    connect_timeout: float = 10.0
+    idle_timeout: float = 60.0
+    dns_cache_seconds: float = 60.0
+
+
+class Site(NamedTuple):
+    host: str
+    port: int
+
+
+class Exit(Protocol):
+    """The parts of a listener that a conversation uses."""
+
+    limits: GatewayLimits
+    meter: Meter
+    upstream: Upstream
+
+    def report(self, failure: FetchError | None, site: Site | None) -> None:
+        """Report whether a site was reached (no failure) or not."""
+        ...
+
+    def take(self, site: Site) -> Pipe | None:
+        """Return an open connection that is not in use."""
+        ...
+
+    def keep(self, site: Site, pipe: Pipe) -> None:
+        """Keep a connection for the next request."""
+        ...
+
+
+class Conversation:
+    """Serves one connection until it ends. It never raises."""
+
+    def __init__(self, client: Pipe, listener: Exit) -> None:
+        self._client = client
+        self._listener = listener
+        self._upstream: Pipe | None = None
+        self._limits = listener.limits
+        self._deadline = inf
+        self._touched = monotonic()
+        self._answered = False
+        """Whether a part of the response was sent."""
+        self.task = asyncio.create_task(self._run())
+        self.task.add_done_callback(self._end)
+        client.on_end = self._cancel
+
+    def _cancel(self) -> None:
+        self.task.cancel()
+
+    def check(self, now: float) -> None:
+        """End the connection if it takes too long. Call it periodically."""
+        for pipe in (self._client, self._upstream):
+            if pipe is not None and pipe.active:
+                pipe.active = False
+                self._touched = now
+        if now > self._deadline:
+            self._listener.report(_timeout(f"no request within {self._limits.header_timeout:g} s"), None)
+            self.task.cancel()
+        elif now - self._touched > self._limits.idle_timeout:
+            if self._upstream is None or self._answered:
+                self.task.cancel()
+            else:
+                self._upstream.fail(_timeout(f"no answer within {self._limits.idle_timeout:g} s"))
+
+    async def _run(self) -> None:
+        try:
+            while await self._serve():
+                pass
+            await self._linger()
+        except (EOFError, OSError, FetchError):
+            self._client.reset()  # one side is gone, and the other must see it
+        except Exception:
+            _log.exception("the gateway of the browser failed")
+
+    def _end(self, _: object) -> None:
+        """Close the connections after the task, however it ended, even before its first step."""
+        self._client.on_end = None
+        self._client.abort()
+        if self._upstream is not None:
+            self._upstream.abort()
+
+    async def _linger(self) -> None:
+        """Read what the browser still sends: closing a connection with unread bytes could destroy the response."""
+        await self._client.flush()
+        self._client.on_end = None
+        self._client.finish()
+        most = _MAX_LINGER_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while most > 0 and (data := await self._client.read()):
+                    most -= len(data)
+
+    async def _serve(self) -> bool:
+        """Serve one request. False if it was the last one."""
+        self._answered = False
+        if not await self._client.wait():
+            return False
+        self._deadline = monotonic() + self._limits.header_timeout
+        site = None
+        try:
+            request = parse_request(await self._client.read_head(self._limits.max_header_bytes))
+            self._deadline = inf
+            site, path = _site(request)
+        except ValueError as exc:
+            return await self._answer(_bad_request(exc), site, last=True)
+        try:
+            if request.method == b"CONNECT":
+                return await self._tunnel(site)
+            return await self._forward(request, site, path)
+        except FetchError as failure:
+            if self._answered:
+                self._listener.report(failure, site)
+                raise
+            return await self._answer(failure, site, last=request.length != 0 or not request.persistent)
+
+    async def _answer(self, failure: FetchError, site: Site | None, *, last: bool) -> bool:
+        """Send the browser an error response for this failure."""
+        self._listener.report(failure, site)
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        status = _STATUSES.get(failure.kind, 502)
+        text = _TEXTS[status]
+        headers = [
+            (b"Content-Type", b"text/plain"),
+            (b"Content-Length", b"%d" % len(text)),
+            (b"Cache-Control", b"no-store"),
+            (b"Proxy-Status", b"shoal; error=%b" % failure.kind.replace(" ", "_").encode()),
+            (b"Connection", b"close" if last else b"keep-alive"),
+        ]
+        await self._client.write(written(b"HTTP/1.1 %d %b" % (status, _REASONS[status]), headers) + text)
+        return not last
+
+    async def _connect(self, site: Site, *, tunnel: bool, reuse: bool = False) -> Pipe:
+        listener = self._listener
+        if listener.meter.exceeded:
+            raise listener.meter.failure()
+        reason = listener.upstream.refuses(site.host)
+        if reason is not None:
+            raise refusal(site.host, reason)
+        pipe = listener.take(site) if reuse else None
+        if pipe is None:
+            timeout = self._limits.connect_timeout
+            try:
+                async with asyncio.timeout(timeout):
+                    pipe = await listener.upstream.connect(site.host, site.port, tunnel=tunnel)
+            except TimeoutError as exc:
+                raise _timeout(f"no connection to {site.host} within {timeout:g} s (http.connect_timeout)") from exc
+        self._upstream = pipe
+        listener.report(None, site)
+        return pipe
+
+    # -- CONNECT
+
+    async def _tunnel(self, site: Site) -> bool:
+        upstream = await self._connect(site, tunnel=True)
+        client = self._client
+        self._answered = True
+        client.on_end = None
+        client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        client.join(upstream)
+        await client.wait_closed()
+        await upstream.wait_closed()
+        if upstream.failure is not None:
+            raise upstream.failure
+        return False
+
+    # -- http:// URLs
+
+    async def _forward(self, request: RequestHead, site: Site, path: str) -> bool:
+        reuse = request.length == 0 and request.method in _REPEATABLE
+        while True:
+            upstream = await self._connect(site, tunnel=False, reuse=reuse)
+            kept, upstream.kept = upstream.kept, True
+            try:
+                return await self._exchange(request, site, path, upstream)
+            except (EOFError, OSError) as exc:
+                if self._answered:
+                    raise
+                upstream.abort()
+                if not kept:
+                    message = f"{site.host} closed the connection"
+                    raise FetchError(message, kind="reset", retryable=True) from exc
+                reuse = False  # the site closed a connection that was kept for too long
+            except ValueError as exc:
+                raise FetchError(f"{site.host} sent invalid HTTP: {exc}", kind="protocol", retryable=False) from exc
+
+    async def _exchange(self, request: RequestHead, site: Site, path: str, upstream: Pipe) -> bool:
+        out = self._listener.upstream
+        host, _ = absolute_target(request.target)
+        target = f"http://{host}{path}" if out.absolute else path
+        headers = [(b"Host", host.encode())]
+        headers += [each for each in forwarded(request) if each[0].lower() != b"host"]
+        headers += out.headers
+        await upstream.write(written(b"%b %b HTTP/1.1" % (request.method, target.encode()), headers))
+        upload = asyncio.create_task(self._upload(upstream, request.length)) if request.length else None
+        try:
+            response = await self._read_response(request, upstream)
+            last = not request.persistent or response.length == UNTIL_CLOSE
+            if upload is not None and not (upload.done() and upload.result()):
+                last = True  # the rest of the request must not be read as the next one
+            headers = [*forwarded(response), (b"Connection", b"close" if last else b"keep-alive")]
+            self._answered = True
+            await self._client.write(written(b"HTTP/1.1 %d %b" % (response.status, response.reason), headers))
+            complete = await _pass_body(upstream, self._client, response.length)
+        finally:
+            if upload is not None:
+                upload.cancel()
+                await asyncio.gather(upload, return_exceptions=True)
+        self._upstream = None
+        if not complete:
+            self._listener.report(FetchError("the body is incomplete", kind="half body", retryable=True), site)
+        if complete and response.persistent and upload is None and not upstream.pending:
+            self._listener.keep(site, upstream)
+        else:
+            upstream.abort()
+        return complete and not last
+
+    async def _upload(self, upstream: Pipe, length: int) -> bool:
+        """Send the body of a request. False if a part of it was not sent."""
+        try:
+            return await _pass_body(self._client, upstream, length)
+        except ValueError as exc:
+            upstream.fail(_bad_request(exc))
+        except (OSError, FetchError):
+            pass  # the response tells more
+        return False
+
+    async def _read_response(self, request: RequestHead, upstream: Pipe) -> ResponseHead:
+        for _ in range(_MAX_INTERIM):
+            head = await upstream.read_head(self._limits.max_header_bytes)
+            response = parse_response(head, to_head=request.method == b"HEAD")
+            if response.status == 407:  # the browser would ask for the password of the gateway
+                if not self._listener.upstream.absolute:
+                    raise ValueError("it answers like a proxy")
+                raise ProxyError("the proxy refused the user and password", retryable=False)
+            if response.status == 101:
+                raise ValueError("it changes the protocol")
+            if response.status >= 200:
+                return response
+        raise ValueError("too many interim responses")
+
+
+def _site(request: RequestHead) -> tuple[Site, str]:
+    """The host and port, and the path for a URL."""
+    if request.method == b"CONNECT":
+        return Site(*authority(request.target, 0)), ""
+    where, path = absolute_target(request.target)
+    return Site(*authority(where, 80)), path
+
+
+async def _pass_body(source: Pipe, target: Pipe, length: int) -> bool:
+    """False if the stream ends before the body does."""
+    if length == UNTIL_CLOSE:
+        while data := await source.read():
+            await target.write(data)
+        return True
+    chunks = Chunks() if length == CHUNKED else None
+    while not chunks.done if chunks is not None else length:
+        data = await source.read(_MAX_STEP if chunks is not None else length)
+        if not data:
+            return False
+        if chunks is not None:
+            used = chunks.feed(data)
+            if used < len(data):
+                source.unread(data[used:])
+                data = data[:used]
+        else:
+            length -= len(data)
+        await target.write(data)
+    return True
+
+
+def _bad_request(exc: ValueError) -> FetchError:
+    return FetchError(f"invalid request: {exc}", kind="request", retryable=False, contacted=False)
+
+
+def _timeout(message: str) -> FetchError:
+    return FetchError(message, kind="timeout", retryable=True)

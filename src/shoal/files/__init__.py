@@ -1,1 +1,0 @@
-"""Files that spiders download: where they are stored, and thumbnails of images."""

@@ -1,0 +1,118 @@
+"""Everything that a store knows of one host: its politeness, its robots.txt, its identities, what its pages need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.fetch.layers.identity_facts import IdentityFacts, IdentityState, list_identities
+from shoal.fetch.layers.robots import fact_name, read_rules
+from shoal.fetch.routing import Need, learned_needs
+from shoal.ports import Hosts, HostState, Run, Store
+from shoal.urls.normalize import host_of, normalize_url
+
+_MAX_IDENTITIES = 50
+MAX_ROBOTS = 50_000
+"""How much of a robots.txt is shown, in characters."""
+
+
+class RobotsFile(Struct, frozen=True, kw_only=True):
+    """A robots.txt as workers of the store read it. Its text is empty if the host has none."""
+
+    origin: str
+    text: str
+    is_cut: bool = False
+    """Whether the file is longer than the text."""
+    crawl_delay: float | None = None
+    """The Crawl-delay for the user agent of this process."""
+
+
+class HostReport(Struct, frozen=True, kw_only=True):
+    """One host."""
+
+    state: HostState
+    """``ready`` counts the requests of all these runs."""
+    ready_by_run: dict[str, int]
+    """Ready requests by run."""
+    robots: list[RobotsFile]
+    identities: list[IdentityState]
+    needs: dict[str, Need]
+    """What its pages need, by kind of page."""
+
+
+async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
+    """Describe a host, as these runs see it. There must be at least one."""
+    frontiers = await asyncio.gather(*(store.frontier(run.run_id) for run in runs))
+    found = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
+    states = {run.run_id: state for run, state in zip(runs, found, strict=True)}
+    frontier = frontiers[0]
+    state = states[runs[0].run_id]
+    identities = await list_identities(IdentityFacts(frontier), [host], _MAX_IDENTITIES)
+    return HostReport(
+        state=replace(state, ready=sum(each.ready for each in states.values())),
+        ready_by_run={run_id: each.ready for run_id, each in states.items() if each.ready},
+        robots=await read_robots(frontier, host, config),
+        identities=[each for each in identities if each.host or each.state == "removed"],
+        needs=await learned_needs(frontier, host),
+    )
+
+
+async def read_robots(hosts: Hosts, host: str, config: Config) -> list[RobotsFile]:
+    """The robots.txt files of a host that are still valid, by origin."""
+    found = []
+    for origin in (f"https://{host}", f"http://{host}"):
+        stored = await hosts.recall(fact_name(origin))
+        if stored is not None:
+            text = stored.decode("utf-8", "replace")
+            delay = read_rules(text, config.user_agent, config.robots).crawl_delay
+            shown = text[:MAX_ROBOTS]
+            found.append(RobotsFile(origin=origin, text=shown, is_cut=len(text) > len(shown), crawl_delay=delay))
+    return found
+
+
+# Queries about runs and hosts, for the command line and the HTTP API.
+
+
+T = TypeVar("T")
+
+
+def matching_runs(runs: Sequence[Run], text: str) -> list[Run]:
+    """The runs with this text in the name of their spider or in their ``run_id``."""
+    return [run for run in runs if text.lower() in run.spider.lower() or text in run.run_id]
+
+
+def host_name(text: str) -> str:
+    """A host as frontiers name it; ``*`` for all others. ConfigError or RequestError if it is invalid."""
+    if text == "*":
+        return text
+    if "/" in text or text.split() != [text]:
+        raise ConfigError(f"{text!r} is not a host; write it as example.com or example.com:8080")
+    return host_of(normalize_url(f"http://{text}/"))
+
+
+async def hosts_of(store: Store, runs: Sequence[Run], limit: int) -> list[HostState]:
+    """The busiest hosts of some runs, with the requests of all these runs."""
+
+    async def read(run: Run) -> list[HostState]:
+        return await (await store.frontier(run.run_id)).host_states(limit)
+
+    found: dict[str, HostState] = {}
+    for states in await asyncio.gather(*map(read, runs)):
+        for state in states:
+            known = found.get(state.host)
+            found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
+    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
+
+
+async def page_needs_of(store: Store, run: Run, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:
+    """What was learned of the pages of these hosts: which kinds need a browser. Hosts of which nothing is known are
+    left out."""
+    frontier = await store.frontier(run.run_id)
+    found = {host: await learned_needs(frontier, host) for host in hosts}
+    return {host: needs for host, needs in found.items() if needs}

@@ -1,0 +1,573 @@
+"""A crawl on several processes of one machine.
+
+This process seeds the run, writes its outputs and shows its progress. Worker processes fetch and parse. With a frontier
+in memory or in a SQLite file, one more process owns the frontier, and all others reach it over a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from shoal.config import Config, Resolved
+from shoal.config.checks import frontier_kind
+from shoal.crawling.onion import make_fetcher
+from shoal.crawling.scheduler import Scheduler, make_scheduler
+from shoal.crawling.stats import Counters, CrawlSnapshot, Latency, Summary, Vitals
+from shoal.errors import FrontierError, RunError, ShoalError, StoreBusyError
+from shoal.frontier import file_of, share_store
+from shoal.frontier.local.places import name_process
+from shoal.frontier.local.server import start_new_owner
+from shoal.ports import Frontier, Run, Sink, Store
+from shoal.runs.crawl import Crawl, run_blocking
+from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.plan import Plan
+from shoal.runs.process_fork import ForkedProcesses, WorkerProcess, inherited, start_worker
+from shoal.runs.recorder import RecordedProcess
+from shoal.runs.supervisor import RestartBackoff, command
+from shoal.selector.selectors import QueryUsage
+from shoal.spider import Spider
+
+# A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started
+# it.
+#
+# It has a connection to that process, and sends a report over it twice a second. If it receives the word ``stop``,
+# it shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
+
+
+_VARIABLE = "_SHOAL_PART"
+_REPORT_EVERY = 0.5
+_LAST_REPORT = 2.0
+"""Seconds that the last report may take."""
+_ABORT_AFTER = 5.0
+"""Seconds after the end of the connection at which the process is ended by force."""
+_OUTPUT_TIMEOUT = 1.2
+_NUMBERS = tuple(name for name in Counters.__slots__ if name not in Counters.NOT_ADDED | {"latency"})
+
+
+class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process should do. A forked process receives it over its connection. A process that was started as
+    a program receives it in its environment, and its standard input is the connection."""
+
+    frontier: str
+    run_id: str
+    concurrency: int
+    relayed: bool
+    """Whether another process reads what this one writes to standard error, line by line."""
+
+    def environ(self) -> dict[str, str]:
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def of_this_process(cls) -> tuple[ProcessPart, socket.socket] | None:
+        """The part of this process and its connection. None if it is not a worker process of a crawl."""
+        text = os.environ.pop(_VARIABLE, None)
+        if text is not None:
+            connection = socket.socket(fileno=os.dup(0))
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)  # programs that the spider starts must not hold the connection
+            os.close(nothing)
+            return msgspec.json.decode(text, type=cls), connection
+        forked = inherited()
+        return None if forked is None else (msgspec.json.decode(forked.line, type=cls), forked.connection)
+
+
+class PartReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process did so far. One line of JSON."""
+
+    in_flight: int = 0
+    numbers: dict[str, int] = {}
+    errors: dict[str, int] = {}
+    drop_reasons: dict[str, int] = {}
+    latency: tuple[list[int], float] | None = None
+    own: dict[str, int] = {}
+    """What the spider counted with ``self.stats.inc``."""
+    error: str = ""
+    """Why it ended early."""
+    is_last: bool = False
+    matched: list[str] = []
+    """In the last report: the queries that found something, and those that did not, with the number of pages."""
+    unmatched: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, crawl: CrawlPart) -> PartReport:
+        vitals = crawl.vitals()
+        counters = vitals.counters
+        return cls(
+            own=dict(crawl.spider.stats.own),
+            in_flight=vitals.in_flight,
+            numbers={name: getattr(counters, name) for name in _NUMBERS},
+            errors=dict(counters.errors),
+            drop_reasons=dict(counters.drop_reasons),
+            latency=(list(counters.latency.counts), counters.latency.seconds),
+        )
+
+    def add_to(self, total: Counters) -> None:
+        """Add these counters to those of all processes."""
+        own = Counters()
+        for name, value in self.numbers.items():
+            setattr(own, name, value)
+        own.errors = Counter(self.errors)
+        own.drop_reasons = Counter(self.drop_reasons)
+        if self.latency is not None:
+            own.latency = Latency()
+            own.latency.counts, own.latency.seconds = self.latency
+        total.add(own)
+
+
+class CrawlPart(Crawl):
+    """Fetches and parses pages of a run. Another process seeds it, writes its outputs, and ends it."""
+
+    def __init__(self, spider: Spider, resolved: Resolved, part: ProcessPart) -> None:
+        """``resolved`` is complete: the command line is above the settings of the spider, also where it names a
+        default."""
+        config = resolved.config.with_settings({"concurrency": part.concurrency})
+        super().__init__(spider, Resolved(config, resolved.sources), collect=False)
+        self._part = part
+
+    async def _open_store(self, stack: AsyncExitStack) -> Store:
+        store = await share_store(self._part.frontier)
+        stack.push_async_callback(store.close)
+        return store
+
+    async def choose_run(self, store: Store) -> Run:
+        run = await store.get_run(self._part.run_id)
+        if run is None:
+            raise RunError(f"there is no run {self._part.run_id}")
+        return run
+
+    def _plan(self, store: Store, collector: Sink | None) -> Plan:
+        return msgspec.structs.replace(
+            super()._plan(store, collector),
+            source=None, resumes=False, watches=True, is_private=False, keep_items=True,
+            output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
+            process=RecordedProcess(self._worker_id, "worker", address=self._part.frontier),
+        )  # fmt: skip
+
+    @property
+    def queries(self) -> QueryUsage:
+        return QueryUsage() if self._life is None else self._life.queries
+
+    def abort(self) -> None:
+        """Stop now. Pages in flight are released."""
+        self._stop_asked = True
+        if self._life is not None:
+            self._life.abort()
+
+
+class _Tether:
+    """The connection to the process that started this one."""
+
+    def __init__(self, crawl: CrawlPart, connection: socket.socket) -> None:
+        self._crawl = crawl
+        self._socket = connection
+        self._ended = threading.Event()
+        self._reporting = threading.Thread(target=self._report, daemon=True)
+
+    async def run(self, crawl: CrawlPart) -> None:
+        """Start to send reports and to receive commands. Runs on the event loop of the crawl."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._receive_commands, args=(loop,), daemon=True).start()
+        self._reporting.start()
+
+    def _receive_commands(self, loop: asyncio.AbstractEventLoop) -> None:
+        while words := self._receive():
+            if b"stop" in words:
+                loop.call_soon_threadsafe(self._crawl.stop)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._crawl.abort)
+        if not self._ended.wait(_ABORT_AFTER):
+            os._exit(1)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(4096)
+        except OSError:
+            return b""
+
+    def _report(self) -> None:
+        while not self._ended.wait(_REPORT_EVERY):
+            self._send(PartReport.of(self._crawl))
+
+    def _send(self, report: PartReport) -> None:
+        with suppress(OSError):  # the other process has ended
+            self._socket.sendall(msgspec.json.encode(report) + b"\n")
+
+    def end(self, error: str) -> None:
+        """Send the last report."""
+        self._ended.set()
+        if self._reporting.is_alive():
+            self._reporting.join(_LAST_REPORT)
+        queries = self._crawl.queries
+        matched, unmatched = sorted(queries.matched), queries.unmatched()
+        report = msgspec.structs.replace(PartReport.of(self._crawl), in_flight=0, error=error, is_last=True)
+        self._send(msgspec.structs.replace(report, matched=matched, unmatched=unmatched))
+
+
+def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, resolved: Resolved) -> int:
+    """Work as a worker process until the run is finished, or this process is stopped. Returns the exit code."""
+    name_process("shoal-worker")
+    made = CrawlPart(spider, resolved, part)
+    tether = _Tether(made, connection)
+    error = ""
+    try:
+        run_blocking(made, tether.run)
+        error = "" if made.error is None else str(made.error)
+    except BaseException as exc:
+        error = str(exc) or type(exc).__name__
+        raise
+    finally:
+        tether.end(error)
+    return 1 if error else 0
+
+
+def total_of(reports: Sequence[PartReport]) -> Counters:
+    """The counters of all worker processes together."""
+    total = Counters()
+    for report in reports:
+        report.add_to(total)
+    return total
+
+
+def unmatched_by_all(reports: Sequence[PartReport]) -> dict[str, int]:
+    """The queries that matched in no process, with the number of pages, most pages first."""
+    matched = {query for report in reports for query in report.matched}
+    missed: Counter[str] = Counter()
+    for report in reports:
+        missed.update(report.unmatched)
+    return {query: pages for query, pages in missed.most_common() if query not in matched}
+
+
+# The worker processes of one crawl: started, watched, restarted when they are killed, and stopped.
+
+
+worker_log = logging.getLogger("shoal.worker")
+
+_LONGEST_REPORT = 2**20
+_KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
+_EXIT_POLL = 0.002  # a worker has closed its connection: it is about to end
+_decode = msgspec.json.Decoder(PartReport).decode
+
+
+class WorkerProcesses:
+    """The worker processes of a crawl. One that was killed gets a successor; one that ends by itself is left alone,
+    whatever its exit code."""
+
+    def __init__(
+        self, forked: Sequence[WorkerProcess], words: Sequence[str], *, on_line: Callable[[str], None] | None = None
+    ) -> None:
+        """``forked``: the first worker processes. ``words``: the command line of `shoal` for their successors.
+        ``on_line``: called with each line that a worker writes to standard error. None: workers share the standard
+        error of this process."""
+        self._forked = list(forked)
+        self._words = list(words)
+        self._on_line = on_line
+        self._reports: dict[int, PartReport] = {}
+        """The last report of each process, also of those that have ended."""
+        self._running: dict[int, tuple[WorkerProcess, asyncio.StreamWriter]] = {}
+        self._supervising: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self._ending = asyncio.Event()
+        self.error = ""
+        """The error of the first worker that failed."""
+
+    @property
+    def relays(self) -> bool:
+        """Whether this process reads what the workers write to standard error."""
+        return self._on_line is not None
+
+    def start(self, part: ProcessPart) -> None:
+        """Let all workers begin."""
+        forked, self._forked = self._forked, []
+        self._supervising = [asyncio.create_task(self._supervise(part, worker)) for worker in forked]
+        for task in self._supervising:
+            task.add_done_callback(lambda _: self._ending.set())
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether all workers have ended, and none will be restarted."""
+        return all(task.done() for task in self._supervising)
+
+    async def wait_for_end(self, timeout: float) -> None:
+        """Wait until a worker reports that it ends, or has ended; at most ``timeout`` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._ending.wait()
+        self._ending.clear()
+
+    @property
+    def in_flight(self) -> int:
+        return sum(self._reports[pid].in_flight for pid in self._running if pid in self._reports)
+
+    @property
+    def counters(self) -> Counters:
+        return total_of(list(self._reports.values()))
+
+    @property
+    def own_counters(self) -> Counter[str]:
+        """What the spiders counted."""
+        total: Counter[str] = Counter()
+        for report in self._reports.values():
+            total.update(report.own)
+        return total
+
+    @property
+    def unmatched(self) -> dict[str, int]:
+        """See `Summary`."""
+        return unmatched_by_all(list(self._reports.values()))
+
+    def stop(self) -> None:
+        """Ask all workers to shut down."""
+        self._is_stopping = True
+        for _, writer in self._running.values():
+            with suppress(OSError):
+                writer.write(b"stop\n")
+
+    async def wait(self, grace: float) -> None:
+        """Wait until all have ended. Those that take much longer than the grace period are killed."""
+        self._is_stopping = True
+        if not self._supervising:
+            return
+        _, left = await asyncio.wait(self._supervising, timeout=grace + _KILL_AFTER)
+        if left:
+            self.kill()
+            await asyncio.wait(left)
+
+    def kill(self) -> None:
+        """End all now."""
+        self._is_stopping = True
+        for worker in self._forked:  # these wait for their first line, and exit
+            worker.connection.close()
+        for pid in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _supervise(self, part: ProcessPart, worker: WorkerProcess) -> None:
+        """Watch a worker. Whenever it is killed, start and watch a successor."""
+        backoff = RestartBackoff()
+        worker.connection.sendall(msgspec.json.encode(part) + b"\n")
+        while True:
+            began = time.monotonic()
+            code = await self._watch(worker)
+            if code >= 0 or self._is_stopping:
+                return
+            pause = backoff.pause_after(time.monotonic() - began)
+            name = signal.Signals(-code).name
+            worker_log.warning(
+                "worker process %d was killed by %s; starting another one in %g s", worker.pid, name, pause
+            )
+            await asyncio.sleep(pause)
+            if self._is_stopping:
+                return
+            words, environ = command(self._words)
+            worker = start_worker(words, environ | part.environ(), relays=self.relays)
+
+    async def _watch(self, worker: WorkerProcess) -> int:
+        """Watch a worker until it ends. Returns its exit code, negative for a signal."""
+        reader, writer = await asyncio.open_connection(sock=worker.connection, limit=_LONGEST_REPORT)
+        self._running[worker.pid] = worker, writer
+        if self._is_stopping:
+            writer.write(b"stop\n")
+        try:
+            await asyncio.gather(self._read_reports(worker.pid, reader), self._read_output(worker.output))
+            while (code := worker.poll()) is None:
+                await asyncio.sleep(_EXIT_POLL)
+        finally:
+            del self._running[worker.pid]
+            writer.close()
+        if code > 0 and not self.error:
+            report = self._reports.get(worker.pid)
+            self.error = report.error if report is not None and report.error else f"a worker ended with code {code}"
+        return code
+
+    async def _read_reports(self, pid: int, reader: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            while line := await reader.readline():
+                with suppress(msgspec.MsgspecError):
+                    self._reports[pid] = report = _decode(line)
+                    if report.is_last:
+                        self._ending.set()
+
+    async def _read_output(self, output: int | None) -> None:
+        if output is None or self._on_line is None:
+            return
+        lines = asyncio.StreamReader()
+        pipe = os.fdopen(output, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), pipe
+        )
+        try:
+            while line := await lines.readline():
+                self._on_line(line.decode(errors="replace").rstrip())
+        finally:
+            transport.close()
+
+
+log = logging.getLogger("shoal.crawl")
+
+_POLL = 0.25
+"""Seconds between two checks whether the run or its workers have ended."""
+
+
+class ProcessCrawl(Crawl):
+    """A `Crawl` whose pages are fetched and parsed by worker processes."""
+
+    def __init__(
+        self,
+        spider: Spider,
+        config: Config | Resolved,
+        forked: ForkedProcesses,
+        words: Sequence[str],
+        *,
+        outputs: Sequence[str] = (),
+        new_run: bool = False,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """``forked``: the processes of this crawl. ``words``: the command line of `shoal` for one process. ``on_line``:
+        see `WorkerProcesses`."""
+        super().__init__(spider, config, outputs=outputs, new_run=new_run, collect=False)
+        self._processes = len(forked.workers)
+        self._owner = forked.owner
+        self._workers = WorkerProcesses(forked.workers, words, on_line=on_line)
+        self.address = self.config.frontier
+        """Where worker processes find the frontier."""
+        self._scheduler: Scheduler | None = None
+        self._supervising: asyncio.Task[None] | None = None
+
+    # -- control
+
+    def stop(self, grace: float | None = None) -> None:
+        """Shut down: the workers first, then the outputs."""
+        if self._supervising is None:
+            super().stop(grace)
+        elif not self._stop_asked:
+            self._stop_asked = True
+            log.warning("stopping: pages in flight have %g s to end", self.config.shutdown_grace)
+            self._workers.stop()
+
+    async def snapshot(self) -> CrawlSnapshot | None:
+        """The whole run now. None before it begins."""
+        found = await super().snapshot()
+        workers = self._workers
+        return None if found is None else replace(found, in_flight=workers.in_flight, counters=workers.counters)
+
+    def vitals(self) -> Vitals:
+        """What the processes of the crawl know of themselves."""
+        return replace(super().vitals(), in_flight=self._workers.in_flight, counters=self._workers.counters)
+
+    # -- the crawl
+
+    async def _execute(self, collector: Sink | None) -> Summary:
+        try:
+            summary = await super()._execute(collector)
+            await self._workers.wait(self.config.shutdown_grace)
+        finally:
+            if self._supervising is not None:
+                self._supervising.cancel()
+            self._workers.kill()
+        workers = self._workers
+        own = workers.own_counters
+        own.update(summary.own_counters)
+        return replace(
+            summary, counters=workers.counters, processes=self._processes, own_counters=dict(own),
+            unmatched=workers.unmatched,
+        )  # fmt: skip
+
+    async def _open_store(self, stack: AsyncExitStack) -> Store:
+        kind = frontier_kind(self.address)
+        if kind == "memory":
+            path = await asyncio.to_thread(self._owner.own(None, self.spider.spider_name()).wait)
+            self.address = f"local:{path}"
+        elif kind == "sqlite":
+            await self._own_file()
+        self._owner.close()
+        store = await share_store(self.address)
+        stack.push_async_callback(store.close)
+        return store
+
+    async def _own_file(self) -> None:
+        """Start the process that owns the file. StoreBusyError if another process works on the file already. One that
+        was killed a moment ago may not have ended yet."""
+        file = file_of(self.address)
+        assert file is not None
+        try:
+            await asyncio.to_thread(self._owner.own(file, "").wait)
+        except StoreBusyError:
+            await start_new_owner(file)
+
+    def _plan(self, store: Store, collector: Sink | None) -> Plan:
+        plan = super()._plan(store, collector)
+        config = plan.config.with_settings({"tor.enabled": False})  # only the worker processes fetch
+        is_local = frontier_kind(self.config.frontier) in ("memory", "sqlite")
+        return replace(
+            plan,
+            config=config,
+            fetcher=make_fetcher(config),
+            make_scheduler=self._make_scheduler,
+            watches=True,
+            output_timeout=None if is_local else plan.output_timeout,
+            on_begin=partial(self._begin, plan.on_begin),
+        )
+
+    def _make_scheduler(self, frontier: Frontier) -> Scheduler:
+        self._scheduler = make_scheduler(self.spider, self.config, frontier, shared=True)
+        return self._scheduler
+
+    def _begin(self, on_begin: Callable[[], None]) -> None:
+        """The run exists, and its outputs are open: start the workers."""
+        assert self._life is not None
+        assert self._life.engine is not None
+        self._life.engine.concurrency = 0  # this process leases nothing
+        concurrency = -(-self.config.concurrency // self._processes)
+        self._workers.start(
+            ProcessPart(
+                frontier=self.address,
+                run_id=self._life.run_id,
+                concurrency=concurrency,
+                relayed=self._workers.relays,
+            )
+        )
+        self._supervising = asyncio.create_task(self._supervise())
+        if self._stop_asked:
+            self._workers.stop()
+        on_begin()
+
+    async def _check_limits(self, life: RunLifecycle, scheduler: Scheduler) -> None:
+        if self._workers.have_ended:
+            await life.check_end()
+        elif self.config.scope.max_bytes is not None:
+            await life.check_limits(self._workers.counters)
+        has_limit = self.config.scope.max_pages is not None or life.limit is not None
+        if has_limit and (life.limit is None or self._workers.have_ended):  # until then they store pages
+            await scheduler.next_requests(0)  # counts the pages of all workers
+
+    async def _supervise(self) -> None:
+        """Let the engine check whether the run has ended, and stop it when no worker is left."""
+        life, scheduler = self._life, self._scheduler
+        assert life is not None
+        assert life.engine is not None
+        assert scheduler is not None
+        while not life.stopping:
+            await self._workers.wait_for_end(_POLL)
+            try:
+                await self._check_limits(life, scheduler)
+            except FrontierError as exc:
+                log.debug("could not count the pages of the run: %s", exc)
+            if self._workers.have_ended:
+                if self._workers.error and not self._stop_asked:
+                    life.error = life.error or ShoalError(self._workers.error)
+                life.engine.stop(0.0)
+                return
+            life.engine.poll_now()

@@ -1,1 +1,0 @@
-"""Pydantic models of request and response bodies. OpenAPI shows their docstrings, descriptions and examples."""

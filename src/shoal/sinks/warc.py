@@ -1,0 +1,500 @@
+"""Stores the pages of one process in WARC files, so that each page that is done has its records exactly once.
+
+The records of a page are in the file, durably, before the frontier learns that the page is done. If the page does not
+become done, its records are left out when the file gets its final name. If the process dies, another one asks the
+frontier which of the pages in the file are done.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import logging
+import os
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from hashlib import sha1
+from io import BytesIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from msgspec import Struct
+
+from shoal import __version__
+from shoal.config import WarcSettings
+from shoal.errors import ConfigError, FrontierError, SinkError
+from shoal.http import Request
+from shoal.http.exchange import Exchange
+from shoal.messages import pip_install
+from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
+from shoal.sinks.storage import GrowingFile, in_thread, replace_file, storage_errors, sync_folder
+
+if TYPE_CHECKING:
+    from warcio.recordloader import ArcWarcRecord
+    from warcio.statusandheaders import StatusAndHeaders
+
+# The records of one page: response or revisit, request, rendered page, metadata. Each is a gzip member of its own.
+#
+# The metadata record is the last one of a page. It names the lease of the page, so that a later process can find
+# out whether the page is done.
+
+
+_LEASE_FIELD = "shoalLease"
+_LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
+_ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
+_LEVEL = 6
+"""The level of compression. Level 9 takes far longer and saves one percent."""
+_SECRET = frozenset({b"proxy-authorization"})
+"""Headers for a proxy. They were not sent to the site."""
+_ORIGINAL = b"X-Orig-"
+"""The prefix for the name of a header that does not describe the body in the record."""
+
+
+class Original(Struct, frozen=True):
+    """A stored response that a later one with the same payload refers to."""
+
+    record_id: str
+    url: str
+    date: str
+
+
+class PageRecords(Struct, frozen=True):
+    """The compressed records of a page."""
+
+    data: bytes
+    digest: str
+    """The digest of the payload."""
+    response: Original
+
+
+def check_installed() -> None:
+    """ConfigError if the library that writes WARC files is missing."""
+    try:
+        import warcio  # noqa: F401
+    except ImportError:
+        raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
+
+
+class RecordMaker:
+    """Makes records. One thread at a time may use it."""
+
+    def __init__(self) -> None:
+        from warcio.warcwriter import WARCWriter
+
+        self._buffer = BytesIO()
+        self._writer = WARCWriter(self._buffer, gzip=False, warc_version="1.1")
+
+    def info(self, filename: str, fields: Mapping[str, str]) -> bytes:
+        """The first record of a file."""
+        return self._packed(self._writer.create_warcinfo_record(filename, fields))
+
+    def page(
+        self, exchange: Exchange, request: Request, lease: LeaseKey, originals: Mapping[str, Original]
+    ) -> PageRecords:
+        """``originals``: stored responses by the digest of their payload."""
+        date = _date(exchange.began)
+        digest = "sha1:" + base64.b32encode(sha1(exchange.body, usedforsecurity=False).digest()).decode()
+        original = originals.get(digest) if exchange.body else None
+        common = {"WARC-Date": date}
+        if exchange.address:
+            common["WARC-IP-Address"] = exchange.address
+        if exchange.truncated:
+            common["WARC-Truncated"] = "unspecified"
+        head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", _described(exchange))
+        if original is None:
+            named = {**common, "WARC-Payload-Digest": digest}
+            response = self._record("response", exchange.url, named, head, exchange.body)
+        else:
+            response = self._revisit(exchange.url, common, head, digest, original)
+        record_id = response.rec_headers.get_header("WARC-Record-ID")
+        sent = [(name, value) for name, value in exchange.sent if name.lower() not in _SECRET]
+        asked = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
+        beside = {"WARC-Date": date, "WARC-Concurrent-To": record_id}
+        records = [response, self._record("request", exchange.url, beside, asked, exchange.sent_body)]
+        if exchange.rendered is not None:
+            refers = {"WARC-Date": date, "WARC-Refers-To": record_id, "Content-Type": "text/html; charset=utf-8"}
+            records.append(self._record("conversion", exchange.url, refers, None, exchange.rendered))
+        records.append(self._record("metadata", exchange.url, beside, None, _metadata(exchange, request, lease)))
+        data = b"".join(map(self._packed, records))
+        return PageRecords(data, digest, original or Original(record_id, exchange.url, date))
+
+    def _record(
+        self, kind: str, url: str, headers: Mapping[str, str], head: StatusAndHeaders | None, body: bytes
+    ) -> ArcWarcRecord:
+        return self._writer.create_warc_record(
+            url, kind, payload=BytesIO(body), length=len(body), warc_headers_dict=headers, http_headers=head
+        )
+
+    def _revisit(
+        self, url: str, headers: Mapping[str, str], head: StatusAndHeaders, digest: str, original: Original
+    ) -> ArcWarcRecord:
+        named = {**headers, "WARC-Refers-To": original.record_id}
+        return self._writer.create_revisit_record(
+            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=named
+        )
+
+    def _packed(self, record: ArcWarcRecord) -> bytes:
+        """The record as a gzip member."""
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        self._writer.write_record(record)
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS + 16)
+        return packer.compress(self._buffer.getbuffer()) + packer.flush()
+
+
+def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHeaders:
+    """The first line and the headers, byte for byte: the library would change what is not ASCII."""
+    from warcio.statusandheaders import StatusAndHeaders
+
+    lines = [line.rstrip().encode("latin-1", "replace"), *(name + b": " + value for name, value in headers)]
+    head = StatusAndHeaders(line, [])
+    head.headers_buff = b"".join(each.translate(_ONE_LINE) + b"\r\n" for each in lines) + b"\r\n"
+    head.compute_headers_buffer = lambda header_filter=None: None
+    return head
+
+
+def _described(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """The headers of the response. Those that do not describe the body in the record get another name."""
+    return [(_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received]
+
+
+def _target(url: str) -> str:
+    return url[url.index("/", 8) :]
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _metadata(exchange: Exchange, request: Request, lease: LeaseKey) -> bytes:
+    fields = {"fetchTimeMs": str(round(exchange.elapsed * 1000)), "hopsFromSeed": str(request.depth)}
+    if request.redirects:
+        fields["via"] = request.redirects[-1]
+    fields[_LEASE_FIELD] = f"{lease.fingerprint.hex()}-{lease.token:x}"
+    return "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
+
+
+def read_lease(metadata: bytes) -> LeaseKey | None:
+    """The lease that a metadata record names; None if it names none."""
+    found = _LEASE.search(metadata)
+    return None if found is None else LeaseKey(bytes.fromhex(found[1].decode()), int(found[2], 16))
+
+
+# Writes one WARC file, and recovers the file of a dead process.
+#
+# A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not
+# done.
+
+
+OPEN = ".open"
+_MODE = 0o600  # requests have cookies and passwords
+_BLOCK = 1 << 16
+_KIND = b"WARC-Type: "
+
+
+class PagePart(NamedTuple):
+    """The records of one page in a file."""
+
+    begin: int
+    end: int
+
+
+class WarcFile:
+    """A file that is being written. All methods block."""
+
+    def __init__(self, path: str, info: bytes, run_id: str) -> None:
+        """``path`` is its final name. ``info`` is its first record."""
+        self.path = path
+        self._file = GrowingFile(path + OPEN, run_id, mode=_MODE)
+        self._file.open(0, fresh=True)
+        try:
+            self._file.keep(0)
+            self._file.append(info)
+        except BaseException:
+            self._file.close()
+            raise
+        self._first = self._file.size
+        self.dropped: list[PagePart] = []
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[PagePart]:
+        """Append the records of pages."""
+        begin, parts = self._file.size, []
+        for page in pages:
+            parts.append(PagePart(begin, begin + len(page)))
+            begin += len(page)
+        self._file.append(b"".join(pages))
+        if durable:
+            self._file.sync()
+        return parts
+
+    def finish(self) -> None:
+        """Give the file its final name. A file without a page is removed."""
+        self._file.sync()
+        publish(self.path, self._first, self._file.size, self.dropped)
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file without finishing it, as if the process had died."""
+        self._file.close()
+
+
+def publish(path: str, first: int, size: int, dropped: Sequence[PagePart]) -> None:
+    """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin."""
+    with storage_errors(path):
+        if size - sum(part.end - part.begin for part in dropped) <= first:
+            os.unlink(path + OPEN)
+            return
+        if dropped or os.path.getsize(path + OPEN) != size:
+            with open(path + OPEN, "rb") as old:
+                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped)), mode=_MODE))
+            os.unlink(path + OPEN)
+        else:
+            os.rename(path + OPEN, path)
+        sync_folder(path)
+
+
+def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[PagePart]) -> None:
+    at = 0
+    for part in (*dropped, PagePart(size, size)):
+        old.seek(at)
+        left = part.begin - at
+        while left > 0 and (block := old.read(min(left, _BLOCK))):
+            new.write(block)
+            left -= len(block)
+        at = part.end
+
+
+class Leftover(NamedTuple):
+    """What a dead process left in an open file."""
+
+    first: int
+    """Where the pages begin. 0 if even the first record is missing."""
+    size: int
+    """Where the last whole page ends. The rest was being written when the process died."""
+    pages: list[tuple[PagePart, LeaseKey]]
+    info: bytes
+    """The first record."""
+
+
+@contextmanager
+def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
+    """Lock and return the open file of this name; None if its process is alive, or another process has finished it.
+    Without locks a dead process cannot be detected, so on such a file system the result is always None."""
+    with ExitStack() as stack:
+        found: BinaryIO | None = None
+        with suppress(OSError):
+            file = stack.enter_context(open(path + OPEN, "rb"))
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(path + OPEN), os.fstat(file.fileno())):
+                found = file
+        yield found
+
+
+def read_leftover(file: BinaryIO) -> Leftover:
+    """Read an open file up to its last whole page."""
+    first, size, info = 0, 0, b""
+    pages: list[tuple[PagePart, LeaseKey]] = []
+    for end, record in _members(file):
+        kind = _kind_of(record)
+        if kind == b"warcinfo" and not first:
+            first, size, info = end, end, record
+        elif kind == b"metadata" and (lease := read_lease(record)) is not None:
+            pages.append((PagePart(size, end), lease))
+            size = end
+    return Leftover(first, size, pages, info)
+
+
+def _kind_of(record: bytes) -> bytes:
+    begin = record.find(_KIND)
+    return record[begin + len(_KIND) : record.find(b"\r\n", begin)] if begin >= 0 else b""
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The complete gzip members of a file: where each ends, and its content, shortened unless it is metadata."""
+    at, rest = 0, b""
+    while True:
+        unpacker, content, used = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), 0
+        while not unpacker.eof:
+            block = rest or file.read(_BLOCK)
+            if not block:
+                return
+            try:
+                found = unpacker.decompress(block)
+            except zlib.error:  # torn, or zeros that a file system left after a power cut
+                return
+            if len(content) < _BLOCK:
+                content += found
+            used += len(block) - len(unpacker.unused_data)
+            rest = unpacker.unused_data
+        at += used
+        yield at, bytes(content)
+
+
+log = logging.getLogger("shoal.warc")
+
+_MAX_ORIGINALS = 100_000
+"""Payloads that are remembered, so that the same payload is stored once."""
+_QUESTIONS = 1000
+"""How many leases one call asks the frontier about."""
+ENDING = ".warc.gz"
+_UNSAFE = re.compile(r"[^\w.-]")
+
+
+async def open_archive(
+    settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
+) -> WarcArchive:
+    """The archive of a process. ConfigError if a library is missing; SinkError if it cannot write to the folder.
+
+    ``durable``: the frontier survives a crash of the machine, so the records must too.
+    """
+    check_installed()
+    archive = WarcArchive(settings, run, frontier, durable=durable, user_agent=user_agent)
+    await archive.open()
+    return archive
+
+
+class WarcArchive:
+    """See `shoal.crawling.engine_options.Archive`. Call ``close`` at the end."""
+
+    def __init__(
+        self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
+    ) -> None:
+        assert settings.folder is not None
+        self._folder = os.path.realpath(settings.folder)
+        self._max_bytes = settings.max_file_bytes
+        self._run_id = run.run_id
+        self._prefix = _UNSAFE.sub("_", run.run_id) + "-"
+        self._frontier = frontier
+        self._durable = durable
+        # Runs of different stores may have the same id: the time of its creation tells them apart.
+        mark = f"{run.run_id} {run.created_at:.3f}"
+        self._about = {
+            "software": f"Shoal/{__version__}",
+            "format": "WARC File Format 1.1",
+            "conformsTo": "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/",
+            "isPartOf": run.run_id,
+            "http-header-user-agent": user_agent,
+            "shoalRun": mark,
+        }
+        self._mark = f"shoalRun: {mark}\r\n".encode()
+        self._maker = RecordMaker()
+        self._process = secrets.token_hex(4)
+        self._number = 0
+        self._file: WarcFile | None = None
+        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
+        """Pages in the file that may or may not be done: the frontier has not answered yet."""
+        self._originals: dict[str, Original] = {}
+
+    async def open(self) -> None:
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+        except OSError as exc:
+            raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
+        await self._recover()
+
+    # -- pages
+
+    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        """Store pages that are about to be done. SinkError if they cannot be written; then they must not become
+        done."""
+        if not pages:
+            return
+        if self._file is not None and self._file.size >= self._max_bytes:
+            await self._end_file()
+        await in_thread(self._store, pages)
+
+    def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
+        made = [
+            self._maker.page(exchange, lease.request, key, self._originals)
+            for key, (lease, exchange) in zip(keys, pages, strict=True)
+        ]
+        if self._file is None:
+            self._file = self._new_file()
+        parts = self._file.append([each.data for each in made], durable=self._durable)
+        self._unsettled.update(zip(keys, zip(parts, made, strict=True), strict=True))
+
+    def _new_file(self) -> WarcFile:
+        self._number += 1
+        now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
+        name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
+        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
+
+    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
+        """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
+        for lease, is_done in zip(leases, done, strict=True):
+            self._settle(LeaseKey(lease.fingerprint, lease.token), "done" if is_done else "lost")
+
+    def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
+        if outcome == "leased" or key not in self._unsettled:
+            return
+        part, page = self._unsettled.pop(key)
+        if outcome == "lost":
+            assert self._file is not None
+            self._file.dropped.append(part)
+        elif page.digest not in self._originals:
+            self._originals[page.digest] = page.response
+            if len(self._originals) > _MAX_ORIGINALS:
+                del self._originals[next(iter(self._originals))]
+
+    # -- files
+
+    async def _end_file(self) -> None:
+        """Give the file its final name, unless the frontier has not answered for all of its pages."""
+        assert self._file is not None
+        if self._unsettled:
+            keys = list(self._unsettled)
+            for key, outcome in zip(keys, await self._outcomes(keys), strict=True):
+                self._settle(key, outcome)
+        if not self._unsettled:
+            await in_thread(self._file.finish)
+            self._file = None
+
+    async def close(self) -> None:
+        """Finish the file of this process, and those that dead processes of the run left in the folder."""
+        try:
+            if self._file is not None:
+                await self._end_file()
+            await self._recover()
+        except (FrontierError, SinkError) as exc:
+            log.warning("cannot finish all WARC files in %s: %s", self._folder, exc)
+        if self._file is not None:
+            log.warning("%s keeps the ending %s until a process of the run uses the folder", self._file.path, OPEN)
+            self._file.abandon()
+
+    async def _recover(self) -> None:
+        """Finish the files of dead processes of this run."""
+        ending = ENDING + OPEN
+        for name in sorted(os.listdir(self._folder)):
+            if name.startswith(self._prefix) and name.endswith(ending):
+                path = os.path.join(self._folder, name.removesuffix(OPEN))
+                if self._file is None or self._file.path != path:
+                    await self._recover_file(path)
+
+    async def _recover_file(self, path: str) -> None:
+        with left_by_dead(path) as file:
+            if file is None:
+                return
+            left = await in_thread(read_leftover, file)
+            if left.first and self._mark not in left.info:
+                return
+            outcomes = await self._outcomes([lease for _, lease in left.pages])
+            if "leased" in outcomes:  # a completion may still be on its way to the store
+                return
+            lost = [part for (part, _), outcome in zip(left.pages, outcomes, strict=True) if outcome == "lost"]
+            await in_thread(publish, path, left.first, left.size, lost)
+            log.info("finished %s, which another process left: %d pages", path, len(left.pages) - len(lost))
+
+    async def _outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        found: list[LeaseOutcome] = []
+        for begin in range(0, len(leases), _QUESTIONS):
+            found += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
+        return found

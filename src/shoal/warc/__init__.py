@@ -1,1 +1,0 @@
-"""WARC files: what was sent and received for each page, for archives and other tools."""
