@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - later, nobody may be able to read the interpreter's files
 import gc
 import logging
+import os
 import subprocess
 import sys
 import traceback
@@ -12,11 +14,16 @@ from pathlib import Path
 
 import execnet
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import claims, forked_pytest, forking
-from tests.databases import close_shared, run_folder
-from tests.spreading import Spreading, turn_of
+from tests.support import claims, forked_pytest, forking
+from tests.support.databases import close_shared, run_folder
+from tests.support.spreading import Spreading, turn_of
+
+# A busy machine must not make a property fail.
+settings.register_profile("shoal", deadline=None)
+settings.load_profile("shoal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,3 +116,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
     return path
+
+
+@pytest.fixture
+def forbidden(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing may be written. Root gives up its rights meanwhile."""
+    folder = tmp_path / "forbidden"
+    folder.mkdir(mode=0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.setresuid(65534, 65534, 0)
+    yield folder
+    if root:
+        os.setresuid(0, 0, 0)

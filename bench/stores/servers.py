@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests start the same servers
 
-from tests.databases import DatabaseServer, PostgresServer, RedisServer, ZookeeperServer
+from tests.support.databases import DatabaseServer, PostgresServer, RedisServer, ZookeeperServer
 
 REDIS = {"appendonly": "yes", "appendfsync": "everysec"}
 POSTGRES = {

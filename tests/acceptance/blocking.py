@@ -8,7 +8,7 @@ from collections import Counter
 from time import monotonic
 from typing import NamedTuple
 
-from tests.servers import StreamServer, answer, read_head
+from tests.support.servers import StreamServer, answer, read_head
 
 PATIENCE = 10
 """Requests after which the site blocks an address."""

@@ -21,7 +21,7 @@ from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
 from tests.acceptance.target import Target, Visit
-from tests.databases import ZookeeperServer, shared
+from tests.support.databases import ZookeeperServer, shared
 
 COORDINATORS = ("zookeeper", "redis", "postgresql")
 FRONTIER_OF = {"zookeeper": "redis", "redis": "redis", "postgresql": "postgresql"}

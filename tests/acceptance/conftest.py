@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
-from tests.servers import MisbehavingServer
+from tests.support import forking
+from tests.support.servers import MisbehavingServer
 
 ROOT = Path(__file__).parents[2]
 

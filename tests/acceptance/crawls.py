@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal import Crawl, Request, Response, Spider, crawl
 from shoal.crawling.stats import Summary
-from tests.servers import MisbehavingServer
+from tests.support.servers import MisbehavingServer
 
 QUICK: dict[str, Any] = {
     "download_delay": 0,

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from shoal.cli.main import main
-from tests import forking
-from tests.databases import PostgresServer, RedisServer, shared
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.databases import PostgresServer, RedisServer, shared
+from tests.support.forking import SHOAL
 
 KINDS = ("redis", "postgresql")
 
@@ -59,7 +59,7 @@ def serving(module: str, **options: object) -> Iterator[str]:
 
 def site(pages: int, *, latency: float = 0.0) -> AbstractContextManager[str]:
     """Run a site in its own process, and yield its URL."""
-    return serving("tests.servers", pages=pages, latency=latency)
+    return serving("tests.support.servers", pages=pages, latency=latency)
 
 
 def visits(url: str) -> list[tuple[str, str, float, float]]:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from tests import forking
 from tests.acceptance.crashing_worker import Crash, crashing
 from tests.acceptance.fleets import Fleet
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 
 class ForkedWorker:

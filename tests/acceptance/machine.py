@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests import forking
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 _MARK = "TEST_MACHINE"
 

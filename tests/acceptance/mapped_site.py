@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
-from tests.servers import StreamServer, answer, read_head
+from tests.support.servers import StreamServer, answer, read_head
 
 
 class MappedSite(StreamServer):

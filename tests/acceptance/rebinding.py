@@ -35,8 +35,8 @@ from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.page_fetcher import PageFetcher
 from shoal.http import Request
-from tests import forking
-from tests.servers import answer, read_head
+from tests.support import forking
+from tests.support.servers import answer, read_head
 
 NAME = "rebinding.test"
 PUBLIC = "8.8.8.8"

@@ -12,7 +12,7 @@ from pathlib import Path
 from shoal.frontier import open_store
 from shoal.operations.schedules.schedule import Definition, Schedule
 from shoal.operations.schedules.service import Schedules
-from tests import forking
+from tests.support import forking
 
 SERVERS = 3
 SPEED = 20.0

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import Target
-from tests.databases import RedisServer, free_port
-from tests.servers import StreamServer
+from tests.support import forking
+from tests.support.databases import RedisServer, free_port
+from tests.support.servers import StreamServer
 
 Server = TypeVar("Server", bound=StreamServer)
 

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple, cast
 from urllib.parse import parse_qs, urlsplit
 
-from tests import forking
-from tests.servers import answer
+from tests.support import forking
+from tests.support.servers import answer
 
 
 class Visit(NamedTuple):

@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import PATIENCE, Api, beside, is_genuine, serving, stands_still, until
 from tests.acceptance.target import Target, most_at_once, target
-from tests.databases import free_port
-from tests.servers import CHARSETS, MisbehavingServer, StreamServer, read_body, read_head
-from tests.servers import answer as page_of
+from tests.support import forking
+from tests.support.databases import free_port
+from tests.support.servers import CHARSETS, MisbehavingServer, StreamServer, read_body, read_head
+from tests.support.servers import answer as page_of
 
 FORBIDDEN = "127.0.0.2"
 """An address of this machine that is not listed as allowed."""

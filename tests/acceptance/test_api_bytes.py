@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.serving import PATIENCE, Api, beside, serving, until
-from tests.servers import StreamServer, answer, head, read_head
+from tests.support.servers import StreamServer, answer, head, read_head
 
 MB = 1_000_000
 

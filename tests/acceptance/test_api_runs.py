@@ -19,11 +19,11 @@ import pytest
 
 from shoal.api import resources
 from shoal.urls.normalize import normalize_url
-from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import PATIENCE, Api, serving, stands_still, until
 from tests.acceptance.target import Target, host_of, target
-from tests.databases import RedisServer
+from tests.support import forking
+from tests.support.databases import RedisServer
 
 SPIDER = """
 from shoal import Spider

@@ -18,9 +18,9 @@ from tests.acceptance.fleets import Fleet, frontier_url
 from tests.acceptance.serving import Api, beside, serving, until
 from tests.acceptance.target import Target, host_of, target
 from tests.acceptance.test_notifications import ENVIRON, Receiver, until_watched, webhook
-from tests.databases import RedisServer
-from tests.login_site import PASSWORD, LoginSite
-from tests.scraping import addresses, get, scrape
+from tests.support.databases import RedisServer
+from tests.support.login_site import PASSWORD, LoginSite
+from tests.support.scraping import addresses, get, scrape
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,11 +18,11 @@ import pytest
 from shoal.frontier import open_store
 from shoal.http import Request
 from shoal.item import decode_item
-from tests import forking
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.target import Target, target
-from tests.databases import RedisServer
+from tests.support import forking
+from tests.support.databases import RedisServer
 
 SPIDER = """
 import os

@@ -22,12 +22,12 @@ import pytest
 
 from shoal import DropItem, Request, Response, Spider, crawl
 from shoal.errors import ConfigError, FetchError, SinkError, StoreError
-from tests import forking
 from tests.acceptance.crawls import QUICK, Pages, crawl_beside, ended
-from tests.forking import SHOAL
-from tests.hostile_pages import fill, unclosed
-from tests.patience import allowance
-from tests.servers import CHARSETS, HUGE, ODD_HREFS, MisbehavingServer, answer
+from tests.support import forking
+from tests.support.forking import SHOAL
+from tests.support.hostile_pages import fill, unclosed
+from tests.support.patience import allowance
+from tests.support.servers import CHARSETS, HUGE, ODD_HREFS, MisbehavingServer, answer
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import pytest
 
-from tests import forking
 from tests.acceptance.serving import FAST, Celery, serving, until
 from tests.acceptance.target import Target, target
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 Shoal: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from shoal.api.celery.messages import pack, unpack
 from tests.acceptance.serving import Celery, beside, celery, stands_still, until
 from tests.acceptance.target import Target, closest, target
-from tests.databases import RedisServer
-from tests.servers import MisbehavingServer
+from tests.support.databases import RedisServer
+from tests.support.servers import MisbehavingServer
 
 
 @pytest.fixture

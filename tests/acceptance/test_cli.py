@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests import forking
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 ROOT = Path(__file__).parents[2]
 

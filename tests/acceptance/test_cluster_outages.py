@@ -24,8 +24,8 @@ from tests.acceptance.clusters import (
 from tests.acceptance.faults import wire, wrong_clock
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.target import Target, target
-from tests.databases import DatabaseServer, PostgresServer, RedisServer, ZookeeperServer
-from tests.patience import allowance
+from tests.support.databases import DatabaseServer, PostgresServer, RedisServer, ZookeeperServer
+from tests.support.patience import allowance
 
 SERVERS: dict[str, type[DatabaseServer]] = {
     "zookeeper": ZookeeperServer, "redis": RedisServer, "postgresql": PostgresServer,

@@ -33,7 +33,7 @@ from tests.acceptance.faults import picture
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.serving import until
 from tests.acceptance.target import Target, target
-from tests.patience import allowance
+from tests.support.patience import allowance
 
 
 @pytest.fixture(params=COORDINATORS)

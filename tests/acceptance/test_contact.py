@@ -12,11 +12,11 @@ import pytest
 
 from shoal.config import Config
 from shoal.errors import ConfigError
-from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.serving import PATIENCE, beside, serving
 from tests.acceptance.target import target
-from tests.servers import MisbehavingServer
+from tests.support import forking
+from tests.support.servers import MisbehavingServer
 
 CONTACT = "https://operator.example/googlebot"
 ROBOTS = "User-agent: googlebot\nDisallow: /\nUser-agent: operator\nDisallow: /\nUser-agent: shoal\nDisallow: /private"

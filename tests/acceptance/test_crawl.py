@@ -16,8 +16,8 @@ import pytest
 
 from shoal import Crawl, DropItem, Request, Response, Spider, crawl
 from shoal.errors import RunError, SinkError, SpiderError
-from tests.loops import only_uvloop as event_loop_policy
-from tests.servers import MisbehavingServer, SiteServer
+from tests.support.loops import only_uvloop as event_loop_policy
+from tests.support.servers import MisbehavingServer, SiteServer
 
 __all__ = ["event_loop_policy"]
 

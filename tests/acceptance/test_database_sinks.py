@@ -39,9 +39,9 @@ from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.drainer import Drainer, is_retryable
 from shoal.sinks.keys import SYSTEM_COLUMNS
 from shoal.sinks.tables import Columns, Kind, Naming, join_kinds, kind_of
-from tests.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
-from tests.patience import allowance
-from tests.servers import SiteServer
+from tests.support.databases import DatabaseServer, MariaServer, PostgresServer, free_port, shared
+from tests.support.patience import allowance
+from tests.support.servers import SiteServer
 
 WHEN = datetime(2024, 2, 29, 12, 30, 15, 123456, UTC)
 _spaces = count()

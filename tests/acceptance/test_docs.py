@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.acceptance.clusters import coordinator_url
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.test_cli import ROOT
-from tests.databases import shared
-from tests.forking import SHOAL
-from tests.object_storage import S3Server
+from tests.support import forking
+from tests.support.databases import shared
+from tests.support.forking import SHOAL
+from tests.support.object_storage import S3Server
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 AWAITS = re.compile(r"^(?:\w+ = )?await ", re.MULTILINE)

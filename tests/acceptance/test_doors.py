@@ -14,10 +14,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.serving import PATIENCE, Api, serving, until
-from tests.databases import RedisServer, free_port
+from tests.support import forking
+from tests.support.databases import RedisServer, free_port
 
 ADMIN, ANN, BOB = "the-token-of-the-admin", "the-token-of-ann", "the-token-of-bob"
 TOKENS = {

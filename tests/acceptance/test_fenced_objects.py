@@ -25,7 +25,6 @@ from shoal.sinks import open_sink
 from shoal.sinks.drainer import is_retryable
 from shoal.sinks.objects import MissingPartsSink
 from shoal.testing.sinks import logged
-from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url, site
 from tests.acceptance.test_object_storage import (
     SMALL,
@@ -36,8 +35,9 @@ from tests.acceptance.test_object_storage import (
     pages_of,
     wait_for,
 )
-from tests.databases import shared
-from tests.object_storage import AzureServer, CarelessS3Server, ObjectServer, S3Server, use
+from tests.support import forking
+from tests.support.databases import shared
+from tests.support.object_storage import AzureServer, CarelessS3Server, ObjectServer, S3Server, use
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -25,8 +25,8 @@ from shoal.sinks.drainer import Drainer, export, is_retryable
 from shoal.sinks.keys import Export
 from shoal.sinks.patience import Patience
 from tests.acceptance.test_database_sinks import Book, Place, in_memory, is_beyond, log_items, until
-from tests.databases import MariaServer, PostgresServer, shared
 from tests.nemesis.proxy import HoldingProxy
+from tests.support.databases import MariaServer, PostgresServer, shared
 
 
 class FilePlace:

@@ -15,9 +15,9 @@ import pytest
 
 from shoal import Request, Response
 from tests.acceptance.crawls import Pages, crawl_beside
-from tests.loops import only_uvloop as event_loop_policy
-from tests.patience import allowance
-from tests.servers import HUGE, PLAIN, MisbehavingServer, ProxyServer
+from tests.support.loops import only_uvloop as event_loop_policy
+from tests.support.patience import allowance
+from tests.support.servers import HUGE, PLAIN, MisbehavingServer, ProxyServer
 
 __all__ = ["event_loop_policy"]
 

@@ -20,14 +20,14 @@ import pytest
 
 from shoal import Crawl, DropItem, File, Response, Spider, crawl
 from shoal.errors import FileStoreError
-from tests import forking
 from tests.acceptance.crawls import QUICK
 from tests.acceptance.faults import fill
 from tests.acceptance.file_site import content_of, files_of, picture
 from tests.acceptance.fleets import KINDS, SHOAL, Fleet, frontier_url, serving
-from tests.databases import shared
-from tests.object_storage import AzureServer, ObjectServer, S3Server, use
-from tests.servers import MisbehavingServer, SiteServer
+from tests.support import forking
+from tests.support.databases import shared
+from tests.support.object_storage import AzureServer, ObjectServer, S3Server, use
+from tests.support.servers import MisbehavingServer, SiteServer
 
 pytestmark = pytest.mark.timeout(240)
 

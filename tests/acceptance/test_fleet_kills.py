@@ -34,12 +34,12 @@ from shoal.runs.start import start_run
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import export
 from shoal.spider import load_spider
-from tests import forking
 from tests.acceptance.crashing_worker import Crash
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site, visits
 from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
-from tests.databases import MariaServer, PostgresServer, free_port, shared
-from tests.patience import allowance
+from tests.support import forking
+from tests.support.databases import MariaServer, PostgresServer, free_port, shared
+from tests.support.patience import allowance
 
 T = TypeVar("T")
 

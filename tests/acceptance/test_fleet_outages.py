@@ -28,7 +28,7 @@ from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, R
 from tests.acceptance.faults import picture, seconds_until_exit, wire, wrong_clock
 from tests.acceptance.fleets import KINDS, Fleet, InProcessFleet, frontier_url
 from tests.acceptance.target import Target, closest, host_of, most_at_once, target
-from tests.databases import PostgresServer, RedisServer, free_port
+from tests.support.databases import PostgresServer, RedisServer, free_port
 
 SPIDER = """
 import os

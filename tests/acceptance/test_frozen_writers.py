@@ -19,14 +19,14 @@ import pytest
 from shoal.frontier import open_store
 from shoal.ports import Frontier, RoleState
 from shoal.sinks.drainer import position_of
-from tests import forking
 from tests.acceptance.clusters import SPIDER, Cluster, urls
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.forked_workers import ForkedFleet, ForkedWorker
 from tests.acceptance.serving import until
 from tests.acceptance.target import Target, target
 from tests.acceptance.test_worker_sessions import held
-from tests.databases import PostgresServer, shared
+from tests.support import forking
+from tests.support.databases import PostgresServer, shared
 
 SESSION = 1.5
 PAGES = 3000

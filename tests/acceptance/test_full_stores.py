@@ -16,8 +16,8 @@ from redis import Redis
 
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.serving import Api, Celery, beside, serving, until
-from tests.databases import PostgresServer, RedisServer, shared
-from tests.servers import StreamServer, answer, read_head
+from tests.support.databases import PostgresServer, RedisServer, shared
+from tests.support.servers import StreamServer, answer, read_head
 
 MB = 1_000_000
 CALLERS = ("ann", "bob", "cid", "dan", "eva")

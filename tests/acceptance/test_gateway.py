@@ -15,7 +15,7 @@ from playwright.async_api import Browser, async_playwright
 
 from shoal.fetch.browser.gateway import Gateway
 from shoal.fetch.guard import AddressGuard
-from tests.socks_server import SocksServer
+from tests.support.socks_server import SocksServer
 
 PAGE = """<!doctype html><title>Ways out</title><body><script>
 const outcome = {};

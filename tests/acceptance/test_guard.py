@@ -19,8 +19,8 @@ from shoal.fetch.guard import AddressGuard
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.acceptance.rebinding import PUBLIC, PUBLIC_6, fetch_while_rebinding
 from tests.acceptance.serving import beside, serving
-from tests.servers import MisbehavingServer, ProxyServer
-from tests.socks_server import SocksServer
+from tests.support.servers import MisbehavingServer, ProxyServer
+from tests.support.socks_server import SocksServer
 
 SPELLINGS = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7F.1", "0177.0.0.1", "017700000001", "127.0.0.1.",

@@ -16,9 +16,9 @@ from shoal.frontier import join_store
 from shoal.ports import Store
 from shoal.runs.reports import ProcessReport, field_coverage, read_processes, read_recent_items
 from shoal.runs.samples import read_history
-from tests import forking
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
 from tests.acceptance.serving import until
+from tests.support import forking
 
 PAGES = 60
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
-from tests.forking import SHOAL
-from tests.servers import SiteServer
+from tests.support import forking
+from tests.support.forking import SHOAL
+from tests.support.servers import SiteServer
 
 SPIDER = """
 from shoal import Spider

@@ -13,8 +13,8 @@ import pytest
 from shoal import Response, Spider, crawl
 from tests.acceptance.blocking import BlockingSite, LyingProxy
 from tests.acceptance.crawls import ended
-from tests.servers import ProxyServer
-from tests.socks_server import SocksServer
+from tests.support.servers import ProxyServer
+from tests.support.socks_server import SocksServer
 
 SETTINGS: dict[str, Any] = {
     "download_delay": 0,

@@ -11,11 +11,11 @@ from typing import Self
 
 import pytest
 
-from tests import forking
 from tests.acceptance.blocking import BlockingSite
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, frontier_url
-from tests.servers import ProxyServer
-from tests.socks_server import SocksServer
+from tests.support import forking
+from tests.support.servers import ProxyServer
+from tests.support.socks_server import SocksServer
 
 PAGES = 60
 REST = 1.5

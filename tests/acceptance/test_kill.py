@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from tests import forking
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 PAGES = 1500
 KILLS = 20
@@ -41,7 +41,7 @@ class Pages(Spider):
 @pytest.fixture
 def site() -> Iterator[str]:
     """The site in a process of its own, slow enough that the crawl lasts through all kills."""
-    command = [sys.executable, "-m", "tests.servers", "--pages", str(PAGES), "--latency", "0.08"]
+    command = [sys.executable, "-m", "tests.support.servers", "--pages", str(PAGES), "--latency", "0.08"]
     with forking.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()

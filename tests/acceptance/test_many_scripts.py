@@ -20,11 +20,11 @@ from shoal.frontier import open_store
 from shoal.ports import Run
 from shoal.runs.start import find_run, start_run
 from shoal.sinks.drainer import split_role
-from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url, site, visits
 from tests.acceptance.test_database_sinks import Place
-from tests.databases import DatabaseServer, MariaServer, PostgresServer, shared
-from tests.servers import SiteServer
+from tests.support import forking
+from tests.support.databases import DatabaseServer, MariaServer, PostgresServer, shared
+from tests.support.servers import SiteServer
 
 PAGES = 300
 SCRIPT = """

@@ -10,9 +10,9 @@ from subprocess import PIPE
 
 import pytest
 
-from tests import forking
 from tests.acceptance.mapped_site import MappedSite, index, urlset
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 DATED = """<urlset><url><loc>/old</loc><lastmod>2025-05-01</lastmod></url>
 <url><loc>/new</loc><lastmod>2026-05</lastmod></url></urlset>"""

@@ -18,15 +18,15 @@ import pytest
 
 from shoal.ports import Counts
 from shoal.runs.cluster import open_coordinator
-from tests import forking
 from tests.acceptance.clusters import SESSION, Cluster, check_items, urls
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import SHOAL, SPIDER, Fleet, frontier_url
 from tests.acceptance.serving import serving
 from tests.acceptance.target import Target, host_of, target
-from tests.databases import RedisServer, free_port
-from tests.patience import allowance
-from tests.scraping import Scrape, addresses, get, promtool, scrape, scrape_until
+from tests.support import forking
+from tests.support.databases import RedisServer, free_port
+from tests.support.patience import allowance
+from tests.support.scraping import Scrape, addresses, get, promtool, scrape, scrape_until
 
 STATES = ("ready", "waiting", "in_flight", "done", "failed")
 

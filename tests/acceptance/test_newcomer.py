@@ -19,11 +19,11 @@ import pytest
 from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.frontier import open_store
 from shoal.messages import pip_install
-from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.serving import until
 from tests.acceptance.test_cli import lines, shoal
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 __all__ = ["shoal"]
 

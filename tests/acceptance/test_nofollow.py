@@ -6,9 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests import forking
 from tests.acceptance.mapped_site import MappedSite
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 BODIES = {
     "/": '<a href="/a">a</a><a rel="nofollow" href="/marked">marked</a><a href="/closed">closed</a>',

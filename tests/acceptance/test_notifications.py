@@ -26,10 +26,10 @@ from shoal.operations.problem import Problem
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import FAST, PATIENCE, Api, Process, beside, is_genuine, serving, until
 from tests.acceptance.target import Target, target
-from tests.databases import RedisServer, free_port
-from tests.servers import StreamServer, read_body, read_head
-from tests.servers import answer as page_of
-from tests.smtp_server import SmtpServer
+from tests.support.databases import RedisServer, free_port
+from tests.support.servers import StreamServer, read_body, read_head
+from tests.support.servers import answer as page_of
+from tests.support.smtp_server import SmtpServer
 
 KEY = "a-signing-key-that-nobody-sees"
 PASSWORD = "a-password-that-nobody-sees"

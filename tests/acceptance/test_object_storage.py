@@ -32,11 +32,11 @@ from shoal.runs.trust import check_outputs
 from shoal.sinks import is_shared, open_sink, sink_id
 from shoal.sinks.drainer import is_retryable
 from shoal.testing.sinks import logged
-from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, Fleet, InProcessFleet, frontier_url, site
-from tests.databases import shared
 from tests.nemesis.servers import AofRedis
-from tests.object_storage import AzureServer, ObjectServer, S3Server, use
+from tests.support import forking
+from tests.support.databases import shared
+from tests.support.object_storage import AzureServer, ObjectServer, S3Server, use
 
 pytestmark = pytest.mark.timeout(240)
 

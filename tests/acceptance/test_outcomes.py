@@ -17,10 +17,10 @@ from shoal.frontier import open_store
 from shoal.http import Response
 from shoal.ports import Run
 from shoal.runs.outcome import forget_outcome, read_outcome, store_outcome
-from tests import forking
-from tests.databases import RedisServer, shared
-from tests.forking import SHOAL
-from tests.servers import SiteServer
+from tests.support import forking
+from tests.support.databases import RedisServer, shared
+from tests.support.forking import SHOAL
+from tests.support.servers import SiteServer
 
 SPIDER = """
 from shoal import Spider

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
-from tests.databases import RedisServer, shared
-from tests.forking import SHOAL
 from tests.nemesis.destinations import DESTINATIONS, MySQL, Postgres
+from tests.support import forking
+from tests.support.databases import RedisServer, shared
+from tests.support.forking import SHOAL
 
 ITEMS = 40
 SPIDER = """

@@ -15,11 +15,11 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests import forking
 from tests.acceptance.faults import fill
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site, visits
 from tests.acceptance.serving import until
-from tests.databases import PostgresServer
+from tests.support import forking
+from tests.support.databases import PostgresServer
 
 PAGES = 600
 

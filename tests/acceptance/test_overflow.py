@@ -15,9 +15,9 @@ import pytest
 
 from shoal import Request, Response, Spider, crawl
 from shoal.frontier.rules import FULL_KIND
-from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, InProcessFleet, frontier_url, site
-from tests.servers import SiteServer
+from tests.support import forking
+from tests.support.servers import SiteServer
 
 PAGES = 40
 LIMITED = {"queue.max_size": 12, "queue.overflow": "refuse"}

@@ -14,7 +14,7 @@ from shoal.config import Config
 from shoal.frontier import open_store
 from shoal.operations.url_report import Agent, report_url
 from shoal.ports import FrontierOptions
-from tests.loops import only_uvloop as event_loop_policy
+from tests.support.loops import only_uvloop as event_loop_policy
 
 __all__ = ["event_loop_policy"]
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import Api, beside, celery, serving, until
-from tests.databases import free_port
-from tests.servers import StreamServer, answer, read_head
+from tests.support import forking
+from tests.support.databases import free_port
+from tests.support.servers import StreamServer, answer, read_head
 
 FORBIDDEN = "127.0.0.2"
 """An address of this machine that is not listed as allowed."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, Fleet, frontier_url
 from tests.acceptance.serving import Api, serving, until
 from tests.acceptance.target import Target, target
+from tests.support import forking
 
 SPIDER = """
 from shoal import Spider

@@ -15,9 +15,9 @@ import pytest
 
 from tests.acceptance.serving import FAST, Api, Process, beside, until
 from tests.acceptance.silent_zone import NameServer, name_server
-from tests.forking import SHOAL
-from tests.servers import StreamServer, answer, read_head
-from tests.socks_server import SocksServer
+from tests.support.forking import SHOAL
+from tests.support.servers import StreamServer, answer, read_head
+from tests.support.socks_server import SocksServer
 
 PATIENT = {"SHOAL_DNS__DEADLINE": "1000", "SHOAL_DNS__MAX_LOOKUPS": "40", "SHOAL_RETRY__MAX_ATTEMPTS": "1"}
 """Lookups last longer than the test. One zone has a quarter of them."""

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import FAST, Api, until
 from tests.acceptance.target import Target, closest, target
+from tests.support import forking
 
 DELAY = 0.8
 PAGES = 4

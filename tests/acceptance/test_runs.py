@@ -16,9 +16,9 @@ import pytest
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.work_queue import SyncUrlWorkQueue
-from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, InProcessFleet, frontier_url, site
-from tests.databases import RedisServer, shared
+from tests.support import forking
+from tests.support.databases import RedisServer, shared
 
 PAGES = 60
 

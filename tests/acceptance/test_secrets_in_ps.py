@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.fleets import SHOAL, SPIDER, site
 from tests.acceptance.serving import until
-from tests.databases import RedisServer
+from tests.support.databases import RedisServer
 
 SECRET = "s3cret-of-redis"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import frontier_url
 from tests.dashboard.browsing import chromium
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 PAGES = 12
 VALUE = "s3cret-value-of-the-session"

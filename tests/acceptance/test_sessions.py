@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from shoal import LoggedOut, Login, Response, Spider, crawl
-from tests import forking
 from tests.acceptance.fleets import Fleet, frontier_url
-from tests.forking import SHOAL
-from tests.login_site import PASSWORD, Answer, LoginSite
-from tests.servers import ProxyServer
+from tests.support import forking
+from tests.support.forking import SHOAL
+from tests.support.login_site import PASSWORD, Answer, LoginSite
+from tests.support.servers import ProxyServer
 
 SPIDER = """
 from shoal import LoggedOut, Spider

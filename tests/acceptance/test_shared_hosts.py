@@ -11,7 +11,7 @@ from shoal import Crawl, Response, Spider
 from shoal.frontier import open_store
 from tests.acceptance.fleets import KINDS, InProcessFleet, frontier_url
 from tests.acceptance.target import Visit, closest, target
-from tests.patience import allowance
+from tests.support.patience import allowance
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from shoal import Response, SitemapSpider, crawl
-from tests import forking
 from tests.acceptance.crawls import QUICK, ended
 from tests.acceptance.fleets import InProcessFleet, frontier_url
 from tests.acceptance.mapped_site import MappedSite, index, urlset
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 SETTINGS = {**QUICK, "http.max_body_bytes": 50 << 20}
 PAGES = 300

@@ -13,8 +13,8 @@ from shoal import Request
 from shoal.fetch import aiohttp_fetcher
 from shoal.messages import pip_install
 from tests.acceptance.crawls import Pages, crawl_beside
-from tests.servers import MisbehavingServer
-from tests.socks_server import Connect, SocksServer
+from tests.support.servers import MisbehavingServer
+from tests.support.socks_server import Connect, SocksServer
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from shoal import Crawl, DropItem, Request, Response, Spider, crawl
 from shoal.errors import SpiderError
 from shoal.spider import check_declared
-from tests import forking
-from tests.forking import SHOAL
-from tests.servers import SiteServer
+from tests.support import forking
+from tests.support.forking import SHOAL
+from tests.support.servers import SiteServer
 
 FAST: dict[str, Any] = {"download_delay": 0, "retry": {"base_delay": 0.01}}
 

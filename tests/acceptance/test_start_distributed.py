@@ -24,7 +24,7 @@ from shoal.messages import pip_install
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.target import target
 from tests.acceptance.test_cli import ROOT
-from tests.databases import RedisServer, free_port
+from tests.support.databases import RedisServer, free_port
 
 SCRIPT = str(ROOT / "scripts" / "start-distributed")
 

@@ -25,15 +25,15 @@ from shoal.fetch.tor.daemon import TorDaemon
 from shoal.fetch.tor.layer import open_tor
 from shoal.http import Request, Response
 from shoal.ports import Fetch
-from tests import forking
 from tests.acceptance.fleets import SHOAL, Fleet, frontier_url
 from tests.acceptance.machine import machine
 from tests.acceptance.test_cli import ROOT
 from tests.acceptance.test_docs import QUICK, blocks, run_all
 from tests.acceptance.tor_apart import Step, run_apart
-from tests.databases import free_port
-from tests.tor_network import NAMES, TorNetwork, daemons_below, tor_network
-from tests.tor_site import TorSite, tor_site
+from tests.support import forking
+from tests.support.databases import free_port
+from tests.support.tor_network import NAMES, TorNetwork, daemons_below, tor_network
+from tests.support.tor_site import TorSite, tor_site
 
 SPIDER = """
 from shoal import Spider

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL
-from tests.socks_server import SocksServer
-from tests.tor_network import daemons_below
+from tests.support import forking
+from tests.support.socks_server import SocksServer
+from tests.support.tor_network import daemons_below
 
 SPIDER = """
 from shoal import Spider

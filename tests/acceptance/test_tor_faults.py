@@ -14,8 +14,8 @@ from shoal.crawling.stats import Summary
 from shoal.errors import TorError
 from shoal.fetch.tor import layer
 from tests.acceptance.blocking import BlockingSite
-from tests.scripted_tor import STEPS, ScriptedTor
-from tests.unit.fakes import eventually
+from tests.support.fakes import eventually
+from tests.support.scripted_tor import STEPS, ScriptedTor
 
 PAGES = 6
 SETTINGS = {

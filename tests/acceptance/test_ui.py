@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.fleets import frontier_url, site
 from tests.acceptance.machine import Machine, machine
 from tests.acceptance.serving import until
-from tests.databases import free_port
+from tests.support.databases import free_port
 
 SPIDER = """
 from shoal import Request, Spider

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.acceptance.serving import until
 from tests.acceptance.target import target
+from tests.support import forking
 
 pytestmark = pytest.mark.timeout(90)
 

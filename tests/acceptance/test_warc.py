@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import KINDS, SHOAL, SPIDER, Fleet, frontier_url, site
-from tests.warc_files import pages_of, read_folder
+from tests.support import forking
+from tests.support.warc_files import pages_of, read_folder
 
 PAGES = 400
 KILLS = 6

@@ -22,9 +22,9 @@ from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import Run
 from shoal.ports.clock import now
-from tests import forking
 from tests.acceptance.fleets import KINDS, frontier_url
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 URLS = [f"http://shop.example/{number}" for number in range(25)]
 

@@ -19,9 +19,9 @@ from shoal.runs.start import RunSettings
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
 from shoal.urls.scope import Scope
-from tests import forking
 from tests.acceptance.fleets import SHOAL, SPIDER, frontier_url
-from tests.servers import MisbehavingServer, ProxyServer
+from tests.support import forking
+from tests.support.servers import MisbehavingServer, ProxyServer
 
 
 class Pages(Spider):

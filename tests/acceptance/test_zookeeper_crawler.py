@@ -25,8 +25,8 @@ from tests.acceptance.crawlers import CrawlerPrograms
 from tests.acceptance.faults import picture
 from tests.acceptance.fleets import frontier_url
 from tests.acceptance.target import Target, target
-from tests.databases import ZookeeperServer
-from tests.patience import allowance
+from tests.support.databases import ZookeeperServer
+from tests.support.patience import allowance
 
 SESSION = 3.0  # on a busy machine, a program may be delayed by a second or two
 FIVE = {"Runner": 3, "Backup Runner": 2}

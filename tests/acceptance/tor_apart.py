@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.servers import pump
+from tests.support.servers import pump
 
 _ENTER = ["unshare", "--mount", "--net"]
 _SET_UP = """

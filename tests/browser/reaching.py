@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import uvloop
 
 from tests.acceptance.rebinding import PUBLIC, NameServer
-from tests.forking import SHOAL
-from tests.servers import answer, read_head
+from tests.support.forking import SHOAL
+from tests.support.servers import answer, read_head
 
 OTHER_PUBLIC = "9.9.9.9"
 PRIVATE, OTHER_PRIVATE = "127.0.0.1", "127.0.0.2"

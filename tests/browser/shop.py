@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from tests import forking
+from tests.support import forking
 
 PER_PAGE = 10
 

@@ -8,8 +8,8 @@ import pytest
 
 from shoal import Response, Spider, crawl
 from tests.acceptance.blocking import BlockingSite
-from tests.servers import ProxyServer
-from tests.socks_server import SocksServer
+from tests.support.servers import ProxyServer
+from tests.support.socks_server import SocksServer
 
 SETTINGS = {
     "browser.sandbox": False,

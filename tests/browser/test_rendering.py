@@ -28,11 +28,11 @@ from shoal.fetch.browser.process import BrowserProcess
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.http.rendering import Click, Evaluate, Fill, Press, Scroll, Wait, permit
-from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser import shop
 from tests.browser.processes import recorded, wait_until_gone
-from tests.databases import free_port
+from tests.support import forking
+from tests.support.databases import free_port
 
 SETTINGS = BrowserSettings(sandbox=False, page_timeout=60.0)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

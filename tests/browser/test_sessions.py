@@ -25,10 +25,10 @@ from shoal.fetch.resolving import CaresResolver
 from shoal.fetch.routing import RoutingFetcher
 from shoal.fetch.sessions.cookies import Cookie
 from shoal.fetch.sessions.session import SentCookies, Session
-from tests import forking
 from tests.acceptance.fleets import SHOAL
 from tests.browser.accounts import Account, Accounts
-from tests.unit.fakes import eventually
+from tests.support import forking
+from tests.support.fakes import eventually
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.asyncio(loop_scope="module")

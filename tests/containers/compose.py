@@ -18,7 +18,7 @@ import yaml
 from tests.containers.checks import Checks, Failed, wait_for
 from tests.containers.crawls import NETWORKS, Api, Site, address_of, login, status_of
 from tests.containers.engine import ROOT, Podman
-from tests.databases import free_port
+from tests.support.databases import free_port
 
 FILE = ROOT / "compose.yml"
 BROWSER_FILE = ROOT / "docker-compose.browser.yml"

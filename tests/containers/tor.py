@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from tests.containers.checks import Failed
 from tests.containers.engine import Podman
-from tests.tor_network import NAMES, TorNetwork, tor_network
-from tests.tor_site import TorSite, tor_site
+from tests.support.tor_network import NAMES, TorNetwork, tor_network
+from tests.support.tor_site import TorSite, tor_site
 
 PAGES = 2
 Network: TypeAlias = tuple[TorSite, TorNetwork]

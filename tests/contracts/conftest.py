@@ -18,7 +18,7 @@ from tests.contracts.local_harness import LocalMemoryHarness, LocalSQLiteHarness
 from tests.contracts.postgres_harness import PostgresHarness
 from tests.contracts.postgres_steps import schema_for
 from tests.contracts.redis_harness import RedisHarness
-from tests.databases import PostgresServer, shared
+from tests.support.databases import PostgresServer, shared
 
 
 class MemoryHarness(Harness):

@@ -40,7 +40,7 @@ from shoal.ports import (
 )
 from shoal.testing import FakeClock
 from shoal.testing.steps import TTL, complete, finish_seeding, lease_one, page
-from tests.databases import PostgresServer, RedisServer, shared
+from tests.support.databases import PostgresServer, RedisServer, shared
 
 _DELAY = 300.0
 _STEP = 400.0

@@ -13,7 +13,7 @@ from shoal.http import Request
 from shoal.ports import Store
 from shoal.testing.server_faults import ServerFaultHarness
 from tests.contracts.postgres_steps import ask, check_tables
-from tests.databases import DatabaseServer
+from tests.support.databases import DatabaseServer
 
 _numbers = count(1)
 

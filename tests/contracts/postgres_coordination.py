@@ -8,7 +8,7 @@ from shoal.ports import Coordinator
 from shoal.runs.cluster.postgres import PostgresCoordinator
 from shoal.testing import CoordinatorHarness
 from shoal.testing.coordination import TTL
-from tests.databases import PostgresServer, shared
+from tests.support.databases import PostgresServer, shared
 
 SCHEMA = "coordination"
 _EMPTY = "; ".join(f"DELETE FROM {SCHEMA}.{table}" for table in ("cluster", "member", "slot", "cluster_event"))

@@ -7,7 +7,7 @@ import asyncpg
 from shoal.frontier.postgres import PostgresStore
 from shoal.ports import Store
 from shoal.testing import Harness
-from tests.databases import PostgresServer, shared
+from tests.support.databases import PostgresServer, shared
 
 SCHEMA = "contract"
 _EMPTY = f"""

@@ -9,7 +9,7 @@ from shoal.ports import Coordinator
 from shoal.runs.cluster.redis import RedisCoordinator
 from shoal.testing import CoordinatorHarness
 from shoal.testing.coordination import TTL
-from tests.databases import RedisServer, shared
+from tests.support.databases import RedisServer, shared
 
 _prefixes = (f"c{uuid4().hex[:8]}-{number}" for number in count(1))
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 from shoal.frontier.redis import RedisStore
 from shoal.ports import Store
 from shoal.testing import Harness
-from tests.databases import RedisServer, shared
+from tests.support.databases import RedisServer, shared
 
 _FAMILY = uuid4().hex[:8]
 _numbers = count(1)

@@ -40,7 +40,7 @@ from shoal.runs.cluster.zookeeper_session import ZookeeperAddress, ZookeeperSess
 from shoal.sinks import open_sink
 from shoal.sinks.drainer import is_retryable
 from tests.contracts.postgres_steps import ask, schema_of
-from tests.databases import MariaServer, PostgresServer, RedisServer, ZookeeperServer, shared
+from tests.support.databases import MariaServer, PostgresServer, RedisServer, ZookeeperServer, shared
 
 AWAY, UNCERTAIN, FINAL = Severity.AWAY, Severity.UNCERTAIN, Severity.FINAL
 FRONTIER_ERRORS = {AWAY: StoreAwayError, UNCERTAIN: FrontierError, FINAL: StoreError}

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from shoal.frontier import host_policy
 from shoal.frontier.host_policy import effective_concurrency, effective_delay, is_asking, is_live, pause_for, turns_left
-from tests.databases import PostgresServer, RedisServer, shared
+from tests.support.databases import PostgresServer, RedisServer, shared
 
 pytestmark = pytest.mark.asyncio
 

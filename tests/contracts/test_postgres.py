@@ -30,7 +30,7 @@ from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, 
 from shoal.testing.server_faults import wait_until_back
 from shoal.testing.steps import check_balance, history, reissue
 from tests.contracts.postgres_steps import WIDE, ask, check_tables, lease_one, opened, pages, schema_of
-from tests.databases import PostgresServer, RedisServer, shared
+from tests.support.databases import PostgresServer, RedisServer, shared
 
 
 @pytest.fixture(scope="module")

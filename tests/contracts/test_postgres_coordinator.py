@@ -14,8 +14,8 @@ from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError,
 from shoal.ports import Counts
 from shoal.runs.cluster.postgres import PostgresCoordinator
 from tests.contracts.postgres_steps import schema_for
-from tests.databases import PostgresServer
-from tests.patience import allowance
+from tests.support.databases import PostgresServer
+from tests.support.patience import allowance
 
 COUNTS = Counts(2, 1)
 

@@ -15,7 +15,7 @@ from shoal.http import Request
 from shoal.ports import Completion, Counts, Failure, Frontier, FrontierOptions, HostUpdate, Run
 from shoal.runs.cluster.postgres import PostgresCoordinator
 from tests.contracts.postgres_steps import schema_for
-from tests.databases import PgBouncer, PostgresServer, shared
+from tests.support.databases import PgBouncer, PostgresServer, shared
 
 WIDE = FrontierOptions(concurrency_per_host=1000)
 

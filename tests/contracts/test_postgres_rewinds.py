@@ -15,7 +15,7 @@ from shoal.errors import RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier.postgres import PostgresStore
 from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, Lease, Pushed, Run
 from tests.contracts.postgres_steps import WIDE, lease_one, opened, pages, schema_for
-from tests.databases import PostgresServer, shared
+from tests.support.databases import PostgresServer, shared
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from shoal.frontier.postgres import PostgresStore
 from shoal.http import Request
 from shoal.ports import Completion, Failure, FrontierOptions, Holder, Run
 from tests.acceptance.fleets import frontier_url
-from tests.databases import PostgresServer, shared
+from tests.support.databases import PostgresServer, shared
 
 LONG = "http://a.example/" + "x" * 200
 VERY_LONG = "http://a.example/" + "x" * 1000

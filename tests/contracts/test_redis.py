@@ -50,7 +50,7 @@ from shoal.ports import (
 )
 from shoal.testing.ledger import audit_live_run
 from shoal.testing.steps import TTL, check_balance, complete, history, lease_one, names, page, push, reissue
-from tests.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
+from tests.support.databases import DatabaseServer, PostgresServer, RedisServer, free_port, shared
 
 _prefixes = (f"t{uuid4().hex[:8]}-{number}" for number in count(1))
 

@@ -15,7 +15,7 @@ from shoal.errors import StoreAwayError
 from shoal.frontier.redis import RedisStore
 from shoal.ports import Completion, Frontier, FrontierOptions, Run
 from shoal.testing.steps import TTL, check_balance, page
-from tests.databases import RedisServer, free_port
+from tests.support.databases import RedisServer, free_port
 
 T = TypeVar("T")
 

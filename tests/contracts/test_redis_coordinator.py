@@ -18,8 +18,8 @@ from shoal.runs.cluster.redis import RedisCoordinator
 from shoal.testing.coordination import COUNTS, holders, names, select_events
 from shoal.testing.steps import complete, lease_one, push
 from tests.contracts.test_redis import new_run, opened, raw, running, until
-from tests.databases import RedisServer, free_port, shared
-from tests.patience import allowance
+from tests.support.databases import RedisServer, free_port, shared
+from tests.support.patience import allowance
 
 T = TypeVar("T")
 

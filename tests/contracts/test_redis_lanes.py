@@ -15,7 +15,7 @@ from shoal.frontier.redis import RedisStore
 from shoal.http import Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Lease, Run
 from shoal.testing.steps import TTL, check_balance, complete, lease_names, page
-from tests.databases import RedisServer, shared
+from tests.support.databases import RedisServer, shared
 
 _prefixes = (f"l{uuid4().hex[:8]}-{number}" for number in count(1))
 

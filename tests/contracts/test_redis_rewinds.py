@@ -18,7 +18,7 @@ from shoal.errors import RunError, StoreAwayError, StoreRewoundError
 from shoal.frontier.redis import RedisStore
 from shoal.ports import Claim, Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
 from shoal.testing.steps import TTL, check_balance, complete, lease_one, names, page, push
-from tests.databases import RedisServer, shared
+from tests.support.databases import RedisServer, shared
 
 OPTIONS = FrontierOptions(concurrency_per_host=1000)
 ONE, ANOTHER = b"the first call", b"the second one"

@@ -18,7 +18,7 @@ from shoal.frontier.redis import RedisStore, endings
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
 from shoal.testing.steps import TTL, check_balance, complete, fail, history, lease_names, lease_one, page, push
-from tests.databases import RedisServer, shared
+from tests.support.databases import RedisServer, shared
 
 OPTIONS = FrontierOptions(concurrency_per_host=1000)
 _prefixes = (f"s{uuid4().hex[:8]}-{number}" for number in count(1))

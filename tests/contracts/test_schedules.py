@@ -17,7 +17,7 @@ from shoal.operations.schedules.service import Schedules, fire
 from shoal.ports import Run, Store
 from shoal.testing import FakeClock, Harness
 from tests.contracts.test_redis_rewinds import Rewindable
-from tests.databases import PostgresServer
+from tests.support.databases import PostgresServer
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.testing import ServerFaultContract, ServerFaultHarness
 from tests.contracts.fault_harnesses import PostgresFaults, RedisFaults
-from tests.databases import DatabaseServer, PostgresServer, RedisServer
+from tests.support.databases import DatabaseServer, PostgresServer, RedisServer
 
 KINDS = {"redis": RedisServer, "postgresql": PostgresServer}
 

@@ -21,8 +21,8 @@ import pytest
 from shoal.ports import Sink
 from shoal.sinks import open_sink
 from shoal.testing import SinkContract, SinkHarness
-from tests.databases import MariaServer, PostgresServer, shared
-from tests.object_storage import AzureServer, ObjectServer, S3Server, use
+from tests.support.databases import MariaServer, PostgresServer, shared
+from tests.support.object_storage import AzureServer, ObjectServer, S3Server, use
 
 _spaces = count()
 _TOO_WIDE = {f"f{number}": number for number in range(5)}

@@ -23,8 +23,8 @@ from shoal.runs.cluster.zookeeper import ZookeeperCoordinator
 from shoal.runs.cluster.zookeeper_session import ZookeeperAddress
 from shoal.testing.coordination import COUNTS, TTL, holders, names, select_events
 from tests.acceptance.faults import Wire, wire
-from tests.databases import PostgresServer, RedisServer, ZookeeperServer, free_port, shared
-from tests.patience import allowance
+from tests.support.databases import PostgresServer, RedisServer, ZookeeperServer, free_port, shared
+from tests.support.patience import allowance
 
 _paths = (f"/t{uuid4().hex[:8]}-{number}" for number in count(1))
 

@@ -9,7 +9,7 @@ from shoal.runs.cluster.zookeeper import ZookeeperCoordinator
 from shoal.testing import CoordinatorHarness
 from shoal.testing.coordination import TTL
 from tests.acceptance.faults import Wire
-from tests.databases import ZookeeperServer, shared
+from tests.support.databases import ZookeeperServer, shared
 
 
 class ZookeeperCoordination(CoordinatorHarness):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from tests import forking
+from tests.support import forking
 
 PER_LIST = 10
 SCRIPT = "<script>window.hacked = 1</script>"

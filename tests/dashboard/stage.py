@@ -16,7 +16,7 @@ from tests.acceptance.fleets import frontier_url
 from tests.acceptance.forked_workers import ForkedFleet
 from tests.acceptance.serving import CELERY, FAST, Api, Process, serving, until
 from tests.dashboard.site import SlowSite, slow_site
-from tests.databases import RedisServer, free_port, shared
+from tests.support.databases import RedisServer, free_port, shared
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from tests.acceptance.serving import until
+from tests.api.test_dashboard_controls import TEMPLATES
 from tests.dashboard.browsing import Browsers, OpenPage, WatchedPage
 from tests.dashboard.stage import Stage
 from tests.dashboard.test_screens import SCREENS
-from tests.unit.test_dashboard_controls import TEMPLATES
 
 WALKED = ("overview", "runs", "run", "url", "hosts", "host", "workers", "cluster", "batches", "schedules", "settings")
 

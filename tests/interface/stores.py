@@ -27,7 +27,7 @@ from shoal.ports import (
     Store,
 )
 from shoal.testing.steps import page
-from tests.databases import PostgresServer, RedisServer, shared
+from tests.support.databases import PostgresServer, RedisServer, shared
 
 RUN = "frozen"
 COOKIES = f"run/{RUN}/jar//shop.example"

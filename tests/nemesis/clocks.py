@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from tests.databases import DatabaseServer, PostgresServer, RedisServer
+from tests.support.databases import DatabaseServer, PostgresServer, RedisServer
 
 
 class SteppedClock(DatabaseServer, ABC):

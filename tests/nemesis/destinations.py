@@ -18,10 +18,10 @@ import obstore
 import pyarrow.parquet as pq
 import pymysql
 
-from tests.databases import MariaServer, PostgresServer, shared
 from tests.nemesis.judge import Item
 from tests.nemesis.proxy import HoldingProxy
-from tests.object_storage import AzureServer
+from tests.support.databases import MariaServer, PostgresServer, shared
+from tests.support.object_storage import AzureServer
 
 
 class Destination(ABC):

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests import forking
-from tests.databases import PostgresServer, shared
-from tests.forking import SHOAL
 from tests.nemesis.site import Site
+from tests.support import forking
+from tests.support.databases import PostgresServer, shared
+from tests.support.forking import SHOAL
 
 SPIDER = """
 from shoal import Spider

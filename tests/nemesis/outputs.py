@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.frontier import open_store
-from tests.databases import RedisServer, shared
 from tests.nemesis import judge
 from tests.nemesis.destinations import DESTINATIONS, Destination
 from tests.nemesis.fleet import Fleet
 from tests.nemesis.rounds import wait_for_progress, wait_for_run
 from tests.nemesis.site import Plan, site
+from tests.support.databases import RedisServer, shared
 
 PLAN = Plan(pages=250, starts=250, slow_hosts=1, slow_pages=12, crawl_delay=0.5)
 ROLE_SECONDS = 2.0

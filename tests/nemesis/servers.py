@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.acceptance.faults import Wire
-from tests.databases import DatabaseServer, PostgresServer, RedisServer
 from tests.nemesis.judge import Span
+from tests.support.databases import DatabaseServer, PostgresServer, RedisServer
 
 _SAMPLE_EVERY = 0.05
 _QUIET_SECONDS = 20.0

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TextIO, cast
 
-from tests import forking
+from tests.support import forking
 
 REDIRECT_EVERY = 20
 """Every N-th page of the tree is linked through a redirect."""

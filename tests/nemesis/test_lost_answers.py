@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.databases import PostgresServer, RedisServer, shared
 from tests.nemesis.fleet import Fleet
 from tests.nemesis.proxy import How, Loses, lossy
 from tests.nemesis.rounds import look, wait_for_run
 from tests.nemesis.site import Plan, site
 from tests.nemesis.wire_formats import Call
+from tests.support.databases import PostgresServer, RedisServer, shared
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -31,10 +31,10 @@ from shoal.ports import (
     Store,
 )
 from shoal.sinks.drainer import export
-from tests.databases import PostgresServer, RedisServer, shared
 from tests.nemesis.proxy import How, LossyProxy, lossy
 from tests.nemesis.servers import AofRedis, BackupPostgres
 from tests.nemesis.wire_formats import Call
+from tests.support.databases import PostgresServer, RedisServer, shared
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.acceptance.fleets import Fleet
 from tests.acceptance.test_sessions import ENV, SPIDER, titles_in, titles_of, until
-from tests.login_site import LoginSite
 from tests.nemesis.servers import AofRedis, BackupPostgres
+from tests.support.login_site import LoginSite
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
-from tests.forking import SHOAL
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 SPIDER = """
 import scrapy

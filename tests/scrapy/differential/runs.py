@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests import forking
-from tests.forking import SHOAL
 from tests.scrapy.shop import Shop, Visitor, normalized
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 ROOT = Path(__file__).parents[3]
 SCRAPY = ROOT / ".venv-scrapy" / "bin" / "python"

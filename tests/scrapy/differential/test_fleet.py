@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.acceptance.fleets import frontier_url
-from tests.forking import SHOAL
 from tests.scrapy.differential.runs import Outcome, Project, run_scrapy
 from tests.scrapy.shop import Visitor, normalized, shop
+from tests.support import forking
+from tests.support.forking import SHOAL
 
 RULES = Project("rules.py")
 WORKERS = 3
