@@ -12,37 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from scripts.modules import ROOMS
 
 import shoal
 import shoal.errors
 
 SOURCE = Path(shoal.__file__).parent
-
-# The rooms, from the lowest to the highest. A room may import itself and what stands before it. `scrapy` and `testing`
-# are leaves: no room imports `testing`, and only `cli` asks `scrapy` for the spiders of a file.
-ROOMS = (
-    {"errors", "messages"},
-    {"config"},
-    {"urls"},
-    {"item", "selector"},
-    {"http"},
-    {"ports"},
-    {"spider"},
-    {"sitemap_spider"},
-    {"clients"},
-    {"fetch"},
-    {"frontier"},
-    {"sinks"},
-    {"testing"},
-    {"crawling"},
-    {"runs"},
-    {"operations"},
-    {"scrapy"},
-    {"api"},
-    {"celery"},
-    {"cli"},
-)
-
 
 # Exceptions that never reach a user: they end a step, and the code around it catches them.
 CONTROL_FLOW = {
@@ -68,8 +43,7 @@ CONTROL_FLOW = {
 
 
 def room_of(module: str) -> int:
-    name = module.split(".")[1]
-    return next(number for number, names in enumerate(ROOMS) if name in names)
+    return ROOMS.index(module.split(".")[1])
 
 
 @cache
@@ -93,21 +67,41 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 @cache
-def import_graph() -> dict[str, set[str]]:
-    """All modules with the modules they import, also within functions and as ``from package import module``."""
-    paths = {
+def module_paths() -> dict[str, Path]:
+    return {
         "shoal." + str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
         for path in SOURCE.rglob("*.py")
         if path != SOURCE / "__init__.py"
     }
+
+
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """All modules with the modules they import, also within functions and as ``from package import module``."""
     graph: dict[str, set[str]] = {}
-    for module, path in paths.items():
-        found = set(imports_of(path))
+    for module, path in module_paths().items():
+        imported = set(imports_of(path))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shoal":
-                found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        graph[module] = found & paths.keys()
+            if isinstance(node, ast.ImportFrom):
+                imported |= names_imported(node)
+        graph[module] = imported & module_paths().keys()
     return graph
+
+
+def names_imported(node: ast.ImportFrom) -> set[str]:
+    if not node.module or node.module.split(".")[0] != "shoal":
+        return set()
+    return {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+
+
+def eager_imports(path: Path) -> set[str]:
+    """The modules that are imported when this one is: a module of a package instead of the package, if it is named."""
+    imported: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            modules = names_imported(node) & module_paths().keys()
+            imported |= modules - {node.module} or modules
+    return imported
 
 
 def reachable_from(package: str, graph: dict[str, set[str]]) -> dict[str, str]:
@@ -122,22 +116,52 @@ def reachable_from(package: str, graph: dict[str, set[str]]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("package", ["shoal.batch", "shoal.tasks"])
+@pytest.mark.parametrize(("leaf", "importers"), [("testing", set()), ("scrapy", {"cli"})])
+def test_a_leaf_is_imported_by_no_other_room(leaf: str, importers: set[str]) -> None:
+    rooms = {
+        module.split(".")[1]
+        for module, imported in import_graph().items()
+        if any(f"{name}.".startswith(f"shoal.{leaf}.") for name in imported)
+    }
+    assert rooms - {leaf} == importers
+
+
+@pytest.mark.parametrize("package", ["shoal.api.batch", "shoal.api.celery"])
 def test_nothing_below_the_server_imports_it(package: str) -> None:
     """So there is no path from the server through the tasks back to the server either."""
     back = {
         module: importer
         for module, importer in reachable_from(package, import_graph()).items()
-        if module.startswith(("shoal.server", "shoal.cli"))
+        if module.startswith(("shoal.api.server", "shoal.api.resources", "shoal.api.dashboard", "shoal.cli."))
     }
     assert back == {}
 
 
-@pytest.mark.parametrize("package", ["shoal.batch", "shoal.tasks", "shoal.server"])
-def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
+@pytest.mark.parametrize("room", [room for room in ROOMS if (SOURCE / room).is_dir()])
+def test_a_room_says_what_it_is_for(room: str) -> None:
+    """What it is for, what it may import, and where to start reading."""
+    docstring = ast.get_docstring(ast.parse((SOURCE / room / "__init__.py").read_text())) or ""
+    words = " ".join(docstring.split())
+    assert "This room " in words
+    assert "may import " in words
+    assert "Start with `" in words
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Imports at the top of modules. Some within functions point back."""
+    left = {module: eager_imports(path) for module, path in module_paths().items()}
+    while free := [module for module, imported in left.items() if not imported & left.keys() - {module}]:
+        for module in free:
+            del left[module]
+    assert left == {}
+
+
+@pytest.mark.parametrize("package", ["shoal.api.batch", "shoal.api.celery"])
+def test_batches_do_not_import_each_other_in_a_circle(package: str) -> None:
+    """Not even within functions."""
     graph = import_graph()
     own = {module: graph[module] - {module} for module in graph if f"{module}.".startswith(f"{package}.")}
-    left = {module: {each for each in imported if each in own} for module, imported in own.items()}
+    left = {module: {name for name in imported if name in own} for module, imported in own.items()}
     while free := [module for module, imported in left.items() if not imported & left.keys()]:
         for module in free:
             del left[module]

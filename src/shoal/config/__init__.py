@@ -2,8 +2,10 @@
 
 ``Config`` is the whole tree. Each part of the system receives only its own section, such as ``HttpSettings``. Every
 value is checked, whether you write it by hand (``HttpSettings(proxy=...)``), change it with ``with_settings``, or
-load it from files, environment and command line with ``load_config``. A bad value raises a ``ConfigError`` that
-names its key. Durations are in seconds. Passwords never appear in a ``repr`` or a message, and ``flatten`` masks them.
+load it from files, environment and command line with ``load_config``. A bad value raises a ``ConfigError`` that names
+its key. Durations are in seconds. Passwords never appear in a ``repr`` or a message, and ``flatten`` masks them.
+
+This room may import only `errors` and `messages`. Start with `sections`: it has every setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Frontiers store the requests of a run. The scheme of a frontier's URL selects its backend."""
+"""Frontiers store the requests of a run. The scheme of a frontier's URL selects its backend.
+
+The rules are written once, in `rules`, `host_policy` and `politeness`. `memory`, `sqlite`, `redis` and `postgres`
+keep them in their own ways, and `local` shares a frontier of one process with others on the machine. This room may
+import `fetch` and what is below it. Start with `memory.queue`.
+"""
 
 from __future__ import annotations
 

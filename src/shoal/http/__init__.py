@@ -1,4 +1,7 @@
-"""Requests and responses: what a spider yields and receives."""
+"""Requests and responses: what a spider yields and receives, with forms, files, logins and sitemaps.
+
+This room does no I/O, and may import `selector`, `item` and what is below them. Start with `request` and `response`.
+"""
 
 from __future__ import annotations
 

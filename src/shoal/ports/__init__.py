@@ -1,8 +1,10 @@
 """The contracts between the parts of Shoal: values, and Protocols without behaviour.
 
-A `Frontier` is composed of `Queue`, `Roles`, `Workers`, `ItemLog`, `Hosts` and `Inspection`. Code that uses a frontier
-declares only the parts that it needs. The laws that every frontier keeps are in ``docs/architecture.md``;
+A `Frontier` is composed of `Queue`, `Roles`, `Workers`, `ItemLog`, `Hosts` and `Inspection`. Code that uses a
+frontier declares only the parts that it needs. The laws that every frontier keeps are in ``docs/architecture.md``;
 ``shoal.testing`` checks them on a backend.
+
+This room may import values: `http` and what is below it. Start with `queue`: a request's life is in its methods.
 """
 
 from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordinator, Counts, Member, Slot

@@ -1,6 +1,9 @@
 """Runs Scrapy spiders: classes with Scrapy's names and behaviour on Shoal's engine.
 
 Change ``import scrapy`` to ``from shoal import scrapy``, or change nothing and run ``shoal run --scrapy FILE``.
+
+This room may import `operations` and what is below it; only the command line imports this room. Start with `adapter`,
+then `project`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Outputs: `open_sink` makes the sink for a file name or a database URL."""
+"""Outputs: `open_sink` makes the sink for a file name or a database URL.
+
+`drainer` moves items from the log of a run into a sink. Each sink refuses an old writer and knows its last item. WARC
+archives and downloaded files are here too. This room may import `clients`, `frontier` and what is below them. Start
+with `drainer`, then `files`.
+"""
 
 from __future__ import annotations
 

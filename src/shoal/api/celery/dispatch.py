@@ -20,7 +20,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from shoal.api.batch.session import OVER, Session
-from shoal.api.celery.messages import publish, queue_is_empty
+from shoal.api.celery.broker import publish, queue_is_empty
 from shoal.api.celery.page_worker import lease_ttl
 from shoal.api.celery.settings import QUEUE, ROBOTS_TASK, TASK, distributed_frontier, store_name
 from shoal.config import Config
