@@ -10,16 +10,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "shoal"
 PAGE = ROOT / "docs" / "modules.md"
 ROOMS = (
-    "errors", "messages", "config", "urls", "item", "selector", "http", "ports", "spider", "sitemap_spider", "clients", "fetch",
-    "frontier", "sinks", "testing", "crawling", "runs", "operations", "scrapy", "api", "celery", "cli",
-)  # fmt: skip
-"""The packages and modules of `shoal`, from the lowest to the highest. Each may import itself and those before it. `testing`
-and `scrapy` are leaves: no room imports `testing`, and only `cli` imports `scrapy`."""
+    *("errors", "messages", "config", "urls", "item", "selector", "http", "ports", "spider", "sitemap_spider"),
+    *("clients", "fetch", "frontier", "sinks", "testing", "crawling", "runs", "operations", "scrapy", "api", "celery"),
+    "cli",
+)
+"""The packages and modules of `shoal`, from the lowest to the highest. Each may import itself and those before it.
+`testing` and `scrapy` are leaves: no room imports `testing`, and only `cli` imports `scrapy`."""
 _HEAD = """# Modules
 
-Every module of Shoal with the first line of its docstring, from the lowest room to the highest: a room may import those above it in
-this list. `scripts/modules` writes this page, and the tests compare it with the source. [Architecture](architecture.md) explains how the
-rooms work together, and which file to edit for what.
+Every module of Shoal with the first line of its docstring, from the lowest room to the highest: a room may import those
+above it in this list. `scripts/modules` writes this page, and the tests compare it with the source.
+[Architecture](architecture.md) explains how the rooms work together, and which file to edit for what.
 """
 
 

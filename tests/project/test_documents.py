@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from scripts import modules
 
 from shoal.cli.main import app
 from tests.support.claims import claimed_tests
@@ -70,26 +71,8 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     ]
 
 
-def module_map() -> dict[str, set[str]]:
-    """The modules of each folder in the map of docs/architecture.md, without the notes in parentheses."""
-    text = (DOCS / "architecture.md").read_text()
-    (block,) = re.findall(r"```\n(src/shoal/.*?)```", text, re.DOTALL)
-    found: dict[str, set[str]] = {}
-    for folder, content in re.findall(r"^(?:  )?(\S+/)\s+(.*\n(?: {10}.*\n)*)", block, re.MULTILINE):
-        listed = re.sub(r"\([^)]*\)|;.*", "", content, flags=re.DOTALL)
-        found[folder.removeprefix("src/shoal/")] = {name.strip() for name in listed.split(",")}
-    assert found.pop("testing/")
-    return found
-
-
-def test_the_map_names_every_module() -> None:
-    source = ROOT / "src" / "shoal"
-    real: dict[str, set[str]] = {}
-    for path in source.rglob("*.py"):
-        folder = path.parent.relative_to(source)
-        if path.stem not in ("__init__", "__main__") and folder.parts[:1] != ("testing",):
-            real.setdefault("" if folder == Path() else f"{folder}/", set()).add(path.stem)
-    assert module_map() == real, "update the map in docs/architecture.md"
+def test_the_list_of_modules_is_of_this_source() -> None:
+    assert modules.PAGE.read_text() == modules.page(), "run scripts/modules"
 
 
 def commands(group: Any, name: str) -> Iterator[str]:

@@ -73,7 +73,7 @@ _IMPORTED_LATER = {
         *(
             "kombu.transport.redis",
             "shoal.api.celery.page_worker",
-            "shoal.api.celery.messages",
+            "shoal.api.celery.broker",
             "shoal.api.celery.messages",
         ),
     ),
