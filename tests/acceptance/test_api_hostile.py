@@ -68,6 +68,19 @@ def test_a_body_in_tiny_chunks_is_read(api: Api) -> None:
     assert received.count(b"HTTP/1.1 202 Accepted") == 2
 
 
+def test_a_body_that_is_damaged_after_its_answer_closes_its_connection(api: Api) -> None:
+    """Only that: others still have their turns."""
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as connection:
+        connection.sendall(head + b"1\r\n \r\n" * 100)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404")
+        with suppress(ConnectionError):
+            connection.sendall(b"1\r\n \r\n" * 100 + b"no chunk\r\n")
+            while connection.recv(65536):
+                pass
+    test_a_body_in_tiny_chunks_is_read(api)
+
+
 def test_errors_are_counted_and_the_first_ones_listed(api: Api) -> None:
     wrong = {f"field {number}": {"no": 1} for number in range(50)}
     body = {"urls": ["http://a.example/"], "options": {"format": "fields", "fields": wrong}}

@@ -83,18 +83,18 @@ class Share:
 
     def __init__(self, budget: Budget, caller: str) -> None:
         self._budget, self._caller = budget, caller
-        self._amount = 0
+        self.amount = 0
 
     def change(self, amount: int) -> bool:
         """Hold this amount from now on. False if there is no room; then the amount stays what it was."""
         try:
-            if amount > self._amount:
-                self._budget.take(self._caller, amount - self._amount)
-            elif amount < self._amount:
-                self._budget.give_back(self._caller, self._amount - amount)
+            if amount > self.amount:
+                self._budget.take(self._caller, amount - self.amount)
+            elif amount < self.amount:
+                self._budget.give_back(self._caller, self.amount - amount)
         except BusyError:
             return False
-        self._amount = amount
+        self.amount = amount
         return True
 
     def __enter__(self) -> Share:
@@ -113,6 +113,8 @@ class AnswerBudgets(NamedTuple):
     """Bytes of large results, from decoding them until they are sent."""
     whole: Budget
     """Bytes of answers that are not sent in pieces: first the most that they may have, then what they have."""
+    turn: asyncio.Lock
+    """For the work on a large result that cannot be interrupted: other requests are handled between two of them."""
 
 
 def caller_of(request: Request) -> str:

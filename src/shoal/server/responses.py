@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from math import inf
 from typing import TypeAlias, cast
 
@@ -115,7 +115,8 @@ class EntryEncoder:
         async with aclosing(portions):
             with Share(self._budgets.whole, self._caller) as share:
                 if await self._gather(entries, portions, limit, share):
-                    whole = self._encode_whole(begin, name, entries, end)
+                    async with self._budgets.turn if share.amount else nullcontext():
+                        whole = self._encode_whole(begin, name, entries, end)
                     if len(whole) <= self._bytes_left and (len(whole) <= _SENT or share.change(len(whole))):
                         entries.clear()
                         self._is_whole = True
@@ -211,11 +212,12 @@ class EntryEncoder:
         """Add a large result like `_append`. The memory that it needs is held until it is sent."""
         memory = _HELD * entry.size + _GROWTH * min(entry.size, _SLICE)
         async with self._budgets.decoded.holding(self._caller, memory):
-            result = entry.decode(True)
-            if _GROWTH * entry.size > self._bytes_left and sum(map(len, json_pieces(result))) > self._bytes_left:
-                if optional and self._count:
-                    return
-                result = entry.decode(False)
+            async with self._budgets.turn:
+                result = entry.decode(True)
+                if _GROWTH * entry.size > self._bytes_left and sum(map(len, json_pieces(result))) > self._bytes_left:
+                    if optional and self._count:
+                        return
+                    result = entry.decode(False)
             if self._count:
                 self._add(b",")
             self._count, self._last = self._count + 1, entry.number

@@ -9,6 +9,8 @@ import fcntl
 import socket
 import struct
 import termios
+from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 import h11
@@ -17,15 +19,41 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from shoal.server.budgets import Budget, BusyError
 from shoal.server.errors import problem
 
-_EVENTS_AT_ONCE = 64
-"""Parts of a body that are parsed before other connections have their turn. One read may have 40,000 chunks of one
-byte, which take a fifth of a second."""
+_EVENTS_AT_ONCE = 16
+"""Parts of a body that a connection parses at once. One read may have 40,000 chunks of one byte, which take a fifth of
+a second."""
+_TURNS_AT_ONCE = 8
+
+
+class _Turns:
+    """Connections with more parts than that, which take turns: a few at a time, so that all other work goes on."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
+
+    def wait(self, loop: asyncio.AbstractEventLoop, take: Callable[[], None]) -> None:
+        self._waiting.append(take)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._run, loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            for _ in range(min(_TURNS_AT_ONCE, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:
+            self._is_scheduled = bool(self._waiting)
+            if self._is_scheduled:
+                loop.call_soon(self._run, loop)
 
 
 def protocol_with_timeout(seconds: float, connections: Budget) -> type[H11Protocol]:
     """An HTTP protocol for uvicorn. It closes a connection if a request does not arrive completely in ``seconds``, or
     if its client reads nothing for ``seconds`` while there is more to send. ``connections``: how many may be open, by
     address."""
+
+    turns = _Turns()
 
     class TimeoutProtocol(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -55,14 +83,17 @@ def protocol_with_timeout(seconds: float, connections: Budget) -> type[H11Protoc
             if type(event) is h11.Data:
                 self._events_left -= 1
                 if self._events_left == _EVENTS_AT_ONCE - 1:
-                    self.loop.call_soon(self._take_turn)
+                    turns.wait(self.loop, self._take_turn)
             return event
 
         def _take_turn(self) -> None:
             was_paused, self._events_left = not self._events_left, _EVENTS_AT_ONCE
             if was_paused and not self.transport.is_closing():
                 self.flow.resume_reading()
-                self.handle_events()
+                try:
+                    self.handle_events()
+                except h11.LocalProtocolError:  # the rest of the body is invalid, and has its answer already
+                    self.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             if self._address is None:  # refused

@@ -87,6 +87,7 @@ class Server:
             open=Budget("open answers", _OPEN_ANSWERS // 4, _OPEN_ANSWERS),
             decoded=Budget("bytes of results", _ANSWER_BYTES // 2, _ANSWER_BYTES),
             whole=Budget("bytes of answers", _WHOLE_BYTES // 2, _WHOLE_BYTES),
+            turn=asyncio.Lock(),
         )
         largest = config.serve.max_request_bytes
         self.bodies = Budget("bytes of large bodies", max(_BODY_BYTES // 2, largest), max(_BODY_BYTES, 2 * largest))
