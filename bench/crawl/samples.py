@@ -14,17 +14,25 @@ _FRAME = re.compile(r"(.+) \((.+?)(?::\d+)?\)")
 
 # Patterns for FILE#FUNCTION. The innermost frame that matches one decides; for one frame, the first part does.
 PARTS = {
-    "fetch": [r"aiohttp/", r"pyreqwest", r"aiohappyeyeballs/", r"shoal/fetch/", r"multidict/", r"\bssl\.py", r"yarl/"],
+    "fetch": [
+        r"aiohttp/",
+        r"pyreqwest",
+        r"aiohappyeyeballs/",
+        r"shoal/fetch/(?!layers|sessions)",
+        r"multidict/",
+        r"\bssl\.py",
+        r"yarl/",
+    ],
     "links": [
-        *(r"shoal/urls/", r"shoal/crawling/(scheduler|known_links)\.py", r"shoal/http/link"),
+        *(r"shoal/urls/", r"shoal/crawling/scheduler\.py", r"shoal/http/link"),
         *(r"#Response\.(_hrefs|follow)", r"#AttributeBudget\.(values|hrefs)"),
     ],
-    "parse": [r"shoal/parsing\.py", r"response\.py#Response\._parse"],
+    "parse": [r"shoal/selector/parsing\.py", r"response\.py#Response\._parse"],
     "callback": [r"shoal/selector/", r"shoal/http/", r"shoal_follow_all\.py", r"#Callbacks\.", r"shoal/spider\.py"],
     "items: encoding and output": [r"shoal/item\.py", r"shoal/sinks/"],
     "queue": [r"shoal/frontier/"],
-    "middleware": [r"shoal/middleware/", r"shoal/crawling/onion\.py"],
-    "engine": [r"shoal/crawling/", r"shoal/runs/", r"shoal/clock\.py", r"shoal/"],
+    "middleware": [r"shoal/fetch/(layers|sessions)/", r"shoal/crawling/onion\.py"],
+    "engine": [r"shoal/crawling/", r"shoal/runs/", r"shoal/"],
     "event loop and system calls": [r"asyncio/", r"uvloop/"],
     "other": [r""],
 }

@@ -15,12 +15,12 @@ from shop.crawls import PROJECT, command_of, variables
 PARTS = (
     ("links", ("shoal/scrapy/linkextractors", "shoal/scrapy/crawl_spider")),
     ("loaders", ("itemloaders/", "itemadapter/", "shoal/scrapy/loader", "shoal/scrapy/item")),
+    ("parsing", ("shoal/selector/parsing", "shoal/http/response")),
     ("queries", ("shoal/selector/", "shoal/scrapy/selector", "parsel/")),
-    ("parsing", ("shoal/parsing", "shoal/http/response")),
     ("requests and responses of Scrapy", ("shoal/scrapy/",)),
     ("spider", ("/shop/",)),
+    ("middleware, robots.txt", ("shoal/fetch/layers/", "shoal/fetch/sessions/")),
     ("HTTP", ("shoal/fetch/", "aiohttp/", "yarl/", "multidict/")),
-    ("middleware, robots.txt", ("shoal/middleware/",)),
     ("engine and frontier", ("shoal/crawling/", "shoal/frontier/", "shoal/runs/", "shoal/http/", "shoal/urls/")),
     ("output", ("shoal/sinks/", "shoal/item")),
     (

@@ -388,7 +388,7 @@ QUEUE = """
 import redis
 from shoal.http import Request
 from shoal.ports import Lease
-from shoal.tasks import broker
+from shoal.api.celery import broker
 from shoal.api.celery.app import app
 
 lease = Lease(Request("http://127.0.0.1/"), bytes(16), 1, 1, "127.0.0.1", 0.0)

@@ -638,7 +638,7 @@ async def test_no_profile_is_left_of_a_browser_that_is_killed(monkeypatch: pytes
 
 APART = """
 import asyncio, os, signal, sys
-from shoal.browser import orphans
+from shoal.fetch.browser import process as orphans
 from shoal.fetch.browser.process import BrowserProcess
 from shoal.config import BrowserSettings
 

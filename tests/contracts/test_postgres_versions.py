@@ -21,7 +21,7 @@ _OTHER = """
 import asyncio, sys
 from shoal.frontier.postgres import PostgresStore
 from shoal.frontier.postgres.store import COMPONENT
-from shoal.clients.postgres import schema
+from shoal.clients import postgres_schema as schema
 from shoal.ports import Completion, FrontierOptions
 url, version = sys.argv[1], int(sys.argv[2])
 known = schema.functions(COMPONENT)

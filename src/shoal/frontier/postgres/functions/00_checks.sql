@@ -1,6 +1,6 @@
 -- Checks at the start of a call, and rewinds of the store.
 
--- Raise an error with one of the codes in shoal/stores/postgres/errors.py.
+-- Raise an error with one of the codes in shoal/clients/postgres.py.
 CREATE FUNCTION refuse(_code text, _what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '%', _what USING ERRCODE = _code;
