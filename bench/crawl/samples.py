@@ -15,6 +15,9 @@ _FRAME = re.compile(r"(.+) \((.+?)(?::\d+)?\)")
 # Patterns for FILE#FUNCTION. The innermost frame that matches one decides; for one frame, the first part does.
 PARTS = {
     "fetch": [
+        *(r"aiohttp/", r"pyreqwest", r"aiohappyeyeballs/", r"shoal/fetch/(?!layers|sessions)", r"multidict/"),
+        *(r"\bssl\.py", r"yarl/"),
+    ],
         r"aiohttp/",
         r"pyreqwest",
         r"aiohappyeyeballs/",
