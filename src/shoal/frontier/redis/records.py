@@ -42,7 +42,8 @@ from shoal.frontier.redis.layouts import (
 )
 from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, moment, read_event, token_base
 from shoal.http import Request
-from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
+from shoal.ports import Document, Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
+from shoal.ports.documents import check_document
 from shoal.urls.normalize import host_of
 
 _HAS = {
@@ -200,6 +201,17 @@ def read_items(last: int, key: bytes, payloads: Sequence[bytes]) -> Iterator[Log
     first = last - len(payloads) + 1
     for place, payload in enumerate(payloads):
         yield LoggedItem(first + place, fingerprint, index + place, payload, token)
+
+
+def document_words(key: str, value: bytes | None, replaces: bytes, version: bytes) -> tuple[bytes, ...]:
+    """A document as arguments of ``put_document``. StoreError if it is too large."""
+    check_document(key, value, version)
+    return key.encode(), replaces, version, b"0" if value is None else b"1", value or b""
+
+
+def read_document(key: bytes, record: bytes) -> Document:
+    end = 1 + record[0]
+    return Document(key.decode(), record[end:], record[1:end])
 
 
 def pack_leases(leases: Iterable[Lease]) -> bytes:

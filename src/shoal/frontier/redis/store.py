@@ -36,13 +36,12 @@ import msgspec
 
 from shoal.clients.redis import Answer, RedisAddress, RedisClient, Word, storable_bytes
 from shoal.errors import StoreError, StoreFullError
-from shoal.frontier.redis.endings import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.layouts import FORMAT as FORMAT
 from shoal.frontier.redis.layouts import FrontierScripts
-from shoal.frontier.redis.records import pack_options
-from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists, unreadable_run
-from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
+from shoal.frontier.redis.records import document_words, pack_options, read_document
+from shoal.frontier.rules import moved, no_run, read_run, readable_runs, run_exists, unreadable_run
+from shoal.ports import Document, FrontierOptions, Holder, Room, Run, RunState
 
 _READABLE = frozenset({5, 6})
 """Older formats whose records this version reads. 5: all records of hosts are long. 6: runs have fewer counters, and
@@ -51,18 +50,18 @@ each has its own times of heartbeats."""
 _FREED_AFTER = 0.2  # seconds
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _MAX_DIGITS = 18
+_LAST = "\U0010ffff".encode()  # sorts after every printable character
 _STATES: dict[bytes, RunState] = {state.encode(): state for state in get_args(RunState)}
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class RedisStore(RedisDocuments):
-    """Runs and their frontiers on a server. They share politeness to hosts."""
+class RedisStore:
+    """Runs, their frontiers and documents on a server. The runs share politeness to hosts."""
 
     shared: ClassVar[bool] = True
 
     def __init__(self, scripts: FrontierScripts) -> None:
-        super().__init__(self._run, _run_words)
         self._scripts = scripts
 
     @classmethod
@@ -120,10 +119,7 @@ class RedisStore(RedisDocuments):
 
     async def transition(self, run_id: str, state: RunState) -> Run:
         while True:
-            found = await self._find(run_id)
-            check_transition(run_id, found[1] if found else None, state)
-            assert found is not None
-            number, run = found
+            number, run = await self._find_existing(run_id)
             changed = moved(run, state)
             if await self._run("transition", run.state, state, _time_word(changed.ended_at), run=number):
                 return changed
@@ -149,6 +145,12 @@ class RedisStore(RedisDocuments):
         rows = await self._run("runs", storable_bytes(run_id), *_FIELDS)
         return _run_of(rows[0]) if rows else None
 
+    async def _find_existing(self, run_id: str) -> tuple[int, Run]:
+        """The same. RunError if there is no such run."""
+        if (found := await self._find(run_id)) is None:
+            raise no_run(run_id)
+        return found
+
     async def list_runs(
         self,
         spider: str | None = None,
@@ -164,7 +166,7 @@ class RedisStore(RedisDocuments):
     async def delete_run(self, run_id: str) -> None:
         found = await self._run("runs", storable_bytes(run_id), "run_id")
         if found:
-            await self.discard(run_id)
+            await self._delete_documents(run_id)
             try:
                 await self._run("delete", run=found[0][0])
             except StoreFullError:  # it has made room, which Redis frees in the background
@@ -178,6 +180,26 @@ class RedisStore(RedisDocuments):
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
 
+    async def _delete_documents(self, run_id: str) -> None:
+        while documents := await self.list_documents(f"run/{run_id}/"):
+            for document in documents:
+                await self.put_document(document.key, None, replaces=document.version, version=bytes(8))
+
+    async def get_document(self, key: str) -> Document | None:
+        record = await self._run("value", "HGET", "document", key.encode())
+        return read_document(key.encode(), record) if record else None
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        first = b"(" + after.encode() if after >= prefix else b"[" + prefix.encode()
+        rows = await self._run("documents", first, b"(" + prefix.encode() + _LAST, limit)
+        return [read_document(*row) for row in zip(rows[::2], rows[1::2], strict=True)]
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        created = () if run is None else _run_words(run)
+        return bool(await self._run("document", *document_words(key, value, replaces, version), *created))
+
     async def room(self) -> Room | None:
         """That of the server, which may have other data too. Without ``maxmemory``, it may use the whole machine."""
         info = dict(line.split(b":", 1) for line in (await self._run("room")).split() if b":" in line)
@@ -190,10 +212,8 @@ class RedisStore(RedisDocuments):
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
     ) -> RedisFrontier:
-        found = await self._find(run_id)
-        if found is None:
-            raise no_run(run_id)
-        frontier = RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        number, _ = await self._find_existing(run_id)
+        frontier = RedisFrontier(self._scripts, run_id, number, options, holder)
         await frontier.join()
         return frontier
 

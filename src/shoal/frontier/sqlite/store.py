@@ -18,7 +18,7 @@ import msgspec
 from shoal.frontier.composed import ComposedFrontier, FencedFrontier, LocalSessions, LocalWorkers
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.politeness import OpenRuns, apply_update
-from shoal.frontier.rules import HALTED, RESTING, check_transition, moved, no_run, read_run, readable_runs, run_exists
+from shoal.frontier.rules import HALTED, RESTING, moved, no_run, read_run, readable_runs, run_exists
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.inspection import SQLiteInspection, restore_lanes
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles, item_ids
@@ -180,66 +180,7 @@ class SQLiteFrontier(ComposedFrontier):
         self.place()
 
 
-# Documents in a SQLite file. See `shoal.ports.Documents`.
-
-
 _LAST = "\U0010ffff"  # sorts after every printable character
-
-
-class SQLiteDocuments:
-    """The documents of a file. ``add_run``: creates a run, unless there is one of that name."""
-
-    def __init__(self, file: SQLiteFile, add_run: Callable[[Run], object]) -> None:
-        self._file = file
-        self._add_run = add_run
-
-    async def get_document(self, key: str) -> Document | None:
-        found = await self._read("key = ?", (key,), 1)
-        return found[0] if found else None
-
-    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
-        return await self._read("key >= ? AND key < ? AND key > ?", (prefix, prefix + _LAST, after), limit)
-
-    async def _read(self, condition: str, values: tuple[str, ...], limit: int) -> list[Document]:
-        query = f"SELECT key, value, version FROM document WHERE {condition} ORDER BY key LIMIT ?"
-
-        def read() -> list[Document]:
-            return [Document(*row) for row in self._file.db.execute(query, (*values, limit))]
-
-        return await self._file.read(read)
-
-    async def put_document(
-        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
-    ) -> bool:
-        check_document(key, value, version)
-        db = self._file.db
-
-        def put() -> bool:
-            row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
-            stored = row[0] if row else b""
-            if stored == version or (value is None and not stored):
-                return True
-            if stored != replaces:
-                return False
-            if value is None:
-                db.execute("DELETE FROM document WHERE key = ?", (key,))
-                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
-            elif stored:
-                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
-            else:
-                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
-            if run is not None:
-                self._add_run(run)
-            return True
-
-        return await self._file.write(put)
-
-    def discard(self, run_id: str) -> None:
-        """Delete the documents of a run, within a transaction."""
-        own = f"run/{run_id}/", f"run/{run_id}/{_LAST}"
-        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", own)
-        listed = "run = 0 AND kind = 'document' AND name >= ? AND name < ?"
-        self._file.db.execute(f"DELETE FROM inventory WHERE {listed}", own)
 
 
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
@@ -261,8 +202,8 @@ Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
 """See `SQLiteStore.open`."""
 
 
-class SQLiteStore(SQLiteDocuments):
-    """Runs and their frontiers in a file, with the politeness that they share. See `shoal.ports.Store`.
+class SQLiteStore:
+    """Runs, their frontiers and documents in a file, with the politeness that the runs share. See `shoal.ports.Store`.
 
     One process works on a file at a time.
     """
@@ -270,7 +211,7 @@ class SQLiteStore(SQLiteDocuments):
     shared: ClassVar[bool] = False
 
     def __init__(self, file: SQLiteFile, clock: Callable[[], float], keeps: Keeps) -> None:
-        super().__init__(file, self._add)
+        self._file = file
         self._clock = clock
         self._keeps = keeps
         self._hosts = SharedHosts(file.db)
@@ -360,8 +301,8 @@ class SQLiteStore(SQLiteDocuments):
     async def transition(self, run_id: str, state: RunState) -> Run:
         def change() -> Run:
             run = self._run(run_id)
-            check_transition(run_id, run, state)
-            assert run is not None
+            if run is None:
+                raise no_run(run_id)
             changed = moved(run, state)
             self._file.db.execute(
                 "UPDATE run SET state = ?, ended_at = ? WHERE run_id = ?", (changed.state, changed.ended_at, run_id)
@@ -381,7 +322,7 @@ class SQLiteStore(SQLiteDocuments):
             for statement in _DELETE_RUN:
                 self._file.db.execute(statement, row)
             self._file.db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", item_ids(*row))
-            self.discard(run_id)
+            self._delete_documents(run_id)
             self._frontiers.pop(run_id, None)
             self._sessions.forget_run(run_id)
             self._restore()
@@ -420,6 +361,54 @@ class SQLiteStore(SQLiteDocuments):
             return readable_runs(rows, _run_of)
 
         return await self._file.read(runs)
+
+    async def get_document(self, key: str) -> Document | None:
+        found = await self._documents("key = ?", (key,), 1)
+        return found[0] if found else None
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        return await self._documents("key >= ? AND key < ? AND key > ?", (prefix, prefix + _LAST, after), limit)
+
+    async def _documents(self, condition: str, values: tuple[str, ...], limit: int) -> list[Document]:
+        query = f"SELECT key, value, version FROM document WHERE {condition} ORDER BY key LIMIT ?"
+
+        def read() -> list[Document]:
+            return [Document(*row) for row in self._file.db.execute(query, (*values, limit))]
+
+        return await self._file.read(read)
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        check_document(key, value, version)
+        db = self._file.db
+
+        def put() -> bool:
+            row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
+            stored = row[0] if row else b""
+            if stored == version or (value is None and not stored):
+                return True
+            if stored != replaces:
+                return False
+            if value is None:
+                db.execute("DELETE FROM document WHERE key = ?", (key,))
+                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
+            elif stored:
+                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
+            else:
+                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
+            if run is not None:
+                self._add(run)
+            return True
+
+        return await self._file.write(put)
+
+    def _delete_documents(self, run_id: str) -> None:
+        """Delete the documents of a run, within a transaction."""
+        own = f"run/{run_id}/", f"run/{run_id}/{_LAST}"
+        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", own)
+        listed = "run = 0 AND kind = 'document' AND name >= ? AND name < ?"
+        self._file.db.execute(f"DELETE FROM inventory WHERE {listed}", own)
 
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
