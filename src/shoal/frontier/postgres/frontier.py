@@ -156,49 +156,6 @@ class Stages:
         return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
 
 
-# The workers of runs in a PostgreSQL database.
-
-
-class PostgresWorkers:
-    """See `shoal.ports.Workers`. ``offset``: seconds to add to the server's clock, for tests."""
-
-    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
-        self._database = database
-        self._run = run
-        self._offset = offset
-
-    async def beat(self, heartbeat: Heartbeat) -> float | None:
-        due: float | None = await self._database.value(
-            "beat", self._run, self._offset(), storable_text(heartbeat.worker), heartbeat.epoch, heartbeat.session,
-            heartbeat.pid, storable_text(heartbeat.machine),
-        )  # fmt: skip
-        return due
-
-    async def fence_silent(self) -> list[SilentWorker]:
-        """See `shoal.ports.Workers`. One step for each worker."""
-        fenced: list[SilentWorker] = []
-        while rows := await self._database.call("fence_silent", self._offset()):
-            fenced += [SilentWorker(*row) for row in rows]
-        return fenced
-
-    async def leave(self, worker: str, epoch: int) -> None:
-        await self._database.call("leave", self._run, storable_text(worker), epoch)
-
-    async def workers(self) -> list[WorkerState]:
-        rows = await self._database.call("workers", self._run, self._offset())
-        return [WorkerState(**dict(row)) for row in rows]
-
-    async def waits(self, hosts: Sequence[str]) -> Waits:
-        """See `shoal.ports.Inspection`."""
-        retries = await self._database.call("next_retry", self._run, self._offset())
-        names = [storable_text(host) for host in hosts]
-        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
-        holders = [LeaseHolder(**dict(row)) for row in rows]
-        if not retries:
-            return Waits(holders=holders)
-        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))
-
-
 log = logging.getLogger("shoal.frontier")
 
 _ITEMS = "item log"
@@ -235,9 +192,6 @@ class PostgresFrontier:
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
         self._stages = Stages(database, run, offset)
-        workers = PostgresWorkers(database, run, offset)
-        self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
-        self.workers, self.waits = workers.workers, workers.waits
 
     def hold(self, holder: Holder) -> None:
         self._holder = storable_text(holder.slot), holder.epoch
@@ -439,6 +393,29 @@ class PostgresFrontier:
         )
         return count
 
+    # -- workers
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        due: float | None = await self._database.value(
+            "beat", self._run, self._offset(), storable_text(heartbeat.worker), heartbeat.epoch, heartbeat.session,
+            heartbeat.pid, storable_text(heartbeat.machine),
+        )  # fmt: skip
+        return due
+
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each worker."""
+        fenced: list[SilentWorker] = []
+        while rows := await self._database.call("fence_silent", self._offset()):
+            fenced += [SilentWorker(*row) for row in rows]
+        return fenced
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._database.call("leave", self._run, storable_text(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        rows = await self._database.call("workers", self._run, self._offset())
+        return [WorkerState(**dict(row)) for row in rows]
+
     # -- roles and items
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
@@ -556,6 +533,15 @@ class PostgresFrontier:
     async def rewinds(self) -> list[Rewind]:
         rows = await self._database.call("rewinds", self._run)
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        retries = await self._database.call("next_retry", self._run, self._offset())
+        names = [storable_text(host) for host in hosts]
+        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
+        holders = [LeaseHolder(**dict(row)) for row in rows]
+        if not retries:
+            return Waits(holders=holders)
+        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         fingerprint = sought_fingerprint(request, parent)

@@ -85,6 +85,18 @@ Found = dict[str, tuple[int, bytes]]
 """Count and example of faults, by kind."""
 
 
+async def _scan(
+    run: Callable[..., Awaitable[Answer]], script: str, *arguments: Word, start: bytes = b"0"
+) -> AsyncIterator[list[Answer]]:
+    """Run a script with one cursor after the other until it has read everything. Yields the rest of each answer."""
+    cursor = start
+    while True:
+        cursor, *answer = await run(script, cursor, *arguments)
+        yield answer
+        if cursor == b"0":
+            return
+
+
 class RedisAudit:
     """Audits and repairs a run. ``run`` runs one of its scripts, ``urls`` returns the URLs of requests."""
 
@@ -132,14 +144,11 @@ class RedisAudit:
         """The faults of everything but the requests, and how many ready requests the lanes lack."""
         found: Found = {}
         for _ in range(_TRIES):
-            found, ready, cursor, ledgers = {}, 0, b"0", set()
-            while True:
-                cursor, ledger, queued, faults = await self._run("audit_lanes", cursor, _LANES)
+            found, ready, ledgers = {}, 0, set()
+            async for ledger, queued, faults in _scan(self._run, "audit_lanes", _LANES):
                 ready += queued
                 ledgers.add(ledger)
                 _add(found, faults)
-                if cursor == b"0":
-                    break
             if len(ledgers) == 1:  # else the number of ready requests has changed meanwhile
                 return found, max(0, _read_ledger(ledgers.pop())["ready"] - ready)
         return found, 0
@@ -149,14 +158,11 @@ class RedisAudit:
         step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _STEP
         found: Found = {}
         for _ in range(_TRIES):
-            found, counts, cursor, ledgers = {}, [0] * len(STATE_NAMES), b"0", set()
-            while True:
-                cursor, ledger, some, faults = await self._run("audit", cursor, step, 0)
+            found, counts, ledgers = {}, [0] * len(STATE_NAMES), set()
+            async for ledger, some, faults in _scan(self._run, "audit", step, 0):
                 counts = [before + more for before, more in zip(counts, some, strict=True)]
                 ledgers.add(ledger)
                 _add(found, faults)
-                if cursor == b"0":
-                    break
             if len(ledgers) > 1:
                 continue
             stored = msgspec.structs.replace(stats, **_read_ledger(ledgers.pop()))
@@ -172,15 +178,12 @@ class RedisAudit:
 
     async def _find_lost(self) -> bytes:
         """The fingerprint of a ready request that is in no lane."""
-        cursor = b"0"
-        while True:
-            cursor, _, _, faults = await self._run("audit", cursor, _DEEP_STEP, 1)
+        async for _, _, faults in _scan(self._run, "audit", _DEEP_STEP, 1):
             found: Found = {}
             _add(found, faults)
             if "ready" in found:
                 return found["ready"][1]
-            if cursor == b"0":
-                return b""
+        return b""
 
     async def _check_items(self) -> Found:
         found: Found = {}
@@ -315,16 +318,13 @@ class RunInspection:
 
     async def _search(self, url: str) -> bytes | None:
         """Find a request whose fingerprint differs: it was not filtered, or is not a GET. Reads all requests."""
-        cursor, needle = b"0", url.encode()
         found: list[tuple[int, bytes]] = []
-        while True:
-            cursor, some = await self._run("search", cursor, _SEARCH_STEP, needle)
+        async for (some,) in _scan(self._run, "search", _SEARCH_STEP, url.encode()):
             for fingerprint, record in zip(some[::2], some[1::2], strict=True):
                 head, request = _readable(record)
                 if request is not None and request.url == url:
                     found.append((head.sequence, fingerprint))
-            if cursor == b"0":
-                return min(found)[1] if found else None
+        return min(found)[1] if found else None
 
     async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
         answer = await self._run("histories", *fingerprints)
@@ -348,16 +348,13 @@ class RunInspection:
         return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
 
     async def dead(self) -> AsyncIterator[History]:
-        cursor, seen = b"0", set()
-        while True:
-            cursor, fields = await self._run("dead", cursor, _PAGE)
+        seen: set[bytes] = set()
+        async for (fields,) in _scan(self._run, "dead", _PAGE):
             fresh = [each for each in dict.fromkeys(fields) if each not in seen]
             seen.update(fresh)
             for history in await self._histories(fresh) if fresh else ():
                 if history is not None and history.state == STATE_NAMES[DEAD]:
                     yield history
-            if cursor == b"0":
-                return
 
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         """One call for every ten thousand requests. Refused links come last."""
@@ -366,16 +363,11 @@ class RunInspection:
             answer = await self._run("retry", b"named", len(listed), 0 if kinds is None else 1, *listed, *only)
             return int(answer[1])
         others = sorted(KINDS_NOT_RETRIED | {FULL_KIND}) if kinds is None else [k for k in kinds if k != FULL_KIND]
-        retried = await self._retry(b"0", 0 if kinds is None else 1, *map(storable_bytes, others))
-        return retried + (await self._retry(b"refused") if is_retried(FULL_KIND, kinds) else 0)
+        retried = await self._retry(0 if kinds is None else 1, *map(storable_bytes, others))
+        return retried + (await self._retry(start=b"refused") if is_retried(FULL_KIND, kinds) else 0)
 
-    async def _retry(self, cursor: bytes, *words: Word) -> int:
-        retried: int = 0
-        while True:
-            cursor, count = await self._run("retry", cursor, _RETRY_STEP, *words)
-            retried += count
-            if cursor == b"0":
-                return retried
+    async def _retry(self, *words: Word, start: bytes = b"0") -> int:
+        return sum([count async for (count,) in _scan(self._run, "retry", _RETRY_STEP, *words, start=start)])
 
 
 def _readable(record: bytes) -> tuple[RecordHead, Request | None]:

@@ -26,8 +26,7 @@ from shoal.frontier.rules import (
 )
 from shoal.frontier.sqlite.file import STORED, UNLISTED, SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteRoles, item_ids
-from shoal.frontier.sqlite.lanes import StoredLanes
-from shoal.frontier.sqlite.leases import Histories
+from shoal.frontier.sqlite.leases import Leases
 from shoal.frontier.sqlite.queue import Stages
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
 from shoal.http import Request
@@ -189,8 +188,7 @@ class SQLiteInspection:
         self,
         run: RunFile,
         seen: Seen,
-        lanes: StoredLanes,
-        histories: Histories,
+        leases: Leases,
         roles: SQLiteRoles,
         stages: Stages,
         holders: Callable[[Collection[str]], list[LeaseHolder]],
@@ -198,8 +196,8 @@ class SQLiteInspection:
         """``holders``: who has leased requests of hosts."""
         self._file = run
         self._seen = seen
-        self._lanes = lanes
-        self._histories = histories
+        self._lanes = leases.lanes
+        self._histories = leases.histories
         self._roles = roles
         self._stages = stages
         self._holders = holders

@@ -129,13 +129,13 @@ class LeaseCall(msgspec.Struct, frozen=True):
 class Leases:
     """Grants, extends and ends the leases of one run. Call all methods within a transaction."""
 
-    def __init__(self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories) -> None:
+    def __init__(self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts) -> None:
         self._file = run
         self._db = run.db
         self._run = run.number
-        self._lanes = lanes
+        self.lanes = lanes
         self._hosts = hosts
-        self._histories = histories
+        self.histories = Histories(run)
         self._held: dict[bytes, HeldLease] = {}
 
     def load(self) -> None:
@@ -147,7 +147,7 @@ class Leases:
             (self._run,),
         )
         for number, name, token, attempts, items, lane_number, rank, slot, epoch, begun, before, nonce in rows:
-            lane = self._lanes[lane_number]
+            lane = self.lanes[lane_number]
             lane.host.in_flight += 1
             holder = None if slot is None else Holder(slot, epoch)
             origin = None if nonce is None else (before, nonce)
@@ -283,7 +283,7 @@ class Leases:
             host.end_lease(now, contacted=was_contacted)
             if was_contacted:
                 contacted[host.name] = host
-        self._lanes.note_end(now)
+        self.lanes.table.called = now
         self._hosts.save_ends(contacted.values())
         ledger.leased -= len(ended)
 
@@ -294,7 +294,7 @@ class Leases:
             [(held.attempts - 1, now, held.number) for held in unused],
         )
         for held in unused:
-            self._lanes.add_ready(held.lane, (held.rank, held.number), now)
+            self.lanes.add_ready(held.lane, (held.rank, held.number), now)
         ledger.ready += len(unused)
         self.end([(held, contacted) for held in unused], ledger, now)
 
@@ -305,12 +305,12 @@ class Leases:
         ready, dead = [], []
         for held in lost:
             reason = lost_reason(held.attempts)
-            self._histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
+            self.histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
             if held.attempts >= self._file.options.max_attempts:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:
                 ready.append((now, held.number))
-                self._lanes.add_ready(held.lane, (held.rank, held.number), now)
+                self.lanes.add_ready(held.lane, (held.rank, held.number), now)
         self._db.executemany(
             f"UPDATE request SET state = {READY}, due = NULL, token = NULL, at = ? WHERE id = ?", ready
         )
@@ -341,7 +341,7 @@ class Leases:
             else:
                 own.waiting -= 1
                 own.ready += 1
-                self._lanes.add_ready(self._lanes[lane], (rank, number), now)
+                self.lanes.add_ready(self.lanes[lane], (rank, number), now)
         self._db.execute(
             f"UPDATE request SET state = {READY}, due = NULL WHERE run = ? AND due <= ? AND state = {WAITING}",
             (self._run, now),

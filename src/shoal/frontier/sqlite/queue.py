@@ -29,8 +29,8 @@ from shoal.frontier.rules import (
     room_for_links,
 )
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
-from shoal.frontier.sqlite.lanes import NewRequest, StoredLanes
-from shoal.frontier.sqlite.leases import HeldLease, Histories, LeaseCall, Leases, storable
+from shoal.frontier.sqlite.lanes import NewRequest
+from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases, storable
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
 from shoal.frontier.staging import POLL, E, Moved, Portion, count_moved, first_of_each, incoming_history, split_large
 from shoal.http import Request
@@ -156,35 +156,32 @@ _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
 
 
-class Tables(msgspec.Struct, frozen=True):
-    """The tables of a run that its queue changes."""
-
-    run: RunFile
-    seen: Seen
-    lanes: StoredLanes
-    leases: Leases
-    histories: Histories
-    items: SQLiteItemLog
-    roles: SQLiteRoles
-
-
 class SQLiteQueue:
     """See `shoal.ports.Queue`. Each call is one transaction, but a large page needs more: see `Stages`."""
 
-    def __init__(self, tables: Tables, expire_others: Callable[[float], None], documents: Documents) -> None:
+    def __init__(
+        self,
+        run: RunFile,
+        seen: Seen,
+        leases: Leases,
+        items: SQLiteItemLog,
+        roles: SQLiteRoles,
+        expire_others: Callable[[float], None],
+        documents: Documents,
+    ) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
-        self._run = tables.run
-        self._db = tables.run.db
-        self._seen = tables.seen
-        self._lanes = tables.lanes
-        self._leases = tables.leases
-        self._histories = tables.histories
-        self._items = tables.items
-        self._roles = tables.roles
+        self._run = run
+        self._db = run.db
+        self._seen = seen
+        self._lanes = leases.lanes
+        self._leases = leases
+        self._histories = leases.histories
+        self._items = items
+        self._roles = roles
         self._expire_others = expire_others
         self._documents = documents
-        self.stages = Stages(tables.run, tables.seen, self._add_links)
+        self.stages = Stages(run, seen, self._add_links)
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """The nonce of the last lease call, and what it leased."""
         self._cookies = 1  # other processes read them through this one
@@ -273,9 +270,10 @@ class SQLiteQueue:
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
         self._last_calls[call.holder] = call.nonce, leases
-        self._lanes.note_call(now, short=len(leases) < call.limit)
+        table = self._lanes.table
+        table.called, table.asked = now, now if len(leases) < call.limit else 0.0
         incoming = now + POLL if ledger.incoming else None
-        moments = (next_moment, until if leases else None, self._lanes.next_due(), incoming)
+        moments = (next_moment, until if leases else None, table.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
 

@@ -23,8 +23,8 @@ from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.inspection import SQLiteInspection, restore_lanes
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles, item_ids
 from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
-from shoal.frontier.sqlite.leases import Histories, Leases
-from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
+from shoal.frontier.sqlite.leases import Leases
+from shoal.frontier.sqlite.queue import SQLiteQueue
 from shoal.frontier.sqlite.run_file import RunFile, Seen
 from shoal.ports import (
     Document,
@@ -67,14 +67,14 @@ class SQLiteHosts:
 
         def step() -> list[HostState]:
             self._refresh()
-            return self._lanes.states(self._file.clock(), limit)
+            return self._lanes.table.states(self._file.clock(), limit)
 
         return await self._file.read(step)
 
     async def host_state(self, host: str) -> HostState:
         def step() -> HostState:
             self._refresh()
-            return self._lanes.state(host, self._file.clock())
+            return self._lanes.table.state(self._hosts.read(host), self._file.clock())
 
         return await self._file.read(step)
 
@@ -127,22 +127,23 @@ class SQLiteFrontier(ComposedFrontier):
         self._seen = seen = Seen(file.db, number)
         self._lanes = lanes = StoredLanes(run, run_id, hosts)
         self._roles = roles = SQLiteRoles(run)
-        histories, items = Histories(run), SQLiteItemLog(run, roles)
-        self._leases = Leases(run, lanes, hosts, histories)
-        tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
-        self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now), documents)
+        items = SQLiteItemLog(run, roles)
+        self._leases = leases = Leases(run, lanes, hosts)
+        self._queue = queue = SQLiteQueue(
+            run, seen, leases, items, roles, lambda now: runs.expire_others(self, now), documents
+        )
         self.expire_leases = queue.expire_leases
-        self.held_at = self._leases.held_at
+        self.held_at = leases.held_at
         holders = partial(sessions.holders, runs)
-        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages, holders)
-        workers = LocalWorkers(run_id, sessions, queue.fence, self._leases.holders)
+        inspection = SQLiteInspection(run, seen, leases, roles, queue.stages, holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, leases.holders)
         sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
         super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
 
     def enter(self, state: RunState) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""
         self._queue.halted = state in HALTED
-        self._lanes.rest(state in RESTING)
+        self._lanes.table.is_resting = state in RESTING
 
     # -- memory and file; the store calls these within a transaction
 
@@ -165,7 +166,7 @@ class SQLiteFrontier(ComposedFrontier):
     def set_options(self, options: FrontierOptions) -> None:
         """Change the options of the run."""
         self._run.save_options(options)
-        self._lanes.set_options(options, self._run.clock())
+        self._lanes.table.set_options(options, self._run.clock())
 
     def place(self) -> None:
         """Make the lanes available for leasing."""
@@ -181,8 +182,6 @@ class SQLiteFrontier(ComposedFrontier):
 
 
 _LAST = "\U0010ffff"  # sorts after every printable character
-
-
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
 _RUNS = (
