@@ -10,8 +10,7 @@ import pytest
 from shoal.crawling.pacing import WaitFacts, WaitWatch, explain_wait
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import FrontierOptions, Holder, HostState, HostUpdate, Leased, LeaseHolder, Run, Stats, Waits
-from shoal.testing.harness import FakeClock
-from shoal.testing.steps import HOST, fail, lease_one, push
+from shoal.testing.steps import HOST, FakeClock, fail, lease_one, push
 
 
 def host(name: str = "shop.example", **changes: Any) -> HostState:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from shoal.frontier.rules import LOST_KIND
 from shoal.ports import Completion, CookieWrite, Failure, Frontier, FrontierOptions, Pushed
-from shoal.testing.harness import Harness
 from shoal.testing.steps import (
     TTL,
     ContractTests,
+    Harness,
     all_items,
     check_balance,
     check_refused,

@@ -9,11 +9,11 @@ import pytest
 
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
-from shoal.testing.harness import Harness
 from shoal.testing.pushing import FULL_REQUEST
 from shoal.testing.steps import (
     TTL,
     ContractTests,
+    Harness,
     all_items,
     check_balance,
     check_refused,

@@ -11,8 +11,17 @@ import pytest
 
 from shoal.errors import QueueFullError, RunError
 from shoal.ports import Claim, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, RoleState, Run, RunState
-from shoal.testing.harness import Harness
-from shoal.testing.steps import TTL, ContractTests, complete, finish_seeding, lease_names, lease_one, page, push
+from shoal.testing.steps import (
+    TTL,
+    ContractTests,
+    Harness,
+    complete,
+    finish_seeding,
+    lease_names,
+    lease_one,
+    page,
+    push,
+)
 
 ALLOWED: set[tuple[RunState, RunState]] = {
     ("queued", "running"), ("queued", "paused"), ("queued", "cancelled"),
