@@ -209,8 +209,11 @@ async def _migrate(link: Connection, address: PostgresAddress, component: Compon
             await link.execute(text)
             await link.execute(
                 "INSERT INTO migration (component, number, name, digest) VALUES ($1, $2, $3, $4)",
-                component.name, number, name, _digest(text),
-            )  # fmt: skip
+                component.name,
+                number,
+                name,
+                _digest(text),
+            )
     except asyncpg.DuplicateTableError as exc:
         raise StoreError(
             f"the schema {address.schema} of {address.place} has tables of another program ({exc});"

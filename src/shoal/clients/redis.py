@@ -229,15 +229,10 @@ def explain(exc: Exception, address: RedisAddress) -> ShoalError:
     if code not in CODES:
         return _other_error(exc, text, address)
     meaning = CODES[code]
-    if meaning.severity is Severity.AWAY:
-        away = StoreFullError if meaning.is_full else StoreAwayError
-        return away(
-            f"{where} {meaning.advice} ({text})"
-            if meaning.advice
-            else f"{where} is not ready ({text}); try again in a moment"
-        )
+    if meaning.severity is Severity.AWAY and not meaning.advice:
+        return meaning.error(f"{where} is not ready ({text}); try again in a moment")
     advice = meaning.advice.format(prefix=address.prefix) or "refuses the command"
-    return StoreError(f"{where} {advice} ({text})")
+    return meaning.error(f"{where} {advice} ({text})")
 
 
 def _script_error(code: str, text: str, where: str) -> ShoalError | None:
@@ -431,9 +426,13 @@ class RedisClient:
         at = self.address
         never = Retry(NoBackoff(), 0)
         sockets: Arguments = {
-            "socket_timeout": at.timeout, "socket_connect_timeout": at.timeout, "socket_keepalive": True,
-            "health_check_interval": _HEALTH_CHECK_SECONDS, "retry": never, "protocol": 2,
-        }  # fmt: skip
+            "socket_timeout": at.timeout,
+            "socket_connect_timeout": at.timeout,
+            "socket_keepalive": True,
+            "health_check_interval": _HEALTH_CHECK_SECONDS,
+            "retry": never,
+            "protocol": 2,
+        }
         login: Arguments = {"username": at.username, "password": at.password}
         if at.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in at.nodes]
@@ -446,9 +445,14 @@ class RedisClient:
         (host, port), *_ = at.nodes
         tls = {name: value for name, value in at.tls.items() if name != "ssl"}
         pool = ConnectionPool(
-            connection_class=SSLConnection if at.tls else Connection, host=host, port=port, db=at.db,
-            **sockets, **login, **tls,
-        )  # fmt: skip
+            connection_class=SSLConnection if at.tls else Connection,
+            host=host,
+            port=port,
+            db=at.db,
+            **sockets,
+            **login,
+            **tls,
+        )
         return Redis.from_pool(pool)
 
     # -- checks when the connection is opened

@@ -209,9 +209,11 @@ def lua() -> dict[str, str]:
     return {
         "policy": "\n".join(policy),
         "due_at": "\n".join(due_at),
-        "sharing_rules": "\n".join((
-            "local function sharing_rules()",
-            *(f"local function {name}{body}" for name, body in functions.items()),
-            f"return {', '.join(functions)} end",
-        )),
-    }  # fmt: skip
+        "sharing_rules": "\n".join(
+            (
+                "local function sharing_rules()",
+                *(f"local function {name}{body}" for name, body in functions.items()),
+                f"return {', '.join(functions)} end",
+            )
+        ),
+    }

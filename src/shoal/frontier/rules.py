@@ -79,9 +79,14 @@ def read_run(
     """A stored run. StoreError if another program wrote it."""
     try:
         values = {
-            "run_id": run_id, "spider": spider, "state": state, "created_at": created_at,
-            "settings": _decode_settings(settings), "project": project, "ended_at": ended_at,
-        }  # fmt: skip
+            "run_id": run_id,
+            "spider": spider,
+            "state": state,
+            "created_at": created_at,
+            "settings": _decode_settings(settings),
+            "project": project,
+            "ended_at": ended_at,
+        }
         return msgspec.convert(values, Run)
     except DECODING_ERRORS as exc:
         raise unreadable_run(run_id, exc) from exc

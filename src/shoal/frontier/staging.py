@@ -82,6 +82,14 @@ def count_moved(page: Completion, links: Moved) -> Pushed:
 def incoming_history(link: Request, parent: str | None) -> History:
     """The history of a link that is not in the queue yet. ``parent``: the URL of its page."""
     return History(
-        url=link.url, state="ready", depth=link.depth, priority=link.priority, attempts=0, status=0, items=0,
-        parent=parent, reason="", events=(),
-    )  # fmt: skip
+        url=link.url,
+        state="ready",
+        depth=link.depth,
+        priority=link.priority,
+        attempts=0,
+        status=0,
+        items=0,
+        parent=parent,
+        reason="",
+        events=(),
+    )

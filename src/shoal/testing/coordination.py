@@ -189,8 +189,10 @@ class CoordinatorContract:
         assert holders(view) == {}
         assert (await second.take(0) or 0) > epoch
         assert select_events(await second.events(), "left", "took over", "elected") == [
-            ("elected", "a"), ("left", "a"), ("elected", "b"),
-        ]  # fmt: skip
+            ("elected", "a"),
+            ("left", "a"),
+            ("elected", "b"),
+        ]
 
     # -- slots
 
@@ -297,8 +299,9 @@ class CoordinatorContract:
         assert holders(await member.beat()) == {3: "a"}  # only its holder releases it
         scaled = [event for event in await operator.events() if event.what == "scaled"]
         assert [(event.member, event.detail) for event in scaled] == [
-            ("", "runner 4, backup 0"), ("", "runner 1, backup 1"),
-        ]  # fmt: skip
+            ("", "runner 4, backup 0"),
+            ("", "runner 1, backup 1"),
+        ]
 
     async def test_a_holder_beyond_the_counts_still_counts_as_a_runner(self, coordination: CoordinatorHarness) -> None:
         """There are never more holders than Runners in the counts."""

@@ -200,8 +200,11 @@ class WorkersContract(ContractTests):
         await stay_alive(harness, frontier, 24)
         fenced = await frontier.fence_silent()
         assert sorted((each.run_id, each.worker) for each in fenced) == [
-            ("other0", "x"), ("other0", "y"), ("other1", "x"), ("other1", "y")
-        ]  # fmt: skip
+            ("other0", "x"),
+            ("other0", "y"),
+            ("other1", "x"),
+            ("other1", "y"),
+        ]
 
     async def test_the_workers_of_a_deleted_run_are_forgotten(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("other")

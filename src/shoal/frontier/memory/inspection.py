@@ -107,15 +107,20 @@ class MemoryInspection:
         worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
         kind, reason = requests.deaths.get(number, ("", ""))
         return History(
-            url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
+            url=request.url,
+            state=STATE_NAMES[head.state],
+            depth=request.depth,
+            priority=request.priority,
             attempts=head.attempts - self._queue.is_unbegun(fingerprint),
-            status=head.status, items=head.items, parent=url,
+            status=head.status,
+            items=head.items,
+            parent=url,
             reason=reason,
             fingerprint=fingerprint,
             kind=kind,
             events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
             worker=worker,
-        )  # fmt: skip
+        )
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         return [self._queue.outcome_of(lease) for lease in leases]

@@ -147,9 +147,14 @@ class PostgresStore:
 def _run_values(run: Run) -> tuple[object, ...]:
     """A run as arguments of the functions that create it."""
     return (
-        storable_text(run.run_id), storable_text(run.spider), run.state, run.created_at, _encode(run.settings),
-        storable_text(run.project), run.ended_at,
-    )  # fmt: skip
+        storable_text(run.run_id),
+        storable_text(run.spider),
+        run.state,
+        run.created_at,
+        _encode(run.settings),
+        storable_text(run.project),
+        run.ended_at,
+    )
 
 
 def _wanted(name: str | None) -> str | None:

@@ -259,9 +259,13 @@ class RedisFrontier:
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         words = (
-            storable_bytes(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor,
+            storable_bytes(claim.role),
+            pack_token(claim.token),
+            claim.cursor,
+            min(ttl, FOREVER),
+            cursor,
             *known_item(last),
-        )  # fmt: skip
+        )
         return bool(await self._run_continued(claim.role, "role", "advance", *words))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -346,6 +350,10 @@ def _worker_state(name: bytes, record: bytes, silent_for: bytes, leases: int) ->
         return WorkerState(worker=worker, leases=leases)
     _, session, _, pid = WORKER.unpack_from(record)
     return WorkerState(
-        worker=worker, machine=read_text(record, WORKER.size)[0], pid=pid, session=session,
-        silent_for=float(silent_for), leases=leases,
-    )  # fmt: skip
+        worker=worker,
+        machine=read_text(record, WORKER.size)[0],
+        pid=pid,
+        session=session,
+        silent_for=float(silent_for),
+        leases=leases,
+    )

@@ -286,11 +286,14 @@ class RunInspection:
         retry_in, events, *rest = await self._run("waits", *map(storable_bytes, hosts))
         holders = [
             LeaseHolder(
-                host=host.decode(errors="replace"), run_id=run_id.decode(errors="replace"),
-                worker=worker.decode(errors="replace"), leases=leases, silent_for=float(silent_for),
+                host=host.decode(errors="replace"),
+                run_id=run_id.decode(errors="replace"),
+                worker=worker.decode(errors="replace"),
+                leases=leases,
+                silent_for=float(silent_for),
             )
             for host, run_id, worker, leases, silent_for in zip(*(rest[part::5] for part in range(5)), strict=True)
-        ]  # fmt: skip
+        ]
         if not retry_in:
             return Waits(holders=holders)
         reason = retry_reason(read_events(events)[-1].detail) if events else ""

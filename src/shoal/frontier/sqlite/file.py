@@ -21,8 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from shoal.clients import errors
-from shoal.clients.errors import Severity
-from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError, StoreFullError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError
 from shoal.frontier.sqlite.file_lock import (
     NAME_KEY,
     FileLock,
@@ -379,12 +378,8 @@ class SQLiteFile:
         meaning = errors.meaning(exc)
         if getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
-        kind = {Severity.AWAY: StoreAwayError, Severity.FINAL: StoreError}.get(meaning.severity, FrontierError)
-        if meaning.is_full:
-            kind = StoreFullError
-        return kind(
-            f"{self.path}: {meaning.advice} ({exc})" if meaning.advice else f"{self.path}: {exc}; nothing was changed"
-        )
+        reason = f"{meaning.advice} ({exc})" if meaning.advice else f"{exc}; nothing was changed"
+        return meaning.error(f"{self.path}: {reason}")
 
     def damaged(self, what: str) -> StoreError:
         """The error for a file that has unexpected content."""

@@ -39,8 +39,10 @@ from shoal.urls.normalize import host_of
 log = logging.getLogger("shoal.frontier")
 
 _decode = msgspec.msgpack.Decoder(Request).decode
-_SLICE = "(instr('0123456789ABCDEF', substr(hex(r.fingerprint), 1, 1)) * 16 + " \
-    "instr('0123456789ABCDEF', substr(hex(r.fingerprint), 2, 1)) - 17 >> 2)"  # fmt: skip
+_SLICE = (
+    "(instr('0123456789ABCDEF', substr(hex(r.fingerprint), 1, 1)) * 16 + "
+    "instr('0123456789ABCDEF', substr(hex(r.fingerprint), 2, 1)) - 17 >> 2)"
+)
 """The slice of a fingerprint: see `shoal.frontier.sqlite.run_file`."""
 _FAULTS = {
     "lanes": "LEFT JOIN lane l ON l.number = r.lane AND l.run = r.run"

@@ -418,10 +418,14 @@ class SQLiteQueue:
                 f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?,"
                 " items = ?, at = ? WHERE id = ?",
                 (
-                    storable(failure.kind), storable(failure.reason), failure.status,
-                    held.items + len(failure.items), now, held.number,
+                    storable(failure.kind),
+                    storable(failure.reason),
+                    failure.status,
+                    held.items + len(failure.items),
+                    now,
+                    held.number,
                 ),
-            )  # fmt: skip
+            )
             event = failure_event(held.attempts, failure, waits=False)
             self._histories.add_event(held.number, now, *event, held.holder)
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
