@@ -233,7 +233,7 @@ import sys
 import redis
 from shoal.http import Request
 from shoal.ports import Lease
-from shoal.tasks import broker
+from shoal.api.celery import messages as broker
 from shoal.api.celery.app import app
 port = int(sys.argv[1])
 app.conf.broker_url = f"redis://127.0.0.1:{port}/0"
