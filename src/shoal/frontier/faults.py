@@ -116,12 +116,12 @@ def make_fault(kind: str, count: int, example: str = "") -> Fault:
     return Fault(kind=kind, count=count, what=what, example=example, repairable=meaning.repairable)
 
 
-def make_faults(found: Iterable[tuple[str, int, str]]) -> tuple[Fault, ...]:
+def make_faults(counted: Iterable[tuple[str, int, str]]) -> tuple[Fault, ...]:
     """The faults of (kind, count, example), without those that do not occur. If two checks found faults of one kind,
     they may be the same ones: the larger count stands."""
     counts: dict[str, int] = {}
     examples: dict[str, str] = {}
-    for name, count, example in found:
+    for name, count, example in counted:
         kind = name if name in _MEANINGS else "inventory"  # another program wrote one of another kind
         if count:
             counts[kind] = max(counts.get(kind, 0), count)

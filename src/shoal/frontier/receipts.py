@@ -93,12 +93,12 @@ class Receipts(Generic[Proof]):
     def _note_rewind(self, call: Call, what: str, *, proven: bool) -> None:
         if self.notice is not None or call.epoch != self._epoch:
             return
-        now, known = clock.now(), []
+        now, confirmed_at = clock.now(), []
         if what in self._confirmed:
-            known.append(self._confirmed[what])
+            confirmed_at.append(self._confirmed[what])
         if proven and self._newest is not None:
-            known.append(self._newest.sent)
-        self.notice = Notice(now, now - min(known) if known else None)
+            confirmed_at.append(self._newest.sent)
+        self.notice = Notice(now, now - min(confirmed_at) if confirmed_at else None)
 
     def completed(self, call: Call, order: int, proof: Proof) -> None:
         """Record that the store acknowledged a completion. Answers may arrive in another order; the store's counts."""
@@ -117,8 +117,8 @@ class Receipts(Generic[Proof]):
         """For each receipt, newest first: how many seconds old it was when the rewind was noticed, and its proof."""
         if self.notice is None:
             return []
-        known = dict.fromkeys(filter(None, (self._newest, *reversed(self._older))))
-        return [(self.notice.at - each.sent, each.proof) for each in known]
+        receipts = dict.fromkeys(filter(None, (self._newest, *reversed(self._older))))
+        return [(self.notice.at - receipt.sent, receipt.proof) for receipt in receipts]
 
     def clear(self) -> None:
         """Forget all receipts after the store has recorded the rewind, and continue with the store as it is."""

@@ -121,10 +121,10 @@ class StoredValue(Generic[T]):
         raise StoreError(f"cannot change document {self._key!r}: other processes keep changing it; try again later")
 
     async def _read(self) -> tuple[T | None, bytes]:
-        found = await self._documents.get_document(self._key)
-        if found is None:
+        document = await self._documents.get_document(self._key)
+        if document is None:
             return None, b""
         try:
-            return self._decoder.decode(found.value), found.version
+            return self._decoder.decode(document.value), document.version
         except DECODING_ERRORS as exc:
             raise StoreError(f"cannot read document {self._key!r} ({exc}): another program has changed it") from exc

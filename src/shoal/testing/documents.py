@@ -71,10 +71,18 @@ class DocumentsContract(ContractTests):
         for key in ("b/2", "a", "b/10", "b/é", "c/1", "b", "b/1"):
             assert await store.put_document(key, key.encode(), replaces=b"", version=os.urandom(8))
         listed = await store.list_documents("b/")
-        assert [each.key for each in listed] == ["b/1", "b/10", "b/2", "b/é"]
-        assert [each.value.decode() for each in listed] == [each.key for each in listed]
-        assert [each.key for each in await store.list_documents("b/", after="b/10", limit=1)] == ["b/2"]
-        assert [each.key for each in await store.list_documents("")] == ["a", "b", "b/1", "b/10", "b/2", "b/é", "c/1"]
+        assert [document.key for document in listed] == ["b/1", "b/10", "b/2", "b/é"]
+        assert [document.value.decode() for document in listed] == [document.key for document in listed]
+        assert [document.key for document in await store.list_documents("b/", after="b/10", limit=1)] == ["b/2"]
+        assert [document.key for document in await store.list_documents("")] == [
+            "a",
+            "b",
+            "b/1",
+            "b/10",
+            "b/2",
+            "b/é",
+            "c/1",
+        ]
         assert await store.list_documents("d") == []
 
     async def test_a_document_creates_its_run_in_the_same_step(self, harness: Harness) -> None:
@@ -88,7 +96,7 @@ class DocumentsContract(ContractTests):
         other = Run(run_id="made", spider="other", state="queued", created_at=time.time())
         assert await store.put_document("a", b"2", replaces=version, version=os.urandom(8), run=other)
         assert await store.get_run("made") == run
-        assert [each.run_id for each in await store.list_runs("s")] == ["made"]
+        assert [stored.run_id for stored in await store.list_runs("s")] == ["made"]
         await store.delete_run("made")
 
     async def test_the_documents_of_a_run_are_deleted_with_it(self, harness: Harness) -> None:
@@ -97,7 +105,7 @@ class DocumentsContract(ContractTests):
             await store.create_run(Run(run_id=name, spider="s", state="finished", created_at=time.time()))
             assert await store.put_document(f"run/{name}/history", b"", replaces=b"", version=os.urandom(8))
         await store.delete_run("x")
-        assert [each.key for each in await store.list_documents("run/")] == ["run/x1/history"]
+        assert [document.key for document in await store.list_documents("run/")] == ["run/x1/history"]
         await store.delete_run("x1")
         assert await store.list_documents("") == []
 

@@ -118,8 +118,8 @@ class LargePagesContract(ContractTests):
         stats = await frontier.stats()
         assert (stats.items, stats.pushed + stats.incoming) == (1, 5001)
         assert not stats.finished
-        found = await history(frontier, page(4999, host="19.example"))
-        assert (found.state, found.parent) == ("ready", large.lease.request.url)
+        link = await history(frontier, page(4999, host="19.example"))
+        assert (link.state, link.parent) == ("ready", large.lease.request.url)
         leases = await lease_rest(frontier)
         assert names(leases) == [str(number) for number in range(5000)]
         await complete(frontier, *leases)
@@ -149,7 +149,7 @@ class OverflowContract(ContractTests):
         await overflow(frontier, 5, 2)
         assert await frontier.stats() == Stats(pushed=6, ready=3, done=1, dead=2, seeding=True)
         assert await frontier.dead_kinds() == {FULL_KIND: 2}
-        assert sorted([each.url async for each in frontier.dead()]) == [page(3).url, page(4).url]
+        assert sorted([dead.url async for dead in frontier.dead()]) == [page(3).url, page(4).url]
         found = await history(frontier, page(4))
         assert (found.state, found.attempts, found.status, found.parent) == ("dead", 0, 0, page("parent").url)
         assert found.reason == "refused: the queue had its maximum of 3 requests"
@@ -310,11 +310,11 @@ class OverflowContract(ContractTests):
         await complete(frontier, parent, children=[*map(page, range(3)), low, *refused])
         assert await frontier.dead_kinds() == {"timeout": 1, FULL_KIND: 4}
         await complete(frontier, *(await frontier.lease(3, TTL)).leases)
-        named = [each.fingerprint() for each in (low, *refused[:2], page("one"))]
-        assert await frontier.retry_dead(only=named) == 3
+        fingerprints = [request.fingerprint() for request in (low, *refused[:2], page("one"))]
+        assert await frontier.retry_dead(only=fingerprints) == 3
         assert await frontier.dead_kinds() == {FULL_KIND: 2}
         assert await lease_names(frontier) == ["high", "one", "late"]
-        assert await frontier.retry_dead([FULL_KIND], only=named) == 1
+        assert await frontier.retry_dead([FULL_KIND], only=fingerprints) == 1
         assert await frontier.retry_dead() == 1
         assert await lease_names(frontier) == ["not%20named", "low"]
 

@@ -25,7 +25,7 @@ from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Holder, HostUpdate
 from shoal.testing.model import Model, World
-from shoal.testing.pair import BatchOutcome, ClaimedRole, Pair, Taken
+from shoal.testing.pair import BatchOutcome, ClaimedRole, LeasePair, Pair
 from shoal.testing.steps import Harness
 
 # The values that the machine draws. There are few hosts and URLs, and times in tens of seconds, so that many steps use
@@ -131,10 +131,10 @@ class FrontierMachine(RuleBasedStateMachine):
         self._requests = 0
         self._crashes = 0
         self._since_rare = 0
-        self._leases: list[Taken] = []
+        self._leases: list[LeasePair] = []
         """Leases that were not used yet; some may have expired."""
-        self._spent: list[Taken] = []
-        self._neighbour_leases: list[Taken] = []
+        self._spent: list[LeasePair] = []
+        self._neighbour_leases: list[LeasePair] = []
         self._roles: list[ClaimedRole] = []
         self._epochs: dict[str, int] = {}
         """The epoch of the last claim of each role."""
@@ -231,7 +231,7 @@ class FrontierMachine(RuleBasedStateMachine):
         batch = [self._spent[-1 - pick % len(self._spent)] for pick in picks]
         self._leases += self.pair.reissue(batch, ttl, nonce)
 
-    def _take(self, picks: list[int]) -> list[Taken]:
+    def _take(self, picks: list[int]) -> list[LeasePair]:
         """Remove some leases from the unused ones."""
         return [self._leases.pop(pick % len(self._leases)) for pick in picks if self._leases]
 
@@ -329,7 +329,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     async def _retry_urls(self, kinds: list[str] | None, urls: list[str]) -> int:
         frontier = self.pair.frontier
-        only = [each.fingerprint async for each in frontier.dead() if each.url in urls]
+        only = [request.fingerprint async for request in frontier.dead() if request.url in urls]
         return await frontier.retry_dead(kinds, only=only)
 
     @precondition(lambda self: any(entry.kind == FULL_KIND for entry in self.pair.model.in_state("dead")))
@@ -383,18 +383,19 @@ class FrontierMachine(RuleBasedStateMachine):
             return
         claim, token = self._roles[-1 - pick % len(self._roles)]
         if how == "advance":
-            kept = model.advance(claim.role, token, cursor, ttl)
-            assert self._do(self.pair.frontier.advance(claim, cursor, ttl)) == kept
-            if kept:
+            is_held = model.advance(claim.role, token, cursor, ttl)
+            assert self._do(self.pair.frontier.advance(claim, cursor, ttl)) == is_held
+            if is_held:
                 self._move_cursor(token, cursor)
         else:
-            kept = model.relinquish(claim.role, token, finished=how == "finish")
-            assert self._do(self.pair.frontier.relinquish(claim, finished=how == "finish")) == kept
+            is_held = model.relinquish(claim.role, token, finished=how == "finish")
+            assert self._do(self.pair.frontier.relinquish(claim, finished=how == "finish")) == is_held
 
     def _move_cursor(self, token: int, cursor: bytes) -> None:
         """The holder of a role continues with the cursor that it has saved."""
         self._roles = [
-            ClaimedRole(each.claim.moved_to(cursor), token) if each.token == token else each for each in self._roles
+            ClaimedRole(claimed.claim.moved_to(cursor), token) if claimed.token == token else claimed
+            for claimed in self._roles
         ]
 
     # -- the neighbour

@@ -158,7 +158,7 @@ class ReissuingContract(ContractTests):
             tries = [reissue(caller, [lease]) for lease in leases for caller in callers]
             answers = [lease for (lease,) in await asyncio.gather(*tries)]
             winners = [[lease for lease in answers[at : at + 3] if lease] for at in range(0, len(answers), 3)]
-            assert [len(each) for each in winners] == [1] * 20
+            assert [len(winner) for winner in winners] == [1] * 20
             for old in leases[:3]:
                 await check_refused(frontier, old)
             leases = [lease for (lease,) in winners]
@@ -197,7 +197,7 @@ class ReissuingContract(ContractTests):
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:  # the call did not wait
-            assert await frontier.release([each for each in await task if each]) == [True]
+            assert await frontier.release([reissued for reissued in await task if reissued]) == [True]
         await check_refused(frontier, lease)
         assert (await lease_one(frontier)).attempt == 1
 
@@ -547,8 +547,8 @@ class SendingContract(ContractTests):
         nonces = [b"receiver-%d" % number for number in range(3)]
         await push(frontier, *range(20))
         for lease in (await frontier.lease(20, TTL, counts_attempt=False)).leases:
-            asked = [*zip(callers, nonces, strict=True)] * 2
-            answers = await asyncio.gather(*(each.reissue([lease], TTL, nonce=nonce) for each, nonce in asked))
+            calls = [*zip(callers, nonces, strict=True)] * 2
+            answers = await asyncio.gather(*(caller.reissue([lease], TTL, nonce=nonce) for caller, nonce in calls))
             tokens = [won and won.token for (won,) in answers]
             assert tokens[:3] == tokens[3:]
             (winner,) = {won.token: won for (won,) in answers if won}.values()
@@ -563,5 +563,5 @@ class SendingContract(ContractTests):
         with pytest.raises(ValueError, match="8 to 32 bytes"):
             await frontier.reissue([lease], TTL, nonce=bytes(length))
         for nonce in (bytes(8), bytes(range(32))):
-            (lease,) = [each for each in await frontier.reissue([lease], TTL, nonce=nonce) if each]
+            (lease,) = [reissued for reissued in await frontier.reissue([lease], TTL, nonce=nonce) if reissued]
         assert await reissue(frontier, [lease]) != [None]

@@ -174,9 +174,9 @@ class SharingContract(ContractTests):
         workers = [_Worker(urgent), _Worker(calm)]
         await _crawl(harness, workers, range(24))
         assert abs(len(workers[0].turns) - len(workers[1].turns)) <= 1
-        found = await urgent.find(page("first"))
-        assert found is not None
-        assert found.state == "done"
+        request = await urgent.find(page("first"))
+        assert request is not None
+        assert request.state == "done"
 
     async def test_a_run_that_was_away_has_no_credit(self, harness: Harness) -> None:
         one, two = workers = await self._open(harness, FrontierOptions(delay=1), FrontierOptions(delay=1))

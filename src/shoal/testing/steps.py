@@ -153,7 +153,7 @@ def names(leased: Leased | list[Lease]) -> list[str]:
 
 async def push(frontier: Frontier, *pages: object, **options: Any) -> None:
     """Push pages of `HOST`. All of them must be new."""
-    pushed = await frontier.push([each if isinstance(each, Request) else page(each, **options) for each in pages])
+    pushed = await frontier.push([name if isinstance(name, Request) else page(name, **options) for name in pages])
     assert pushed.added == len(pages)
 
 
@@ -201,9 +201,9 @@ async def finish_seeding(frontier: Frontier) -> None:
 
 async def history(frontier: Frontier, request: Request) -> History:
     """The history of a request that the run must have."""
-    found = await frontier.find(request)
-    assert found is not None
-    return found
+    request_history = await frontier.find(request)
+    assert request_history is not None
+    return request_history
 
 
 async def all_items(frontier: Frontier) -> list[LoggedItem]:

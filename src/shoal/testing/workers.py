@@ -199,7 +199,7 @@ class WorkersContract(ContractTests):
                 await each.beat(heartbeat(name))
         await stay_alive(harness, frontier, 24)
         fenced = await frontier.fence_silent()
-        assert sorted((each.run_id, each.worker) for each in fenced) == [
+        assert sorted((worker.run_id, worker.worker) for worker in fenced) == [
             ("other0", "x"),
             ("other0", "y"),
             ("other1", "x"),
@@ -287,7 +287,7 @@ class WorkersContract(ContractTests):
         await fail(a, await lease_one(a))
         failed = ("failed", "a")
         assert await workers_of(frontier, "x") == ("a", [failed, ("dead", "a")])
-        assert [found.worker async for found in frontier.dead()] == ["a"]
+        assert [request.worker async for request in frontier.dead()] == ["a"]
         assert await frontier.retry_dead() == 1
         assert await workers_of(frontier, "x") == ("", [failed, ("retried", ""), ("ready", "")])
         assert await b.release([await lease_one(b)]) == [True]
@@ -344,6 +344,6 @@ class WaitingContract(ContractTests):
 
 
 async def holders(frontier: Frontier, host: str) -> list[tuple[str, str, int, float]]:
-    found: list[LeaseHolder] = (await frontier.waits([host])).holders
-    assert {holder.host for holder in found} == {host}
-    return sorted((holder.run_id, holder.worker, holder.leases, holder.silent_for) for holder in found)
+    lease_holders: list[LeaseHolder] = (await frontier.waits([host])).holders
+    assert {holder.host for holder in lease_holders} == {host}
+    return sorted((holder.run_id, holder.worker, holder.leases, holder.silent_for) for holder in lease_holders)

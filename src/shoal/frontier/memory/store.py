@@ -51,8 +51,8 @@ class MemoryDocuments:
         self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
     ) -> bool:
         check_document(key, value, version)
-        found = self._documents.get(key)
-        stored = found.version if found else b""
+        document = self._documents.get(key)
+        stored = document.version if document else b""
         if stored == version or (value is None and not stored):
             return True
         if stored != replaces:
@@ -89,8 +89,8 @@ class MemoryHosts:
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
         is_default = host == DEFAULT_HOST
-        known = self._hosts.setdefault(host, Host(host)) if is_default else self._requests.lane(host).host
-        apply_update(self._hosts, known, update, self._clock())
+        changed = self._hosts.setdefault(host, Host(host)) if is_default else self._requests.lane(host).host
+        apply_update(self._hosts, changed, update, self._clock())
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return self._requests.lanes.states(self._clock(), limit)
@@ -232,10 +232,10 @@ class MemoryStore(MemoryDocuments):
             )
             frontier.enter(self._runs[run_id].state)
             self._frontiers[run_id] = frontier
-        found = self._frontiers[run_id]
+        opened = self._frontiers[run_id]
         if options is not None:
-            found.set_options(options)
-        return found if holder is None else FencedFrontier(found, holder)
+            opened.set_options(options)
+        return opened if holder is None else FencedFrontier(opened, holder)
 
     async def close(self) -> None:
         for frontier in self._frontiers.values():

@@ -64,8 +64,8 @@ class PostgresStore:
                 return changed
 
     async def get_run(self, run_id: str) -> Run | None:
-        found = await self._find(run_id)
-        return found and found[1]
+        numbered = await self._find(run_id)
+        return numbered and numbered[1]
 
     async def run_state(self, run_id: str) -> RunState | None:
         return cast("RunState | None", await self._database.value("run_state", storable_text(run_id)))
@@ -81,9 +81,9 @@ class PostgresStore:
 
     async def _find_existing(self, run_id: str) -> tuple[int, Run]:
         """The same. RunError if there is no such run."""
-        if (found := await self._find(run_id)) is None:
+        if (numbered := await self._find(run_id)) is None:
             raise no_run(run_id)
-        return found
+        return numbered
 
     async def list_runs(
         self,
@@ -114,8 +114,8 @@ class PostgresStore:
         await self._database.call("end_delete", number)
 
     async def get_document(self, key: str) -> Document | None:
-        found = await self._documents(key.encode(), b"", key.encode() + b"\0", 1)
-        return found[0] if found else None
+        documents = await self._documents(key.encode(), b"", key.encode() + b"\0", 1)
+        return documents[0] if documents else None
 
     async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
         return await self._documents(prefix.encode(), after.encode(), prefix.encode() + _LAST, limit)

@@ -37,7 +37,7 @@ _MAX_TRIES = 3
 E = TypeVar("E", Completion, Failure)
 
 
-class _Settled(NamedTuple):
+class _EndingResult(NamedTuple):
     """The result of an ending. ``state`` is -1 if the lease was lost."""
 
     state: int
@@ -78,7 +78,9 @@ class Endings:
             )  # fmt: skip
 
         version, settled = await self._end(completions, add, cookies)
-        return version, [None if each.state < 0 else Pushed(each.added, each.known, each.refused) for each in settled]
+        return version, [
+            None if result.state < 0 else Pushed(result.added, result.known, result.refused) for result in settled
+        ]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         def add(parcel: Parcel, failure: Failure, stage: _Stage | None) -> None:
@@ -90,7 +92,7 @@ class Endings:
             )  # fmt: skip
 
         _, settled = await self._end(failures, add) if failures else (0, [])
-        return [None if each.state < 0 else STATE_NAMES[each.state] for each in settled]
+        return [None if result.state < 0 else STATE_NAMES[result.state] for result in settled]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
         if not leases:
@@ -99,11 +101,11 @@ class Endings:
         for lease in leases:
             parcel.add_ending(lease, READY, contacted=contacted)
         _, settled = await self._settle(parcel, leases)
-        return [each.state >= 0 for each in settled]
+        return [result.state >= 0 for result in settled]
 
     async def _end(
         self, endings: Sequence[E], add: Callable[[Parcel, E, _Stage | None], None], cookies: Sequence[bytes] = ()
-    ) -> tuple[int, list[_Settled]]:
+    ) -> tuple[int, list[_EndingResult]]:
         """End all in one script, after the links of the largest pages were staged. The same script writes ``cookies``.
         Returns the version of the cookies, and the result of each page, unless they were not written."""
         large = _large(endings)
@@ -117,21 +119,23 @@ class Endings:
             version, settled = await self._settle(parcel, [ended.lease for ended in endings], cookies)
             if settled or cookies:
                 return version, [
-                    await self._move_links(endings[index].lease, each) if stages.get(index, _NO_STAGE).links else each
-                    for index, each in enumerate(settled)
+                    await self._move_links(endings[index].lease, result)
+                    if stages.get(index, _NO_STAGE).links
+                    else result
+                    for index, result in enumerate(settled)
                 ]
         raise StoreAwayError("the store lost the links of a page while they were uploaded; try again in a moment")
 
     async def _settle(
         self, parcel: Parcel, leases: Sequence[Lease], cookies: Sequence[bytes] = ()
-    ) -> tuple[int, list[_Settled]]:
+    ) -> tuple[int, list[_EndingResult]]:
         """The version of the cookies, and the result of each. Both are empty if a stage has expired, or if the cookies
         have another version: then nothing was changed."""
         call = self._receipts.begin()
         answer = await self._run("settle", *parcel.endings(cookies))
         version, answer = answer if isinstance(answer, list) else (0, answer)
-        settled = [_Settled._make(each) for each in SETTLED.iter_unpack(answer)]
-        order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
+        settled = [_EndingResult._make(fields) for fields in SETTLED.iter_unpack(answer)]
+        order, index = max(((result.order, index) for index, result in enumerate(settled)), default=(0, 0))
         if order:
             self._receipts.completed(call, order, pack_leases([leases[index]]))
         return version, settled
@@ -147,13 +151,13 @@ class Endings:
                 return _REFUSED
         return _Stage(-(-len(children) // CHUNK), len(children))
 
-    async def _move_links(self, lease: Lease, settled: _Settled) -> _Settled:
+    async def _move_links(self, lease: Lease, settled: _EndingResult) -> _EndingResult:
         """Move the staged links into the queue and count them. If this client dies, others move them."""
         if settled.state not in (DONE, DEAD):
             return settled
         while True:
-            left, added, known, refused = await self._run("stage", "move", pack_token(lease.token))
-            if not left:
+            remaining, added, known, refused = await self._run("stage", "move", pack_token(lease.token))
+            if not remaining:
                 return settled._replace(added=added, known=settled.known + known, refused=refused)
             await asyncio.sleep(0)
 

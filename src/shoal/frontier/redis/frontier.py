@@ -168,13 +168,13 @@ class RedisFrontier:
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
-            wait, server_time, *taken = await self._run_proven(
+            wait, server_time, *granted = await self._run_proven(
                 "lease", limit, min(ttl, FOREVER), until, int(counts_attempt), call, *again, *self._slot
             )
             self._time.observe(sent, float(server_time))
-            if not taken:  # too late by the server's clock, which has jumped; now its time is known
+            if not granted:  # too late by the server's clock, which has jumped; now its time is known
                 continue
-            learned, fingerprints, records, buried, poll_after, cookies = taken
+            learned, fingerprints, records, buried, poll_after, cookies = granted
             deadline = sent + ttl
             leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
@@ -188,10 +188,10 @@ class RedisFrontier:
             return []
         self._receipts.check()
         deadline = clock.now() + ttl
-        kept = await self._run("renew", min(ttl, FOREVER), pack_leases(leases))
+        held = await self._run("renew", min(ttl, FOREVER), pack_leases(leases))
         return [
-            msgspec.structs.replace(lease, deadline=deadline) if is_kept else None
-            for lease, is_kept in zip(leases, kept, strict=True)
+            msgspec.structs.replace(lease, deadline=deadline) if is_held else None
+            for lease, is_held in zip(leases, held, strict=True)
         ]
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
@@ -233,9 +233,9 @@ class RedisFrontier:
         fenced: list[SilentWorker] = []
         for run in await self._run("silent"):
             with suppress(RunError):  # it was deleted meanwhile
-                found = await self._scripts.run("fence", run, self._options)
+                workers = await self._scripts.run("fence", run, self._options)
                 run_id = run.partition(b" ")[2].decode(errors="replace")
-                for name, leases in zip(found[::2], found[1::2], strict=True):
+                for name, leases in zip(workers[::2], workers[1::2], strict=True):
                     fenced.append(SilentWorker(run_id, name.decode(errors="replace"), int(leases)))
         return fenced
 
@@ -294,10 +294,10 @@ class RedisFrontier:
                 return None
             age = "" if notice.age is None else clock.now() - notice.at + notice.age
             receipts = [part for pair in self._receipts.ages() for part in pair]
-            found = await self._run("recover", age, clock.now() - notice.at, *receipts)
+            recorded = await self._run("recover", age, clock.now() - notice.at, *receipts)
             self._receipts.clear()
             self._has_joined = False  # the options may have gone back too
-            return read_rewind(found)
+            return read_rewind(recorded)
 
     # -- hosts
 
@@ -334,9 +334,9 @@ class RedisFrontier:
     # -- inspection
 
     async def stats(self) -> Stats:
-        found = await self._stats()
-        if found.rewinds or not self._receipts.has_recorded:
-            return found
+        stats = await self._stats()
+        if stats.rewinds or not self._receipts.has_recorded:
+            return stats
         await self._run("recover", "", 0)  # the record was lost in another rewind
         return await self._stats()
 

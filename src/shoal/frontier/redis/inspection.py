@@ -81,7 +81,7 @@ _COUNTED = frozenset({"counters", "failures", "items", "links", "requests"})
 """Kinds that a wrong counter may cause."""
 _HOST_SIZE, _FINGERPRINT_SIZE = 4, 16
 
-Found = dict[str, tuple[int, bytes]]
+FaultCounts = dict[str, tuple[int, bytes]]
 """Count and example of faults, by kind."""
 
 
@@ -112,12 +112,12 @@ class RedisAudit:
         items = await self._check_items()
         if lost:
             lanes["ready"] = max(lost, lanes.get("ready", (0, b""))[0]), await self._find_lost()
-        named = [
+        named_faults = [
             (kind, count, await self._name(kind, example))
             for part in (lanes, requests, items)
             for kind, (count, example) in part.items()
         ]
-        return msgspec.structs.replace(counted, faults=make_faults((*named, *compared)))
+        return msgspec.structs.replace(counted, faults=make_faults((*named_faults, *compared)))
 
     async def repair(self, stats: Stats) -> list[str]:
         """Returns what is lost. Each step leaves what it found intact, so workers may go on, and a repair that was
@@ -140,9 +140,9 @@ class RedisAudit:
     async def _repair(self, act: str, cursor: bytes) -> Answer:
         return await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
 
-    async def _check_lanes(self) -> tuple[Found, int]:
+    async def _check_lanes(self) -> tuple[FaultCounts, int]:
         """The faults of everything but the requests, and how many ready requests the lanes lack."""
-        found: Found = {}
+        found: FaultCounts = {}
         for _ in range(_TRIES):
             found, ready, ledgers = {}, 0, set()
             async for ledger, queued, faults in _scan(self._run, "audit_lanes", _LANES):
@@ -153,10 +153,10 @@ class RedisAudit:
                 return found, max(0, _read_ledger(ledgers.pop())["ready"] - ready)
         return found, 0
 
-    async def _check_requests(self, stats: Stats) -> tuple[Stats, Found, list[tuple[str, int, str]]]:
+    async def _check_requests(self, stats: Stats) -> tuple[Stats, FaultCounts, list[tuple[str, int, str]]]:
         """The recounted stats, the faults of requests, and those of counters."""
         step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _STEP
-        found: Found = {}
+        found: FaultCounts = {}
         for _ in range(_TRIES):
             found, counts, ledgers = {}, [0] * len(STATE_NAMES), set()
             async for ledger, some, faults in _scan(self._run, "audit", step, 0):
@@ -179,14 +179,14 @@ class RedisAudit:
     async def _find_lost(self) -> bytes:
         """The fingerprint of a ready request that is in no lane."""
         async for _, _, faults in _scan(self._run, "audit", _DEEP_STEP, 1):
-            found: Found = {}
+            found: FaultCounts = {}
             _add(found, faults)
             if "ready" in found:
                 return found["ready"][1]
         return b""
 
-    async def _check_items(self) -> Found:
-        found: Found = {}
+    async def _check_items(self) -> FaultCounts:
+        found: FaultCounts = {}
         at: Answer = 0
         while at != b"":
             at, faults = await self._run("audit_items", at, _AUDIT_ITEMS)
@@ -203,7 +203,7 @@ class RedisAudit:
         return url
 
 
-def _add(found: Found, faults: Sequence[Answer]) -> None:
+def _add(found: FaultCounts, faults: Sequence[Answer]) -> None:
     """Add the faults of a script: kind, count, example, ..."""
     for kind, count, example in zip(faults[::3], faults[1::3], faults[2::3], strict=True):
         before, first = found.get(kind.decode(), (0, b""))
@@ -245,10 +245,10 @@ class RunInspection:
         return await RedisAudit(self._run, self._urls).repair(await self.stats())
 
     async def _urls(self, fingerprints: Sequence[bytes]) -> list[str]:
-        return [found.url if found else "" for found in await self._histories(fingerprints)]
+        return [history.url if history else "" for history in await self._histories(fingerprints)]
 
     async def rewinds(self) -> list[Rewind]:
-        return [read_rewind(each) for each in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
+        return [read_rewind(record) for record in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
 
     # -- items
 
@@ -261,8 +261,8 @@ class RunInspection:
         return [item for item in items if item.seq > begin][:limit]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        seen = [word for role, cursor in (cursors or {}).items() for word in (storable_bytes(role), cursor)]
-        await self._run_continued(_ITEMS, "items", "trim", through, *seen)
+        seen_cursors = [word for role, cursor in (cursors or {}).items() for word in (storable_bytes(role), cursor)]
+        await self._run_continued(_ITEMS, "items", "trim", through, *seen_cursors)
 
     # -- hosts
 
@@ -303,12 +303,12 @@ class RunInspection:
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         fingerprint = sought_fingerprint(request, parent)
-        (found,) = await self._histories([fingerprint])
-        for url in sought_urls(request) if found is None and not exact else ():
+        (queued,) = await self._histories([fingerprint])
+        for url in sought_urls(request) if queued is None and not exact else ():
             if (other := await self._search(url)) is not None:
-                (found,) = await self._histories([other])
+                (queued,) = await self._histories([other])
                 break
-        return found or await self._staged(fingerprint)
+        return queued or await self._staged(fingerprint)
 
     async def _staged(self, fingerprint: bytes) -> History | None:
         """The history of a link that is not in the queue yet."""
@@ -321,13 +321,13 @@ class RunInspection:
 
     async def _search(self, url: str) -> bytes | None:
         """Find a request whose fingerprint differs: it was not filtered, or is not a GET. Reads all requests."""
-        found: list[tuple[int, bytes]] = []
+        matches: list[tuple[int, bytes]] = []
         async for (some,) in _scan(self._run, "search", _SEARCH_STEP, url.encode()):
             for fingerprint, record in zip(some[::2], some[1::2], strict=True):
                 head, request = _readable(record)
                 if request is not None and request.url == url:
-                    found.append((head.sequence, fingerprint))
-        return min(found)[1] if found else None
+                    matches.append((head.sequence, fingerprint))
+        return min(matches)[1] if matches else None
 
     async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
         answer = await self._run("histories", *fingerprints)
@@ -337,12 +337,14 @@ class RunInspection:
         ]
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
-        found: list[LeaseOutcome] = []
+        outcomes: list[LeaseOutcome] = []
         for begin in range(0, len(leases), _PAGE):
             some = leases[begin : begin + _PAGE]
             answer = await self._run("histories", *(lease.fingerprint for lease in some))
-            found += [_outcome(lease, parts[0]) if parts else "lost" for lease, parts in zip(some, answer, strict=True)]
-        return found
+            outcomes += [
+                _outcome(lease, parts[0]) if parts else "lost" for lease, parts in zip(some, answer, strict=True)
+            ]
+        return outcomes
 
     # -- the dead
 
@@ -353,7 +355,7 @@ class RunInspection:
     async def dead(self) -> AsyncIterator[History]:
         seen: set[bytes] = set()
         async for (fields,) in _scan(self._run, "dead", _PAGE):
-            fresh = [each for each in dict.fromkeys(fields) if each not in seen]
+            fresh = [fingerprint for fingerprint in dict.fromkeys(fields) if fingerprint not in seen]
             seen.update(fresh)
             for history in await self._histories(fresh) if fresh else ():
                 if history is not None and history.state == STATE_NAMES[DEAD]:

@@ -299,9 +299,12 @@ def state_of(
     """The politeness in force. ``every`` is the host ``*``."""
     configured, concurrency, *_ = OPTIONS.unpack(options)
     own, default, crawl, learned = (
-        None if math.isnan(each) else each for each in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
+        None if math.isnan(delay) else delay
+        for delay in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
     )
-    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
+    limit, default_limit = (
+        None if concurrency < 0 else concurrency for concurrency in (host.concurrency, every.concurrency)
+    )
     return host_state(
         host.name, (own, default, configured, crawl, learned), (limit, default_limit, concurrency), rival=rival,
         in_flight=host.in_flight, ready=ready, blocked_for=host.blocked_until - now, block_reason=host.block_reason,

@@ -80,31 +80,31 @@ class RedisStore:
         return store
 
     async def _check_format(self) -> None:
-        found = await self._run("value", "HGET", "store", "format")
+        stored = await self._run("value", "HGET", "store", "format")
         where = self._scripts.client.address.shown
         try:
-            written = int((found or b"%d" % FORMAT)[:_MAX_DIGITS])
+            version = int((stored or b"%d" % FORMAT)[:_MAX_DIGITS])
         except ValueError as exc:
             raise StoreError(
-                f"the data at {where} has no valid format ({found[:_MAX_DIGITS]!r}): another program has changed it; "
+                f"the data at {where} has no valid format ({stored[:_MAX_DIGITS]!r}): another program has changed it; "
                 "use another prefix with ?prefix=name"
             ) from exc
-        if written in _READABLE:
-            leased, live = await self._run("upgrade", written, FORMAT)
+        if version in _READABLE:
+            leased, live = await self._run("upgrade", version, FORMAT)
             if leased or live:
                 raise StoreError(
-                    f"an older Shoal (format {written}, this one uses {FORMAT}) works on the data at {where}; requests "
+                    f"an older Shoal (format {version}, this one uses {FORMAT}) works on the data at {where}; requests "
                     f"that it has leased: {leased}, workers that send heartbeats: {live}. Stop its workers, or wait "
                     "until their leases and sessions end, and try again; or use another prefix with ?prefix=name"
                 )
-        elif written > FORMAT:
+        elif version > FORMAT:
             raise StoreError(
-                f"the data at {where} was written by a newer Shoal (format {written}, this one knows {FORMAT}); "
+                f"the data at {where} was written by a newer Shoal (format {version}, this one knows {FORMAT}); "
                 "upgrade, or use another prefix with ?prefix=name"
             )
-        elif written < FORMAT:
+        elif version < FORMAT:
             raise StoreError(
-                f"the data at {where} was written by an older Shoal (format {written}, this one knows {FORMAT}). "
+                f"the data at {where} was written by an older Shoal (format {version}, this one knows {FORMAT}). "
                 "Finish its runs with that version, and export their items; meanwhile use another prefix for new runs, "
                 "with ?prefix=name"
             )
@@ -125,19 +125,19 @@ class RedisStore:
                 return changed
 
     async def get_run(self, run_id: str) -> Run | None:
-        found = await self._find(run_id)
-        return found[1] if found else None
+        numbered = await self._find(run_id)
+        return numbered[1] if numbered else None
 
     async def run_state(self, run_id: str) -> RunState | None:
-        found = await self._run("runs", storable_bytes(run_id), "state")
-        if found and found[0][1] not in _STATES:
-            raise unreadable_run(run_id, ValueError(f"its state is {found[0][1]!r}"))
-        return _STATES[found[0][1]] if found else None
+        rows = await self._run("runs", storable_bytes(run_id), "state")
+        if rows and rows[0][1] not in _STATES:
+            raise unreadable_run(run_id, ValueError(f"its state is {rows[0][1]!r}"))
+        return _STATES[rows[0][1]] if rows else None
 
     async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
         runs = await self._run("runs", b"", "run_id", "spider", "project", "state")
         wanted = storable_bytes(spider), None if project is None else storable_bytes(project)
-        mine = [each for each in reversed(runs) if each[2] == wanted[0] and wanted[1] in (None, each[3])]
+        mine = [row for row in reversed(runs) if row[2] == wanted[0] and wanted[1] in (None, row[3])]
         return {run_id.decode(errors="replace"): _STATES[state] for _, run_id, _, _, state in mine if state in _STATES}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
@@ -147,9 +147,9 @@ class RedisStore:
 
     async def _find_existing(self, run_id: str) -> tuple[int, Run]:
         """The same. RunError if there is no such run."""
-        if (found := await self._find(run_id)) is None:
+        if (numbered := await self._find(run_id)) is None:
             raise no_run(run_id)
-        return found
+        return numbered
 
     async def list_runs(
         self,
@@ -159,23 +159,23 @@ class RedisStore:
         states: Sequence[RunState] | None = None,
         limit: int | None = None,
     ) -> list[Run]:
-        wanted = [b"" if each is None else storable_bytes(each) for each in (spider, project)]
-        rows = await self._run("list", *wanted, " ".join(states or ()), -1 if limit is None else limit, *_FIELDS)
+        filters = [b"" if name is None else storable_bytes(name) for name in (spider, project)]
+        rows = await self._run("list", *filters, " ".join(states or ()), -1 if limit is None else limit, *_FIELDS)
         return readable_runs(rows if states is None or states else (), lambda row: _run_of(row)[1])
 
     async def delete_run(self, run_id: str) -> None:
-        found = await self._run("runs", storable_bytes(run_id), "run_id")
-        if found:
+        rows = await self._run("runs", storable_bytes(run_id), "run_id")
+        if rows:
             await self._delete_documents(run_id)
             try:
-                await self._run("delete", run=found[0][0])
+                await self._run("delete", run=rows[0][0])
             except StoreFullError:  # it has made room, which Redis frees in the background
                 await asyncio.sleep(_FREED_AFTER)
-                await self._run("delete", run=found[0][0])
-        left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
-        if not found and storable_bytes(run_id) not in left[1::2]:
+                await self._run("delete", run=rows[0][0])
+        deleted = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
+        if not rows and storable_bytes(run_id) not in deleted[1::2]:
             raise no_run(run_id)
-        for number in left[::2]:
+        for number in deleted[::2]:
             cursor: bytes | None = b"0"
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)

@@ -125,10 +125,10 @@ def upgrade(db: sqlite3.Connection, schema: str) -> None:
                     db.execute(statement)
                 elif _columns(db, table) != _columns(fresh, table):
                     _remake(db, table, statement, list(_columns(fresh, table)))
-            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            existing = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
             others = fresh.execute("SELECT name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL")
             for name, statement in others.fetchall():
-                if name not in known:
+                if name not in existing:
                     db.execute(statement)
             db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
             (version,) = fresh.execute("PRAGMA user_version").fetchone()

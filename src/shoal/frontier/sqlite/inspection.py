@@ -156,7 +156,7 @@ def _repair_listed(run: RunFile) -> list[tuple[str, str]]:
     run.db.executemany("INSERT INTO host (name, ended_at) VALUES (?, ?)", hosts)
     names = [(kind, name) for kind in _LISTED for name in lost[kind]]
     sql = "DELETE FROM inventory WHERE run IN (0, ?) AND kind = ? AND name = ?"
-    run.db.executemany(sql, [(run.number, *each) for each in names])
+    run.db.executemany(sql, [(run.number, *name) for name in names])
     run.db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
     return names
 
@@ -222,8 +222,8 @@ class SQLiteInspection:
         states = {name: counts.get(name, 0) for name in STATE_NAMES}
         stored = self._stats()
         counted = msgspec.structs.replace(stored, **states, incoming=self._stages.count())
-        found = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
-        return msgspec.structs.replace(counted, faults=make_faults(found))
+        faults = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
+        return msgspec.structs.replace(counted, faults=make_faults(faults))
 
     async def repair(self) -> list[str]:
         def step() -> list[str]:
@@ -262,8 +262,8 @@ class SQLiteInspection:
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged
             if number is None and not exact:
-                found = map(self._histories.search, sought_urls(request))
-                number = next((number for number in found if number is not None), None)
+                numbers = map(self._histories.search, sought_urls(request))
+                number = next((number for number in numbers if number is not None), None)
             return None if number is None else self._histories.of(number)
 
         return await self._file.read(step)
@@ -297,7 +297,7 @@ class SQLiteInspection:
 
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         def step(ledger: Ledger, now: float) -> int:
-            numbers = None if only is None else [each for each in map(self._seen.find, only) if each is not None]
+            numbers = None if only is None else [number for number in map(self._seen.find, only) if number is not None]
             return self._lanes.retry_dead(kinds, numbers, ledger, now)
 
         return await self._file.change(step)

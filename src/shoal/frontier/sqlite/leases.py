@@ -185,14 +185,14 @@ class Leases:
     def granted_under(self, call: LeaseCall) -> list[Lease]:
         """The held leases that were granted to this call, by their tokens."""
         base = token_base(call.nonce)
-        held = [each for each in self._held.values() if base < each.token <= base + MAX_LEASES]
+        held = [lease for lease in self._held.values() if base < lease.token <= base + MAX_LEASES]
         sql = "SELECT payload FROM request WHERE id = ?"
         return [
             Lease(
-                _decode(self._db.execute(sql, (each.number,)).fetchone()[0]), each.fingerprint, each.token,
-                each.attempts, each.lane.host.name, call.deadline, each.lane.host.learned_delay or 0.0,
+                _decode(self._db.execute(sql, (lease.number,)).fetchone()[0]), lease.fingerprint, lease.token,
+                lease.attempts, lease.lane.host.name, call.deadline, lease.lane.host.learned_delay or 0.0,
             )
-            for each in sorted(held, key=lambda each: each.token)
+            for lease in sorted(held, key=lambda lease: lease.token)
         ]  # fmt: skip
 
     def grant(
@@ -267,12 +267,12 @@ class Leases:
     def select_ending(self, leases: Iterable[Lease]) -> list[HeldLease | None]:
         """The leases that a batch ends; None for a stale one, and for the second of two equal ones."""
         ending: set[int] = set()
-        found: list[HeldLease | None] = []
+        selected: list[HeldLease | None] = []
         for held in map(self.current, leases):
-            found.append(held if held and held.number not in ending else None)
+            selected.append(held if held and held.number not in ending else None)
             if held:
                 ending.add(held.number)
-        return found
+        return selected
 
     def end(self, ended: Sequence[tuple[HeldLease, bool]], ledger: Ledger, now: float) -> None:
         """Drop leases, each with whether its host was contacted. The caller has changed their rows."""

@@ -32,7 +32,16 @@ from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
 from shoal.frontier.sqlite.lanes import NewRequest
 from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases, storable
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
-from shoal.frontier.staging import POLL, E, Moved, Portion, count_moved, first_of_each, incoming_history, split_large
+from shoal.frontier.staging import (
+    POLL,
+    E,
+    MovedLinks,
+    Portion,
+    count_moved,
+    first_of_each,
+    incoming_history,
+    split_large,
+)
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -86,7 +95,7 @@ class Stages:
         if ledger.incoming and not self._movers:
             self._move_portion(None, ledger, now)
 
-    def _move_portion(self, parent: int | None, ledger: Ledger, now: float) -> Moved | None:
+    def _move_portion(self, parent: int | None, ledger: Ledger, now: float) -> MovedLinks | None:
         """Move a portion of this page, or of any page. None if nothing is staged."""
         row = self._db.execute(
             "SELECT id, parent, size, links FROM stage"
@@ -110,7 +119,7 @@ class Stages:
         self._db.execute("DELETE FROM stage WHERE id = ?", (number,))
         ledger.incoming -= size
         ledger.duplicates += size - len(new)
-        return Moved(len(new) - refused, refused)
+        return MovedLinks(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
         """The history of a staged link. It reads all staged links, so it is only for inspection."""
@@ -143,10 +152,10 @@ class Stages:
         finally:
             self._movers -= 1
 
-    async def move(self, parent: int) -> Moved:
+    async def move(self, parent: int) -> MovedLinks:
         """Move all links of a page into the queue, each portion in its own transaction. If the caller is cancelled or
         killed, `help` continues."""
-        moved = Moved(0, 0)
+        moved = MovedLinks(0, 0)
         while (portion := await self._run.change(partial(self._move_portion, parent))) is not None:
             moved = moved.plus(portion)
         return moved
@@ -324,7 +333,7 @@ class SQLiteQueue:
 
     async def _end(
         self, pages: Sequence[E], end: Callable[[Sequence[E], Ledger, float], list[T]]
-    ) -> tuple[list[T], dict[int, Moved]]:
+    ) -> tuple[list[T], dict[int, MovedLinks]]:
         """End the leases of pages in one transaction, then move the links of large ones. Returns what ``end`` returns,
         and by position what became of the links of large pages."""
         small, staged = await split_large(pages, _encode)
@@ -368,16 +377,16 @@ class SQLiteQueue:
         )
         self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
         refused = self._add_links(new, ledger, now, {held.number for held, page in done if page.redirected})
-        found = Counter(child.parent for child in new)
+        new_by_parent = Counter(child.parent for child in new)
         results: list[Pushed | None] = []
         for held, page in zip(holders, completions, strict=True):
             if held is None:
                 results.append(Pushed(0, 0) if page.lease.token in repeated else None)
                 continue
-            new_ones, beyond = found.get(held.number, 0), refused.get(held.number, 0)
-            known = len(page.children) - new_ones + page.duplicates
-            results.append(Pushed(new_ones - beyond, known, beyond))
-            ledger.duplicates += known
+            new_ones, beyond = new_by_parent.get(held.number, 0), refused.get(held.number, 0)
+            duplicates = len(page.children) - new_ones + page.duplicates
+            results.append(Pushed(new_ones - beyond, duplicates, beyond))
+            ledger.duplicates += duplicates
             ledger.redirects += page.redirected
             ledger.item_errors += page.item_errors
             if page.note:

@@ -56,9 +56,9 @@ class SQLiteHosts:
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
         def step() -> None:
-            known = self._hosts.load(host) if host == DEFAULT_HOST else self._lanes.lane(host).host
-            apply_update(self._hosts.by_name, known, update, self._file.clock())
-            self._hosts.save([known])
+            changed = self._hosts.load(host) if host == DEFAULT_HOST else self._lanes.lane(host).host
+            apply_update(self._hosts.by_name, changed, update, self._file.clock())
+            self._hosts.save([changed])
 
         await self._file.file.write(step)
 
@@ -355,15 +355,15 @@ class SQLiteStore:
         limit: int | None = None,
     ) -> list[Run]:
         def runs() -> list[Run]:
-            wanted = None if states is None else json.dumps(states)
-            rows = self._file.db.execute(_RUNS, (spider, project, wanted, -1 if limit is None else limit))
+            listed = None if states is None else json.dumps(states)
+            rows = self._file.db.execute(_RUNS, (spider, project, listed, -1 if limit is None else limit))
             return readable_runs(rows, _run_of)
 
         return await self._file.read(runs)
 
     async def get_document(self, key: str) -> Document | None:
-        found = await self._documents("key = ?", (key,), 1)
-        return found[0] if found else None
+        documents = await self._documents("key = ?", (key,), 1)
+        return documents[0] if documents else None
 
     async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
         return await self._documents("key >= ? AND key < ? AND key > ?", (prefix, prefix + _LAST, after), limit)
