@@ -159,7 +159,7 @@ async def test_a_worker_that_waits_without_a_reason_looks_for_faults_of_the_stor
 
     await wait(60)
     assert (audits, watch.reason, caplog.messages) == (1, "", [])  # other workers may have been faster
-    (lane,) = store._frontiers["r"]._requests.lanes.by_name.values()
+    (lane,) = store.frontiers["r"]._requests.lanes.by_name.values()
     lane.entry = None
     await push(frontier, 3)
     lane.entry = None

@@ -17,7 +17,6 @@ from shoal.frontier.politeness import Host, OpenRuns, apply_update
 from shoal.frontier.rules import HALTED, RESTING, belongs, moved, no_run, run_exists
 from shoal.ports import (
     Document,
-    Documents,
     Frontier,
     FrontierOptions,
     Holder,
@@ -115,24 +114,14 @@ class MemoryHosts:
 class MemoryFrontier(ComposedFrontier):
     """See `shoal.ports.Frontier`."""
 
-    def __init__(
-        self,
-        run_id: str,
-        hosts: dict[str, Host],
-        clock: Callable[[], float],
-        runs: OpenRuns[MemoryFrontier],
-        facts: Facts,
-        sessions: LocalSessions,
-        documents: Documents,
-        space: ItemSpace,
-    ) -> None:
-        """``hosts`` and what follows ``clock`` are shared by all runs of the store."""
+    def __init__(self, store: MemoryStore, run_id: str) -> None:
+        clock, hosts, runs, sessions = store.clock, store.hosts, store.frontiers, store.sessions
         self._requests = requests = Requests(FrontierOptions(), hosts, run_id)
         roles = MemoryRoles(clock)
-        self._items = items = MemoryItemLog(roles, space)
+        self._items = items = MemoryItemLog(roles, store.item_space)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
-            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), documents
+            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), store
         )
         self.expire_leases = queue.expire_leases
         self._clock = clock
@@ -140,7 +129,7 @@ class MemoryFrontier(ComposedFrontier):
         holders = partial(sessions.holders, runs)
         inspection = MemoryInspection(requests, stages, queue, roles, items, clock, holders)
         workers = LocalWorkers(run_id, sessions, queue.fence, queue.holders)
-        super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
+        super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, store.facts, clock), inspection)
 
     def set_options(self, options: FrontierOptions) -> None:
         """Change the options of the run."""
@@ -166,14 +155,14 @@ class MemoryStore(MemoryDocuments):
     shared: ClassVar[bool] = False
 
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or steady_time()
         self._runs: dict[str, Run] = {}
         super().__init__(self._runs)
-        self._frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
-        self._hosts: dict[str, Host] = {}
-        self._facts: Facts = {}
-        self._sessions = LocalSessions(self._clock)
-        self.item_space = ItemSpace()
+        self.clock = clock or steady_time()
+        self.frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
+        self.hosts: dict[str, Host] = {}
+        self.facts: Facts = {}
+        self.sessions: LocalSessions = LocalSessions(self.clock)
+        self.item_space: ItemSpace = ItemSpace()
 
     async def room(self) -> Room | None:
         return None
@@ -188,8 +177,8 @@ class MemoryStore(MemoryDocuments):
         if run_id not in self._runs:
             raise no_run(run_id)
         changed = self._runs[run_id] = moved(self._runs[run_id], state)
-        if run_id in self._frontiers:
-            self._frontiers[run_id].enter(state)
+        if run_id in self.frontiers:
+            self.frontiers[run_id].enter(state)
         return changed
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -216,8 +205,8 @@ class MemoryStore(MemoryDocuments):
         if self._runs.pop(run_id, None) is None:
             raise no_run(run_id)
         self.discard(run_id)
-        self._sessions.forget_run(run_id)
-        frontier = self._frontiers.pop(run_id, None)
+        self.sessions.forget_run(run_id)
+        frontier = self.frontiers.pop(run_id, None)
         if frontier is not None:
             frontier.discard()
 
@@ -226,17 +215,15 @@ class MemoryStore(MemoryDocuments):
     ) -> Frontier:
         if run_id not in self._runs:
             raise no_run(run_id)
-        if run_id not in self._frontiers:
-            frontier = MemoryFrontier(
-                run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions, self, self.item_space
-            )
+        if run_id not in self.frontiers:
+            frontier = MemoryFrontier(self, run_id)
             frontier.enter(self._runs[run_id].state)
-            self._frontiers[run_id] = frontier
-        opened = self._frontiers[run_id]
+            self.frontiers[run_id] = frontier
+        opened = self.frontiers[run_id]
         if options is not None:
             opened.set_options(options)
         return opened if holder is None else FencedFrontier(opened, holder)
 
     async def close(self) -> None:
-        for frontier in self._frontiers.values():
+        for frontier in self.frontiers.values():
             frontier.discard()

@@ -28,7 +28,6 @@ from shoal.frontier.sqlite.queue import SQLiteQueue
 from shoal.frontier.sqlite.run_file import RunFile, Seen
 from shoal.ports import (
     Document,
-    Documents,
     Frontier,
     FrontierOptions,
     Holder,
@@ -111,26 +110,16 @@ class SQLiteHosts:
 class SQLiteFrontier(ComposedFrontier):
     """See `shoal.ports.Frontier`. Each call is one transaction."""
 
-    def __init__(
-        self,
-        file: SQLiteFile,
-        run_id: str,
-        number: int,
-        hosts: SharedHosts,
-        clock: Callable[[], float],
-        runs: OpenRuns[SQLiteFrontier],
-        sessions: LocalSessions,
-        documents: Documents,
-    ) -> None:
-        """``hosts``, ``runs``, ``sessions`` and ``documents`` are shared by all runs of the file."""
-        self._run = run = RunFile(file, number, clock)
+    def __init__(self, store: SQLiteStore, file: SQLiteFile, run_id: str, number: int) -> None:
+        hosts, runs, sessions = store.hosts, store.frontiers, store.sessions
+        self._run = run = RunFile(file, number, store.clock)
         self._seen = seen = Seen(file.db, number)
         self._lanes = lanes = StoredLanes(run, run_id, hosts)
         self._roles = roles = SQLiteRoles(run)
         items = SQLiteItemLog(run, roles)
         self._leases = leases = Leases(run, lanes, hosts)
         self._queue = queue = SQLiteQueue(
-            run, seen, leases, items, roles, lambda now: runs.expire_others(self, now), documents
+            run, seen, leases, items, roles, lambda now: runs.expire_others(self, now), store
         )
         self.expire_leases = queue.expire_leases
         self.held_at = leases.held_at
@@ -211,11 +200,11 @@ class SQLiteStore:
 
     def __init__(self, file: SQLiteFile, clock: Callable[[], float], keeps: Keeps) -> None:
         self._file = file
-        self._clock = clock
+        self.clock = clock
         self._keeps = keeps
-        self._hosts = SharedHosts(file.db)
-        self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
-        self._sessions = LocalSessions(clock)
+        self.hosts = SharedHosts(file.db)
+        self.frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
+        self.sessions: LocalSessions = LocalSessions(clock)
         self._opening = asyncio.Lock()
         self._largest = 0
         file.restore = self._restore
@@ -266,7 +255,7 @@ class SQLiteStore:
             "SELECT max((SELECT coalesce(max(ended_at), 0) FROM host),"
             " (SELECT coalesce(max(at), 0) FROM request WHERE due IS NOT NULL))"
         ).fetchone()
-        ahead = last - self._clock()
+        ahead = last - self.clock()
         if ahead > 0:
             db.execute("UPDATE host SET ended_at = ended_at - ?1, blocked_until = max(0, blocked_until - ?1)", (ahead,))
             db.execute("UPDATE request SET due = due - ?1, at = at - ?1 WHERE due IS NOT NULL", (ahead,))
@@ -274,8 +263,8 @@ class SQLiteStore:
 
     def _restore(self) -> None:
         """Read everything that is in memory from the file again."""
-        frontiers = list(self._frontiers.values())
-        self._hosts.forget()
+        frontiers = list(self.frontiers.values())
+        self.hosts.forget()
         for frontier in frontiers:
             frontier.load()
         for frontier in frontiers:
@@ -309,8 +298,8 @@ class SQLiteStore:
             return changed
 
         changed = await self._file.write(change)
-        if run_id in self._frontiers:
-            self._frontiers[run_id].enter(state)
+        if run_id in self.frontiers:
+            self.frontiers[run_id].enter(state)
         return changed
 
     async def delete_run(self, run_id: str) -> None:
@@ -322,8 +311,8 @@ class SQLiteStore:
                 self._file.db.execute(statement, row)
             self._file.db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", item_ids(*row))
             self._delete_documents(run_id)
-            self._frontiers.pop(run_id, None)
-            self._sessions.forget_run(run_id)
+            self.frontiers.pop(run_id, None)
+            self.sessions.forget_run(run_id)
             self._restore()
 
         await self._file.write(delete)
@@ -419,9 +408,7 @@ class SQLiteStore:
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
                 raise no_run(run_id)
-            frontier = SQLiteFrontier(
-                self._file, run_id, row[0], self._hosts, self._clock, self._frontiers, self._sessions, self
-            )
+            frontier = SQLiteFrontier(self, self._file, run_id, row[0])
             if not self._file.readonly:
                 if options is not None:
                     frontier.set_options(options)
@@ -430,14 +417,14 @@ class SQLiteStore:
             return frontier
 
         async with self._opening:
-            if run_id not in self._frontiers:
-                self._frontiers[run_id] = await (
+            if run_id not in self.frontiers:
+                self.frontiers[run_id] = await (
                     self._file.read(load) if self._file.readonly else self._file.write(load)
                 )
-            found = self._frontiers[run_id]
-            if options is not None and options != found.options and not self._file.readonly:
-                await self._file.write(partial(found.set_options, options))
-        return found if holder is None else FencedFrontier(found, holder)
+            opened = self.frontiers[run_id]
+            if options is not None and options != opened.options and not self._file.readonly:
+                await self._file.write(partial(opened.set_options, options))
+        return opened if holder is None else FencedFrontier(opened, holder)
 
     async def close(self) -> None:
         """Close the file. Leases that are still held end when the run is opened again, as after a crash."""
