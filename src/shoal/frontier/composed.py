@@ -1,4 +1,4 @@
-"""A frontier that lives in this process, composed of parts; and its view for the holder of a cluster slot."""
+"""A frontier that lives in this process, composed of parts; its view for the holder of a slot; and its workers."""
 
 from __future__ import annotations
 

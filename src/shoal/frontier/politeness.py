@@ -35,10 +35,6 @@ from shoal.frontier.host_policy import (
 )
 from shoal.ports import FrontierOptions, HostState, HostUpdate
 
-# The turns of runs that share a host, for frontiers that live in one process.
-#
-# The rules are in `shoal.frontier.host_policy`. Most hosts have one run, and no `Turns`.
-
 
 class Sharer(Protocol):
     """A run, as the others on its hosts see it."""
@@ -70,7 +66,7 @@ class _Use:
 
 
 class Turns:
-    """The runs that share one host."""
+    """The runs that share one host. Most hosts have one run, and no `Turns`."""
 
     def __init__(self, host: str, user: Sharer, in_flight: int, seen_at: float) -> None:
         """``user``: the run that has used the host alone. Its turns in flight count, or its last one."""

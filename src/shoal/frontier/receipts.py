@@ -1,4 +1,4 @@
-"""Detects that a store on a server went back in time.
+"""What a client of a store on a server remembers, to detect that the store went back in time.
 
 A completion that the store acknowledged is a receipt: its request stays done, under its token. A store in which that is
 not so has lost the completion: it was restored from a backup, a replica lagged, or the power failed. All changes of a
@@ -129,9 +129,6 @@ class Receipts(Generic[Proof]):
         self._epoch += 1
 
 
-# Estimate the time of a server's clock from its answers.
-
-
 class ServerClock:
     """Computes until when, by the server's clock, the client waits for a call.
 
@@ -153,9 +150,6 @@ class ServerClock:
     def not_after(self) -> float | None:
         """The server time when the client gives up a call that it makes now. None until the first answer."""
         return None if self._offset is None else clock.now() + self._offset + self._timeout
-
-
-# Release leases and roles that a store grants to a caller that was cancelled.
 
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Small documents that a store keeps beside its runs: schedules, the history of a run, the log of user actions."""
+"""Runs, and small documents that a store keeps beside them: schedules, histories, the log of user actions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import DECODING_ERRORS, StoreError
-
-# Runs: one execution of a spider.
-
 
 RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
 
@@ -78,9 +75,6 @@ def check_document(key: str, value: bytes | None, version: bytes) -> None:
         raise StoreError(f"document {key!r} has {len(value)} bytes; the limit is {MAX_DOCUMENT}")
     if not 8 <= len(version) <= 32:
         raise StoreError(f"the version of a document has 8 to 32 bytes, not {len(version)}")
-
-
-# Typed values in the documents of a store.
 
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The item log of a run in memory. With a limit, what exceeds it is on disk."""
+"""The roles and the item log of a run in memory. With a limit, items that exceed it are on disk."""
 
 from __future__ import annotations
 

@@ -63,8 +63,6 @@ from shoal.ports import (
     clock,
 )
 
-# The links of large pages in memory that are not in the queue yet.
-
 
 class MemoryStages:
     """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.staging`."""

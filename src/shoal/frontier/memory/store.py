@@ -1,4 +1,4 @@
-"""Runs and their frontiers in this process."""
+"""Runs, their frontiers and documents in this process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ from shoal.ports import (
 from shoal.ports.clock import steady_time
 from shoal.ports.documents import check_document
 
-# Documents in this process. See `shoal.ports.Documents`.
-
 
 class MemoryDocuments:
-    """The documents of a store in memory."""
+    """Documents in this process. See `shoal.ports.Documents`. ``runs``: those of the store, by name."""
 
     def __init__(self, runs: dict[str, Run]) -> None:
         self._runs = runs
@@ -70,15 +68,12 @@ class MemoryDocuments:
             del self._documents[key]
 
 
-# The hosts of a store in memory, as one run sees them, and the facts that all runs share.
-
-
 Facts = dict[str, tuple[bytes, float]]
 """Small facts and when each of them expires."""
 
 
 class MemoryHosts:
-    """See `shoal.ports.Hosts`."""
+    """The hosts as one run sees them, and the facts that all runs share. See `shoal.ports.Hosts`."""
 
     def __init__(self, requests: Requests, hosts: dict[str, Host], facts: Facts, clock: Callable[[], float]) -> None:
         self._requests = requests
@@ -106,9 +101,6 @@ class MemoryHosts:
     async def recall(self, key: str) -> bytes | None:
         value, until = self._facts.get(key, (None, 0.0))
         return value if until > self._clock() else None
-
-
-# The frontier of a run in memory, composed of its parts.
 
 
 class MemoryFrontier(ComposedFrontier):

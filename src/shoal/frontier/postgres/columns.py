@@ -1,4 +1,4 @@
-"""Packs batches into columns: the arguments of the functions in the database."""
+"""Packs batches into columns, the arguments of the functions in the database; and the constants of these functions."""
 
 from __future__ import annotations
 

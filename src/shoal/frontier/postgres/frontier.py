@@ -85,8 +85,6 @@ from shoal.ports import (
 from shoal.ports.documents import check_document
 from shoal.urls.normalize import host_of
 
-# Histories of requests, from rows of PostgreSQL.
-
 
 def _read(url: str, payload: bytes) -> Request | None:
     try:
@@ -114,14 +112,11 @@ def history_of(row: asyncpg.Record) -> History:
     )  # fmt: skip
 
 
-# Links of very large pages: uploaded before the completion, moved into the queue after it, in short calls.
-
-
 _PAUSE = 0.01
 
 
 class Stages:
-    """The staged links of a run."""
+    """The links of very large pages: uploaded before the completion, moved into the queue after it, in short calls."""
 
     def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
         self._database = database

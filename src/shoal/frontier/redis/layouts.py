@@ -1,4 +1,4 @@
-"""The layouts of packed records, for Python and for the Lua scripts, and the constants that scripts need.
+"""The layouts of packed records, for Python and for the Lua scripts; the scripts, and the constants that they need.
 
 See `lua_literals` and `lua_constants`.
 """
@@ -199,9 +199,6 @@ def lua_constants() -> dict[str, str]:
 
 def _quoted(text: str) -> str:
     return f"'{text}'"
-
-
-# Runs the frontier's Lua scripts.
 
 
 SCRIPTS = ScriptFolder(

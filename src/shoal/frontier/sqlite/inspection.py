@@ -1,4 +1,4 @@
-"""Inspect a run in a SQLite file: its counters, the history of a request, the dead requests."""
+"""Inspect a run in a SQLite file: its counters, faults and their repair, histories, dead requests."""
 
 from __future__ import annotations
 

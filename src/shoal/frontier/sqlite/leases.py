@@ -1,4 +1,7 @@
-"""The leases of a run in a SQLite file. They are in the rows of their requests, with a copy in memory."""
+"""Histories and leases of a run in a SQLite file. Leases are in the rows of their requests, with a copy in memory.
+
+Call everything within a transaction.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,6 @@ from shoal.frontier.sqlite.lanes import SharedHosts, StoredLane, StoredLanes
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
 from shoal.http import Request
 from shoal.ports import Event, History, Holder, Lease
-
-# The events and histories of requests in a SQLite file. Call everything within a transaction.
-
 
 _HISTORY = f"""
     SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, kind, reason, payload,

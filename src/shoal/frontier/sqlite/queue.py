@@ -58,9 +58,6 @@ from shoal.ports import (
     clock,
 )
 
-# The links of large pages in a SQLite file that are not in the queue yet.
-
-
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Portion).decode
 _decode = msgspec.msgpack.Decoder(Request).decode

@@ -1,4 +1,4 @@
-"""The part of a SQLite file that belongs to one run: its transactions and its counters."""
+"""The part of a SQLite file that belongs to one run: its transactions, its counters, and its fingerprints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Runs in a SQLite file: needs no server, survives ``kill -9``, and memory does not grow with the URLs.
 
-`shoal.frontier.sqlite.file` says what a kill and a power cut can lose, `shoal.frontier.sqlite.store` how a frontier
-works.
+`shoal.frontier.sqlite.file` says what a kill and a power cut can lose.
 """
 
 from __future__ import annotations
@@ -40,11 +39,9 @@ from shoal.ports import (
 from shoal.ports.clock import steady_time
 from shoal.ports.documents import check_document
 
-# The hosts of a SQLite file, as one run sees them, and the facts that all runs share.
-
 
 class SQLiteHosts:
-    """See `shoal.ports.Hosts`."""
+    """The hosts as one run sees them, and the facts that all runs share. See `shoal.ports.Hosts`."""
 
     def __init__(self, run: RunFile, hosts: SharedHosts, lanes: StoredLanes, reload: Callable[[], None]) -> None:
         """``reload`` reads the lanes and leases of the run from the file."""
@@ -100,15 +97,13 @@ class SQLiteHosts:
         return await self._file.read(step)
 
 
-# The frontier of a run in a SQLite file, composed of its parts.
-#
-# One process works on a file at a time. So the frontier keeps in memory what it needs most often: the best requests
-# of each lane, the politeness of each host, the held leases, the newest fingerprints. It reads all of that from the
-# file when the run is opened, and again after a transaction was rolled back.
-
-
 class SQLiteFrontier(ComposedFrontier):
-    """See `shoal.ports.Frontier`. Each call is one transaction."""
+    """See `shoal.ports.Frontier`. Each call is one transaction.
+
+    One process works on a file at a time. So the frontier keeps in memory what it needs most often: the best requests
+    of each lane, the politeness of each host, the held leases, the newest fingerprints. It reads all of that from the
+    file when the run is opened, and again after a transaction was rolled back.
+    """
 
     def __init__(self, store: SQLiteStore, file: SQLiteFile, run_id: str, number: int) -> None:
         hosts, runs, sessions = store.hosts, store.frontiers, store.sessions
