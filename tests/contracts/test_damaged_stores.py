@@ -112,7 +112,7 @@ async def test_a_fault_in_memory_is_found(kind: str) -> None:
     with small_chunks():
         expected = await fill(store)
     assert await audit_all(store, expected) == []
-    _IN_MEMORY[kind](store._frontiers["run"])
+    _IN_MEMORY[kind](store.frontiers["run"])
     assert kind in {fault.kind for fault in await audit_all(store, expected)}
 
 

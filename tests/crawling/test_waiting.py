@@ -10,8 +10,7 @@ import pytest
 from shoal.crawling.pacing import WaitFacts, WaitWatch, explain_wait
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import FrontierOptions, Holder, HostState, HostUpdate, Leased, LeaseHolder, Run, Stats, Waits
-from shoal.testing.harness import FakeClock
-from shoal.testing.steps import HOST, fail, lease_one, push
+from shoal.testing.steps import HOST, FakeClock, fail, lease_one, push
 
 
 def host(name: str = "shop.example", **changes: Any) -> HostState:
@@ -160,7 +159,7 @@ async def test_a_worker_that_waits_without_a_reason_looks_for_faults_of_the_stor
 
     await wait(60)
     assert (audits, watch.reason, caplog.messages) == (1, "", [])  # other workers may have been faster
-    (lane,) = store._frontiers["r"]._requests.lanes.by_name.values()
+    (lane,) = store.frontiers["r"]._requests.lanes.by_name.values()
     lane.entry = None
     await push(frontier, 3)
     lane.entry = None

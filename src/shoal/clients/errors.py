@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from shoal.errors import FrontierError, StoreAwayError, StoreError, StoreFullError
+
 FULL_FOR = 5.0
 """Seconds for which a server counts as full after it refused a call for lack of room. Then it is tried again."""
 
@@ -36,6 +38,13 @@ class Meaning(NamedTuple):
     """What happened, and what to do. Empty: the words of the server are enough."""
     is_full: bool = False
     """It is away because it has no room left."""
+
+    @property
+    def error(self) -> type[FrontierError]:
+        """The class of the error that a call to a store raises."""
+        if self.severity is Severity.AWAY:
+            return StoreFullError if self.is_full else StoreAwayError
+        return StoreError if self.severity is Severity.FINAL else FrontierError
 
 
 _UNKNOWN = Meaning(Severity.UNCERTAIN)

@@ -69,8 +69,8 @@ class ObjectPlace(Struct, frozen=True):
     @property
     def endpoint(self) -> str:
         """The endpoint of the URL or the environment; empty for that of the provider."""
-        given = (os.environ.get(name, "") for name in _ENDPOINTS[self.scheme])
-        return self.options.get("endpoint") or next((each for each in given if each), "")
+        endpoints = (os.environ.get(name, "") for name in _ENDPOINTS[self.scheme])
+        return self.options.get("endpoint") or next((endpoint for endpoint in endpoints if endpoint), "")
 
 
 def is_object_url(text: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -65,14 +65,15 @@ class ObjectClient:
         self._store: S3Store | GCSStore | AzureStore
         match place.scheme:
             case "s3":
-                self._store = S3Store(
-                    place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=_s3(options)
-                )
+                s3 = cast("S3Config", options)
+                self._store = S3Store(place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=s3)
             case "gs":
                 self._store = GCSStore(place.bucket, prefix=prefix, client_options=client, retry_config=retry)
             case "az":
+                names = {"account": "account_name"}
+                azure = cast("AzureConfig", {names.get(name, name): value for name, value in options.items()})
                 self._store = AzureStore(
-                    place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=_azure(options)
+                    place.bucket, prefix=prefix, client_options=client, retry_config=retry, config=azure
                 )
 
     async def put(self, path: str, data: bytes, content_type: str, replaces: Version | None = None) -> Version:
@@ -140,24 +141,6 @@ class ObjectClient:
 
 def _version_of(meta: ObjectMeta | PutResult) -> Version:
     return Version((meta["e_tag"] or "").strip('"'), meta["version"])
-
-
-def _s3(options: dict[str, str]) -> S3Config:
-    found: S3Config = {}
-    if "endpoint" in options:
-        found["endpoint"] = options["endpoint"]
-    if "region" in options:
-        found["region"] = options["region"]
-    return found
-
-
-def _azure(options: dict[str, str]) -> AzureConfig:
-    found: AzureConfig = {}
-    if "endpoint" in options:
-        found["endpoint"] = options["endpoint"]
-    if "account" in options:
-        found["account_name"] = options["account"]
-    return found
 
 
 def is_too_large(exc: Exception) -> bool:

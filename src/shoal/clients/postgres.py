@@ -203,11 +203,11 @@ def _explain_answer(exc: asyncpg.PostgresError, code: str, place: str) -> ShoalE
     if code == REWOUND:
         return StoreRewoundError(f"{place} went back in time: {text}. Nothing was changed; call recover()")
     meaning = meaning_of(code, CODES)
-    told = f"{place}: {meaning.advice} ({text})" if meaning.advice else f"{place}: {text}; {_NOTHING}"
+    if meaning.advice:
+        return meaning.error(f"{place}: {meaning.advice} ({text})")
     if meaning.severity is Severity.AWAY:
-        away = StoreFullError if meaning.is_full else StoreAwayError
-        return away(told if meaning.advice else f"{place} is not available: {text}")
-    return StoreError(told) if meaning.severity is Severity.FINAL else FrontierError(told)
+        return meaning.error(f"{place} is not available: {text}")
+    return meaning.error(f"{place}: {text}; {_NOTHING}")
 
 
 T = TypeVar("T")

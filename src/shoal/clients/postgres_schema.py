@@ -71,8 +71,8 @@ CLOCK = Component("clock", "shoal.clients", repairs=(Repair(1, (None,), "SELECT 
 
 @cache
 def _folder(component: Component, name: str) -> dict[str, str]:
-    found = (each for each in files(component.package).joinpath(name).iterdir() if each.name.endswith(".sql"))
-    return {each.name: each.read_text("utf-8") for each in sorted(found, key=lambda each: each.name)}
+    sql_files = (file for file in files(component.package).joinpath(name).iterdir() if file.name.endswith(".sql"))
+    return {file.name: file.read_text("utf-8") for file in sorted(sql_files, key=lambda file: file.name)}
 
 
 @cache
@@ -96,7 +96,7 @@ def functions_schema(address: PostgresAddress, component: Component) -> str:
 
 
 async def install(link: Connection, address: PostgresAddress, component: Component) -> str:
-    """Create or upgrade tables and functions, if needed. Returns the schema of the functions.
+    """Create or upgrade tables and functions, if part. Returns the schema of the functions.
 
     Many processes may do this at the same time. StoreError if a newer Shoal has changed the tables, or an unreleased
     one made other tables.
@@ -116,9 +116,9 @@ async def install(link: Connection, address: PostgresAddress, component: Compone
             await link.execute(f"CREATE SCHEMA {tables}")
         await link.execute(f"SET LOCAL search_path = {tables}, pg_temp")
         await link.execute(_REGISTRY)
-        for each in (CLOCK, component):
-            await _repair(link, address, each)
-            await _migrate(link, address, each)
+        for part in (CLOCK, component):
+            await _repair(link, address, part)
+            await _migrate(link, address, part)
         if await link.fetchval("SELECT to_regnamespace($1) IS NULL", f'"{name}"'):
             await _create_functions(link, component, name, tables)
     return name
@@ -137,21 +137,21 @@ async def _is_current(link: Connection, address: PostgresAddress, component: Com
     if await link.fetchval("SELECT to_regclass($1) IS NULL", f'"{address.schema}".migration'):
         return False
     current = True
-    for each in (CLOCK, component):
-        digests, known = await _digests(link, address, each), migrations(each)
-        if digests and max(digests) > max(known):
+    for part in (CLOCK, component):
+        digests, current_migrations = await _digests(link, address, part), migrations(part)
+        if digests and max(digests) > max(current_migrations):
             raise StoreError(
-                f"the schema {address.schema} of {address.place} was made by a newer Shoal ({each.name} format "
-                f"{max(digests)}, this one knows {max(known)}); upgrade"
+                f"the schema {address.schema} of {address.place} was made by a newer Shoal ({part.name} format "
+                f"{max(digests)}, this one knows {max(current_migrations)}); upgrade"
             )
-        changed = _changed(each, digests)
-        if changed - (await _repairs(link, address, each, digests)).keys():
+        changed = _changed(part, digests)
+        if changed - (await _repairs(link, address, part, digests)).keys():
             raise StoreError(
                 f"the tables in the schema {address.schema} of {address.place} were made by an unreleased Shoal "
-                f"({each.name}), and this one cannot use them. Finish its runs with that version, and export their "
+                f"({part.name}), and this one cannot use them. Finish its runs with that version, and export their "
                 "items; meanwhile use another schema for new runs, with ?schema=name"
             )
-        current = current and not changed and digests.keys() == known.keys()
+        current = current and not changed and digests.keys() == current_migrations.keys()
     if not current:
         return False
     exists: bool = await link.fetchval("SELECT to_regnamespace($1) IS NOT NULL", f'"{name}"')
@@ -175,11 +175,11 @@ async def _repairs(
 ) -> dict[int, Repair]:
     """The repairs for the migrations that an earlier version made."""
     return {
-        each.number: each
-        for each in component.repairs
-        if each.number in digests
-        and digests[each.number] in each.digests
-        and await link.fetchval(each.applies.format(schema=f'"{address.schema}"'))
+        repair.number: repair
+        for repair in component.repairs
+        if repair.number in digests
+        and digests[repair.number] in repair.digests
+        and await link.fetchval(repair.applies.format(schema=f'"{address.schema}"'))
     }
 
 
@@ -199,7 +199,7 @@ def _digest(statements: str) -> str:
 async def _migrate(link: Connection, address: PostgresAddress, component: Component) -> None:
     rows = await link.fetch("SELECT number FROM migration WHERE component = $1", component.name)
     applied = {row[0] for row in rows}
-    missing = {number: each for number, each in migrations(component).items() if number not in applied}
+    missing = {number: migration for number, migration in migrations(component).items() if number not in applied}
     if missing:  # functions of other versions do not know these tables: drop them before they do harm
         old = "DELETE FROM functions WHERE component = $1 OR $1 = $2 RETURNING name"
         for row in await link.fetch(old, component.name, CLOCK.name):
@@ -209,8 +209,11 @@ async def _migrate(link: Connection, address: PostgresAddress, component: Compon
             await link.execute(text)
             await link.execute(
                 "INSERT INTO migration (component, number, name, digest) VALUES ($1, $2, $3, $4)",
-                component.name, number, name, _digest(text),
-            )  # fmt: skip
+                component.name,
+                number,
+                name,
+                _digest(text),
+            )
     except asyncpg.DuplicateTableError as exc:
         raise StoreError(
             f"the schema {address.schema} of {address.place} has tables of another program ({exc});"

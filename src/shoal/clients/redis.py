@@ -134,10 +134,10 @@ def _path(path: str, kind: Kind) -> tuple[str, int]:
 
 
 def _node(place: str, port: int) -> tuple[str, int]:
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", place)
-    if found is None or not 0 < int(found[2] or port) < 65536:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", place)
+    if match is None or not 0 < int(match[2] or port) < 65536:
         raise ValueError(f"{place!r} is not host:port")
-    return found[1].strip("[]"), int(found[2] or port)
+    return match[1].strip("[]"), int(match[2] or port)
 
 
 def _prefix(name: str) -> str:
@@ -155,10 +155,10 @@ def _tls_options(query: dict[str, str]) -> Arguments:
 
 
 def _check_options(query: dict[str, str], kind: Kind, secure: bool) -> None:
-    known = _OWN | (_TLS if secure else frozenset()) | (_SENTINEL if kind == "sentinel" else frozenset())
-    if wrong := sorted(query.keys() - known):
+    allowed = _OWN | (_TLS if secure else frozenset()) | (_SENTINEL if kind == "sentinel" else frozenset())
+    if wrong := sorted(query.keys() - allowed):
         tls = " (TLS options need rediss://)" if wrong[0] in _TLS else ""
-        raise ValueError(f"unknown option {wrong[0]!r}{tls}; known options: {', '.join(sorted(known))}")
+        raise ValueError(f"unknown option {wrong[0]!r}{tls}; known options: {', '.join(sorted(allowed))}")
 
 
 # Turns the errors of redis-py into Shoal's errors. No other module handles redis-py's exceptions.
@@ -216,7 +216,7 @@ def explain(exc: Exception, address: RedisAddress) -> ShoalError:
     """The error to raise instead: it says what failed, why, and what to do."""
     where = address.shown
     if isinstance(exc, exceptions.RedisClusterException):  # the answer of a node is its cause
-        exc = next((each for each in _chain(exc) if isinstance(each, exceptions.RedisError)), exc)
+        exc = next((cause for cause in _chain(exc) if isinstance(cause, exceptions.RedisError)), exc)
     if address.tls and (problem := _tls_problem(exc)):
         return StoreError(f"no TLS connection to {where}: {problem}")
     code, text = _code_of(exc), _text_of(exc)
@@ -229,15 +229,10 @@ def explain(exc: Exception, address: RedisAddress) -> ShoalError:
     if code not in CODES:
         return _other_error(exc, text, address)
     meaning = CODES[code]
-    if meaning.severity is Severity.AWAY:
-        away = StoreFullError if meaning.is_full else StoreAwayError
-        return away(
-            f"{where} {meaning.advice} ({text})"
-            if meaning.advice
-            else f"{where} is not ready ({text}); try again in a moment"
-        )
+    if meaning.severity is Severity.AWAY and not meaning.advice:
+        return meaning.error(f"{where} is not ready ({text}); try again in a moment")
     advice = meaning.advice.format(prefix=address.prefix) or "refuses the command"
-    return StoreError(f"{where} {advice} ({text})")
+    return meaning.error(f"{where} {advice} ({text})")
 
 
 def _script_error(code: str, text: str, where: str) -> ShoalError | None:
@@ -285,8 +280,8 @@ def _code_of(exc: Exception) -> str:
     status = getattr(exc, "status_code", None)
     if status not in (None, "ERR"):
         return str(status)
-    found = _CODE.search(str(exc)) if isinstance(exc, exceptions.ResponseError) else None
-    return found[1] if found else _BY_CLASS.get(type(exc), "")
+    match = _CODE.search(str(exc)) if isinstance(exc, exceptions.ResponseError) else None
+    return match[1] if match else _BY_CLASS.get(type(exc), "")
 
 
 _BY_CLASS: dict[type[BaseException], str] = {
@@ -313,15 +308,15 @@ def _text_of(exc: Exception) -> str:
 
 
 def _tls_problem(exc: Exception) -> str:
-    for each in _chain(exc):
-        if isinstance(each, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted ({each.verify_message}); name its CA with ?ssl_ca_certs=file"
-        if isinstance(each, ssl.SSLError) and each.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+    for cause in _chain(exc):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted ({cause.verify_message}); name its CA with ?ssl_ca_certs=file"
+        if isinstance(cause, ssl.SSLError) and cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             return "the server does not speak TLS on this port; write redis:// instead of rediss://"
-        if isinstance(each, ssl.SSLError) and each.reason and "CERTIFICATE" in each.reason:
-            return f"{each.reason.lower().replace('_', ' ')}; see ?ssl_certfile= and ?ssl_keyfile="
-        if isinstance(each, FileNotFoundError | PermissionError):
-            return f"cannot read a file that the URL names ({each.strerror})"
+        if isinstance(cause, ssl.SSLError) and cause.reason and "CERTIFICATE" in cause.reason:
+            return f"{cause.reason.lower().replace('_', ' ')}; see ?ssl_certfile= and ?ssl_keyfile="
+        if isinstance(cause, FileNotFoundError | PermissionError):
+            return f"cannot read a file that the URL names ({cause.strerror})"
     return ""
 
 
@@ -375,7 +370,7 @@ class Script(NamedTuple):
 def _texts(package: str) -> dict[str, str]:
     """All scripts of a package by name, read together: an upgrade while this process runs must not mix versions."""
     folder = files(package) / "lua"
-    return {each.name.removesuffix(".lua"): each.read_text("utf-8") for each in folder.iterdir()}
+    return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in folder.iterdir()}
 
 
 @cache
@@ -386,7 +381,7 @@ def load_script(folder: ScriptFolder, name: str, store: str = "") -> Script:
     names = (*folder.library, *(part for script, part in folder.parts if script == name), name)
     text = "\n".join(texts[part] for part in names)
     literals = dict(folder.literals)
-    text = _COMMENT_TEXT_OR_NAME.sub(lambda found: literals.get(found[0], found[0]), text)
+    text = _COMMENT_TEXT_OR_NAME.sub(lambda match: literals.get(match[0], match[0]), text)
     words = set(re.findall(r"\w+", text))
     text = "\n".join((*(statement for word, statement in folder.constants if word in words), text))
     if store:
@@ -431,9 +426,13 @@ class RedisClient:
         at = self.address
         never = Retry(NoBackoff(), 0)
         sockets: Arguments = {
-            "socket_timeout": at.timeout, "socket_connect_timeout": at.timeout, "socket_keepalive": True,
-            "health_check_interval": _HEALTH_CHECK_SECONDS, "retry": never, "protocol": 2,
-        }  # fmt: skip
+            "socket_timeout": at.timeout,
+            "socket_connect_timeout": at.timeout,
+            "socket_keepalive": True,
+            "health_check_interval": _HEALTH_CHECK_SECONDS,
+            "retry": never,
+            "protocol": 2,
+        }
         login: Arguments = {"username": at.username, "password": at.password}
         if at.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in at.nodes]
@@ -446,9 +445,14 @@ class RedisClient:
         (host, port), *_ = at.nodes
         tls = {name: value for name, value in at.tls.items() if name != "ssl"}
         pool = ConnectionPool(
-            connection_class=SSLConnection if at.tls else Connection, host=host, port=port, db=at.db,
-            **sockets, **login, **tls,
-        )  # fmt: skip
+            connection_class=SSLConnection if at.tls else Connection,
+            host=host,
+            port=port,
+            db=at.db,
+            **sockets,
+            **login,
+            **tls,
+        )
         return Redis.from_pool(pool)
 
     # -- checks when the connection is opened
@@ -462,19 +466,19 @@ class RedisClient:
             return {}
         except (RedisError, RedisClusterException, OSError) as exc:
             raise await self._diagnose(exc) from exc
-        known = info if isinstance(info, dict) else {}
-        self._check_version(known)
-        return known
+        answer = info if isinstance(info, dict) else {}
+        self._check_version(answer)
+        return answer
 
-    def _check_version(self, known: Info) -> None:
+    def _check_version(self, info: Info) -> None:
         where = self.address.shown
-        version = str(known.get("redis_version", ""))
-        if known.get("redis_mode") == "sentinel":
+        version = str(info.get("redis_version", ""))
+        if info.get("redis_mode") == "sentinel":
             raise StoreError(f"{where} is a sentinel; write redis+sentinel://host:26379/name-of-the-master/0")
-        found = re.match(r"(\d+)\.(\d+)", version)
-        if found is None:
+        match = re.match(r"(\d+)\.(\d+)", version)
+        if match is None:
             raise StoreError(f"the server at {where} is not Redis; check host and port")
-        if (int(found[1]), int(found[2])) < MIN_VERSION:
+        if (int(match[1]), int(match[2])) < MIN_VERSION:
             raise StoreError(f"{where} is Redis {version}; Shoal needs 6.2 or later: upgrade it")
 
     def _warn(self, info: Info) -> None:
@@ -534,20 +538,20 @@ class RedisClient:
         text, sha = load_script(folder, name, store)
         prefix = self.address.prefix
         keys = (f"{prefix}store", f"{prefix}{_MISSING_KEY}") if self.address.kind == "cluster" else (f"{prefix}store",)
-        given = (len(keys), *keys, prefix, *arguments)
+        words = (len(keys), *keys, prefix, *arguments)
         try:
-            return await self._call("EVALSHA", sha, *given)
+            return await self._call("EVALSHA", sha, *words)
         except NoScriptError:  # the server is new, was restarted, or took over
             if before_loading is not None:
                 await before_loading()
-            return await self._call("EVAL", text, *given)
+            return await self._call("EVAL", text, *words)
 
     async def follow(self, stream: str, after: str) -> str:
         """Wait for entries of a stream after this one, on a connection of its own. Returns the last entry, or
         ``after`` if none came within most of the timeout of a call."""
         milliseconds = max(1, round(800 * self.address.timeout))  # 0 would block for ever
-        found = await self._call("XREAD", "BLOCK", milliseconds, "STREAMS", f"{self.address.prefix}{stream}", after)
-        return found[0][1][-1][0].decode() if found else after
+        streams = await self._call("XREAD", "BLOCK", milliseconds, "STREAMS", f"{self.address.prefix}{stream}", after)
+        return streams[0][1][-1][0].decode() if streams else after
 
     async def _call(self, *words: Word) -> Answer:
         """The server's answer. Errors are Shoal's, except NoScriptError, which `run_script` handles."""

@@ -1,4 +1,4 @@
-"""A frontier that lives in this process, composed of parts; and its view for the holder of a cluster slot."""
+"""A frontier that lives in this process, composed of parts; its view for the holder of a slot; and its workers."""
 
 from __future__ import annotations
 
@@ -141,20 +141,20 @@ class LocalSessions:
                 self._since[session] = now
         self._heard = now
         self.known[workers.run_id, heartbeat.worker] = _KnownWorker(workers, heartbeat, now)
-        late = [known for known in self.known.values() if known.is_late(now)]
+        late = [worker for worker in self.known.values() if worker.is_late(now)]
         return min((min(self._dead_in(k, now), k.heartbeat.session * HEARD_GAP / 2) for k in late), default=None)
 
-    def _dead_in(self, known: _KnownWorker, now: float) -> float:
+    def _dead_in(self, worker: _KnownWorker, now: float) -> float:
         """Seconds until a worker is dead if it stays silent."""
-        session = known.heartbeat.session
-        return max(0.0, max(known.beat_at, self._since[session]) + session - now)
+        session = worker.heartbeat.session
+        return max(0.0, max(worker.beat_at, self._since[session]) + session - now)
 
     def dead(self) -> list[_KnownWorker]:
         now = self.clock()
         return [
-            known
-            for known in self.known.values()
-            if self._dead_in(known, now) == 0 and now - self._heard <= known.heartbeat.session * HEARD_GAP
+            worker
+            for worker in self.known.values()
+            if self._dead_in(worker, now) == 0 and now - self._heard <= worker.heartbeat.session * HEARD_GAP
         ]
 
     def holders(self, runs: OpenRuns[F], hosts: Collection[str]) -> list[LeaseHolder]:
@@ -169,12 +169,12 @@ class LocalSessions:
 
     def _late_for(self, run_id: str, worker: str) -> float:
         """Seconds since the last heartbeat of a late worker. 0: it is not late, or sends none."""
-        now, known = self.clock(), self.known.get((run_id, worker))
-        return now - known.beat_at if known is not None and known.is_late(now) else 0.0
+        now, last = self.clock(), self.known.get((run_id, worker))
+        return now - last.beat_at if last is not None and last.is_late(now) else 0.0
 
     def forget_run(self, run_id: str) -> None:
         """Forget the workers of a run that was deleted."""
-        self.known = {key: known for key, known in self.known.items() if key[0] != run_id}
+        self.known = {key: worker for key, worker in self.known.items() if key[0] != run_id}
 
 
 class LocalWorkers:
@@ -200,7 +200,9 @@ class LocalWorkers:
         return self._sessions.beat(self, heartbeat)
 
     async def fence_silent(self) -> list[SilentWorker]:
-        dead = [(known.workers, known.heartbeat.worker, known.heartbeat.epoch + 1) for known in self._sessions.dead()]
+        dead = [
+            (worker.workers, worker.heartbeat.worker, worker.heartbeat.epoch + 1) for worker in self._sessions.dead()
+        ]
         for workers, name, epoch in dead:  # all at once: from now on their heartbeats are refused
             workers._forget(name, epoch)
         return [
@@ -215,27 +217,27 @@ class LocalWorkers:
 
     def _forget(self, slot: str, epoch: int) -> None:
         self._epochs[slot] = max(epoch, self._epochs.get(slot, 0))
-        known = self._sessions.known.get((self.run_id, slot))
-        if known is not None and known.heartbeat.epoch < epoch:
+        worker = self._sessions.known.get((self.run_id, slot))
+        if worker is not None and worker.heartbeat.epoch < epoch:
             del self._sessions.known[self.run_id, slot]
 
     async def leave(self, worker: str, epoch: int) -> None:
-        known = self._sessions.known.get((self.run_id, worker))
-        if known is not None and known.heartbeat.epoch <= epoch:
+        known_worker = self._sessions.known.get((self.run_id, worker))
+        if known_worker is not None and known_worker.heartbeat.epoch <= epoch:
             del self._sessions.known[self.run_id, worker]
 
     async def workers(self) -> list[WorkerState]:
         now = self._sessions.clock()
         leases = Counter(holder.slot for holder in self._holders() if holder is not None)
         states = {worker: WorkerState(worker=worker, leases=count) for worker, count in leases.items()}
-        for (run_id, worker), known in self._sessions.known.items():
+        for (run_id, worker), known_worker in self._sessions.known.items():
             if run_id == self.run_id:
                 states[worker] = WorkerState(
                     worker=worker,
-                    machine=known.heartbeat.machine,
-                    pid=known.heartbeat.pid,
-                    session=known.heartbeat.session,
-                    silent_for=max(0.0, now - known.beat_at),
+                    machine=known_worker.heartbeat.machine,
+                    pid=known_worker.heartbeat.pid,
+                    session=known_worker.heartbeat.session,
+                    silent_for=max(0.0, now - known_worker.beat_at),
                     leases=leases[worker],
                 )
         return [states[worker] for worker in sorted(states)]

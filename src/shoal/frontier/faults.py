@@ -19,7 +19,8 @@ class _Meaning(NamedTuple):
 
 _MEANINGS = {
     "requests": _Meaning(
-        "the record of a request is gone, and its URL with it", "requests are gone: their records are missing",
+        "the record of a request is gone, and its URL with it",
+        "requests are gone: their records are missing",
         repairable=False,
     ),
     "unreadable": _Meaning(
@@ -72,18 +73,15 @@ _MEANINGS = {
     ),
     "links": _Meaning(
         "a link of a large page was lost before it entered the queue",
-        "links of large pages were lost before they entered the queue", repairable=False,
+        "links of large pages were lost before they entered the queue",
+        repairable=False,
     ),
-    "items": _Meaning(
-        "an item is missing in the item log", "items are missing in the item log", repairable=False
-    ),
+    "items": _Meaning("an item is missing in the item log", "items are missing in the item log", repairable=False),
     "roles": _Meaning(
         "a role is missing: its cursor is lost, and it begins again",
         "roles are missing: their cursors are lost, and they begin again",
     ),
-    "rewinds": _Meaning(
-        "the record of a rewind is missing", "records of rewinds are missing"
-    ),
+    "rewinds": _Meaning("the record of a rewind is missing", "records of rewinds are missing"),
     "run": _Meaning(
         "a value of the run's own record is missing", "values of the run's own record are missing", repairable=False
     ),
@@ -96,7 +94,7 @@ _MEANINGS = {
         "a role, document or host is not in the inventory: nothing would notice its loss",
         "roles, documents or hosts are not in the inventory: nothing would notice their loss",
     ),
-}  # fmt: skip
+}
 _LOSSES = {
     "role": "the cursor of role {}: it begins again",
     "document": "the document {}",
@@ -118,12 +116,12 @@ def make_fault(kind: str, count: int, example: str = "") -> Fault:
     return Fault(kind=kind, count=count, what=what, example=example, repairable=meaning.repairable)
 
 
-def make_faults(found: Iterable[tuple[str, int, str]]) -> tuple[Fault, ...]:
+def make_faults(counted: Iterable[tuple[str, int, str]]) -> tuple[Fault, ...]:
     """The faults of (kind, count, example), without those that do not occur. If two checks found faults of one kind,
     they may be the same ones: the larger count stands."""
     counts: dict[str, int] = {}
     examples: dict[str, str] = {}
-    for name, count, example in found:
+    for name, count, example in counted:
         kind = name if name in _MEANINGS else "inventory"  # another program wrote one of another kind
         if count:
             counts[kind] = max(counts.get(kind, 0), count)

@@ -104,9 +104,9 @@ def is_live(since: float, delay: float, now: float) -> bool:
     return now < since + max(_LIVE_SECONDS, _LIVE_DELAYS * delay)
 
 
-def is_asking(asked: float, due: float, now: float) -> bool:
+def is_asking(asked_at: float, due: float, now: float) -> bool:
     """Whether a host waits for a run. ``asked``: when its last call got less than it wanted; 0: it got everything."""
-    return asked > 0 and now < max(asked, due) + _GRACE
+    return asked_at > 0 and now < max(asked_at, due) + _GRACE
 
 
 def turns_left(concurrency: int, weight: float, used: float, least: float) -> int:
@@ -209,9 +209,11 @@ def lua() -> dict[str, str]:
     return {
         "policy": "\n".join(policy),
         "due_at": "\n".join(due_at),
-        "sharing_rules": "\n".join((
-            "local function sharing_rules()",
-            *(f"local function {name}{body}" for name, body in functions.items()),
-            f"return {', '.join(functions)} end",
-        )),
-    }  # fmt: skip
+        "sharing_rules": "\n".join(
+            (
+                "local function sharing_rules()",
+                *(f"local function {name}{body}" for name, body in functions.items()),
+                f"return {', '.join(functions)} end",
+            )
+        ),
+    }

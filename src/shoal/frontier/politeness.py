@@ -35,10 +35,6 @@ from shoal.frontier.host_policy import (
 )
 from shoal.ports import FrontierOptions, HostState, HostUpdate
 
-# The turns of runs that share a host, for frontiers that live in one process.
-#
-# The rules are in `shoal.frontier.host_policy`. Most hosts have one run, and no `Turns`.
-
 
 class Sharer(Protocol):
     """A run, as the others on its hosts see it."""
@@ -62,32 +58,32 @@ class _Use:
 
     __slots__ = ("seen", "used")
 
-    def __init__(self, used: float, seen: float) -> None:
+    def __init__(self, used: float, seen_at: float) -> None:
         self.used = used
         """Its turns, divided by its weight."""
-        self.seen = seen
+        self.seen = seen_at
         """When it last asked for the host."""
 
 
 class Turns:
-    """The runs that share one host."""
+    """The runs that share one host. Most hosts have one run, and no `Turns`."""
 
-    def __init__(self, host: str, user: Sharer, in_flight: int, seen: float) -> None:
+    def __init__(self, host: str, user: Sharer, in_flight: int, seen_at: float) -> None:
         """``user``: the run that has used the host alone. Its turns in flight count, or its last one."""
         self._host = host
         self._time = 0.0
         """Where a run that comes or returns starts. It only grows."""
-        self._uses: dict[Sharer, _Use] = {user: _Use(max(1, in_flight) / user.options.weight, seen)}
+        self._uses: dict[Sharer, _Use] = {user: _Use(max(1, in_flight) / user.options.weight, seen_at)}
 
-    def join(self, run: Sharer, seen: float) -> None:
+    def join(self, run: Sharer, seen_at: float) -> None:
         """Note that a run uses the host. If it was away, it has no credit for that time."""
         use = self._uses.get(run)
         if use is None:
             if len(self._uses) >= MAX_SHARING:
-                del self._uses[min(self._uses, key=lambda each: (each.options.delay, self._uses[each].seen))]
-            self._uses[run] = _Use(self._time, seen)
+                del self._uses[min(self._uses, key=lambda user: (user.options.delay, self._uses[user].seen))]
+            self._uses[run] = _Use(self._time, seen_at)
         else:
-            use.used, use.seen = max(use.used, self._time), seen
+            use.used, use.seen = max(use.used, self._time), seen_at
 
     def leave(self, run: Sharer) -> None:
         self._uses.pop(run, None)
@@ -108,7 +104,7 @@ class Turns:
         """The longest delay of the others."""
         rivals = [other for other in self._uses if other is not run and self._is_live(other, now)]
         delays = [RivalDelay(rival.options.delay, rival.run_id) for rival in rivals]
-        return max(delays, key=lambda each: each.delay, default=None)
+        return max(delays, key=lambda rival: rival.delay, default=None)
 
     def take(self, run: Sharer, concurrency: int, due: float, now: float) -> bool:
         """Take one turn. False if it is the turn of another run, which has asked for it."""
@@ -478,5 +474,5 @@ def apply_update(hosts: dict[str, Host], host: Host, update: HostUpdate, now: fl
     """Change a host. A change of the default host applies to all hosts."""
     host.apply(update, now)
     if host.name == DEFAULT_HOST:
-        for each in hosts.values():
-            each.refresh(now)
+        for other in hosts.values():
+            other.refresh(now)

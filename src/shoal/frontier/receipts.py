@@ -1,4 +1,4 @@
-"""Detects that a store on a server went back in time.
+"""What a client of a store on a server remembers, to detect that the store went back in time.
 
 A completion that the store acknowledged is a receipt: its request stays done, under its token. A store in which that is
 not so has lost the completion: it was restored from a backup, a replica lagged, or the power failed. All changes of a
@@ -93,12 +93,12 @@ class Receipts(Generic[Proof]):
     def _note_rewind(self, call: Call, what: str, *, proven: bool) -> None:
         if self.notice is not None or call.epoch != self._epoch:
             return
-        now, known = clock.now(), []
+        now, confirmed_at = clock.now(), []
         if what in self._confirmed:
-            known.append(self._confirmed[what])
+            confirmed_at.append(self._confirmed[what])
         if proven and self._newest is not None:
-            known.append(self._newest.sent)
-        self.notice = Notice(now, now - min(known) if known else None)
+            confirmed_at.append(self._newest.sent)
+        self.notice = Notice(now, now - min(confirmed_at) if confirmed_at else None)
 
     def completed(self, call: Call, order: int, proof: Proof) -> None:
         """Record that the store acknowledged a completion. Answers may arrive in another order; the store's counts."""
@@ -117,8 +117,8 @@ class Receipts(Generic[Proof]):
         """For each receipt, newest first: how many seconds old it was when the rewind was noticed, and its proof."""
         if self.notice is None:
             return []
-        known = dict.fromkeys(filter(None, (self._newest, *reversed(self._older))))
-        return [(self.notice.at - each.sent, each.proof) for each in known]
+        receipts = dict.fromkeys(filter(None, (self._newest, *reversed(self._older))))
+        return [(self.notice.at - receipt.sent, receipt.proof) for receipt in receipts]
 
     def clear(self) -> None:
         """Forget all receipts after the store has recorded the rewind, and continue with the store as it is."""
@@ -127,9 +127,6 @@ class Receipts(Generic[Proof]):
         self._older.clear()
         self._confirmed.clear()
         self._epoch += 1
-
-
-# Estimate the time of a server's clock from its answers.
 
 
 class ServerClock:
@@ -153,9 +150,6 @@ class ServerClock:
     def not_after(self) -> float | None:
         """The server time when the client gives up a call that it makes now. None until the first answer."""
         return None if self._offset is None else clock.now() + self._offset + self._timeout
-
-
-# Release leases and roles that a store grants to a caller that was cancelled.
 
 
 T = TypeVar("T")

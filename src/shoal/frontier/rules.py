@@ -79,9 +79,14 @@ def read_run(
     """A stored run. StoreError if another program wrote it."""
     try:
         values = {
-            "run_id": run_id, "spider": spider, "state": state, "created_at": created_at,
-            "settings": _decode_settings(settings), "project": project, "ended_at": ended_at,
-        }  # fmt: skip
+            "run_id": run_id,
+            "spider": spider,
+            "state": state,
+            "created_at": created_at,
+            "settings": _decode_settings(settings),
+            "project": project,
+            "ended_at": ended_at,
+        }
         return msgspec.convert(values, Run)
     except DECODING_ERRORS as exc:
         raise unreadable_run(run_id, exc) from exc
@@ -109,18 +114,13 @@ def _warn(message: str) -> None:
     log.warning("a list of runs lacks one: %s", message)
 
 
-def check_transition(run_id: str, run: Run | None, state: RunState) -> None:
-    """RunError unless the run exists and may change to this state. A run may stay in its state."""
-    if run is None:
-        raise no_run(run_id)
-    if state != run.state and state not in _TRANSITIONS[run.state]:
-        raise RunError(f"run {run_id} is {run.state}; it cannot become {state}")
-
-
 def moved(run: Run, state: RunState) -> Run:
-    """The run in this state. The time is for people."""
+    """The run in this state, in which it may be already. RunError if it may not change to it."""
     if state == run.state:
         return run
+    if state not in _TRANSITIONS[run.state]:
+        raise RunError(f"run {run.run_id} is {run.state}; it cannot become {state}")
+    # The time is for people.
     return msgspec.structs.replace(run, state=state, ended_at=time.time() if state in _ENDED else None)
 
 

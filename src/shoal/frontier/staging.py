@@ -24,14 +24,14 @@ Portion: TypeAlias = list[tuple[bytes, bytes]]
 """The fingerprints of some links, and their msgpack."""
 
 
-class Moved(NamedTuple):
+class MovedLinks(NamedTuple):
     """How many staged links of a page were queued, and how many were refused. The run had the others already."""
 
     added: int
     refused: int
 
-    def plus(self, other: Moved) -> Moved:
-        return Moved(self.added + other.added, self.refused + other.refused)
+    def plus(self, other: MovedLinks) -> MovedLinks:
+        return MovedLinks(self.added + other.added, self.refused + other.refused)
 
 
 POLL = 0.01
@@ -74,7 +74,7 @@ def first_of_each(portion: Portion) -> dict[bytes, bytes]:
     return links
 
 
-def count_moved(page: Completion, links: Moved) -> Pushed:
+def count_moved(page: Completion, links: MovedLinks) -> Pushed:
     """The result of a large page whose links were moved."""
     return Pushed(links.added, len(page.children) - sum(links) + page.duplicates, links.refused)
 
@@ -82,6 +82,14 @@ def count_moved(page: Completion, links: Moved) -> Pushed:
 def incoming_history(link: Request, parent: str | None) -> History:
     """The history of a link that is not in the queue yet. ``parent``: the URL of its page."""
     return History(
-        url=link.url, state="ready", depth=link.depth, priority=link.priority, attempts=0, status=0, items=0,
-        parent=parent, reason="", events=(),
-    )  # fmt: skip
+        url=link.url,
+        state="ready",
+        depth=link.depth,
+        priority=link.priority,
+        attempts=0,
+        status=0,
+        items=0,
+        parent=parent,
+        reason="",
+        events=(),
+    )

@@ -1,4 +1,4 @@
-"""Small documents that a store keeps beside its runs: schedules, the history of a run, the log of user actions."""
+"""Runs, and small documents that a store keeps beside them: schedules, histories, the log of user actions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import DECODING_ERRORS, StoreError
-
-# Runs: one execution of a spider.
-
 
 RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
 
@@ -80,9 +77,6 @@ def check_document(key: str, value: bytes | None, version: bytes) -> None:
         raise StoreError(f"the version of a document has 8 to 32 bytes, not {len(version)}")
 
 
-# Typed values in the documents of a store.
-
-
 T = TypeVar("T")
 
 _ATTEMPTS = 30
@@ -121,10 +115,10 @@ class StoredValue(Generic[T]):
         raise StoreError(f"cannot change document {self._key!r}: other processes keep changing it; try again later")
 
     async def _read(self) -> tuple[T | None, bytes]:
-        found = await self._documents.get_document(self._key)
-        if found is None:
+        document = await self._documents.get_document(self._key)
+        if document is None:
             return None, b""
         try:
-            return self._decoder.decode(found.value), found.version
+            return self._decoder.decode(document.value), document.version
         except DECODING_ERRORS as exc:
             raise StoreError(f"cannot read document {self._key!r} ({exc}): another program has changed it") from exc

@@ -1,4 +1,4 @@
-"""Hosts: how fast each may be fetched from, and small facts about them."""
+"""Hosts, how fast each may be fetched from, small facts about them; and the workers of runs."""
 
 from __future__ import annotations
 

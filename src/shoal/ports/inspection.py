@@ -121,8 +121,11 @@ class Event(Struct, frozen=True):
     def what(self) -> str:
         """What happened, for people."""
         names = {
-            "failed": f"attempt {self.attempt} failed", "lost": "lease lost", "leased": "in flight", "dead": "failed"
-        }  # fmt: skip
+            "failed": f"attempt {self.attempt} failed",
+            "lost": "lease lost",
+            "leased": "in flight",
+            "dead": "failed",
+        }
         return names.get(self.kind, self.kind)
 
 

@@ -1,4 +1,4 @@
-"""The queue of a run: requests, leases, and what becomes of them."""
+"""Items on their way to outputs, the roles of a run, and its queue: requests, leases, and what becomes of them."""
 
 from __future__ import annotations
 

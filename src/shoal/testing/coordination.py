@@ -38,18 +38,18 @@ class CoordinatorHarness(ABC):
         """Stop the heartbeats of a client, as if its process was killed. `close` may still be called."""
 
     async def open(self, cluster: str = "cluster", ttl: float = LASTING) -> Coordinator:
-        made = await self.connect(cluster, ttl)
-        self.opened.append(made)
-        return made
+        coordinator = await self.connect(cluster, ttl)
+        self.opened.append(coordinator)
+        return coordinator
 
     async def member(self, name: str, counts: Counts = COUNTS, ttl: float = LASTING) -> Coordinator:
-        made = await self.open(ttl=ttl)
-        await made.join(name, counts)
-        return made
+        member = await self.open(ttl=ttl)
+        await member.join(name, counts)
+        return member
 
     async def close(self) -> None:
         """Clean up after the test."""
-        await asyncio.gather(*(each.close() for each in self.opened), return_exceptions=True)
+        await asyncio.gather(*(coordinator.close() for coordinator in self.opened), return_exceptions=True)
 
 
 def names(view: ClusterView) -> list[str]:
@@ -103,7 +103,7 @@ class CoordinatorContract:
     async def test_a_member_says_where_it_is(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.open()
         await member.join("a", COUNTS, "machine-7-123")
-        assert [each.where for each in (await member.beat()).members] == ["machine-7-123"]
+        assert [other.where for other in (await member.beat()).members] == ["machine-7-123"]
 
     @pytest.mark.parametrize(
         "name", ["crawler_a_1", "crawler_01", "no-number", "with space/and slash", "naïve ☃ name", ".", "x" * 200]
@@ -189,8 +189,10 @@ class CoordinatorContract:
         assert holders(view) == {}
         assert (await second.take(0) or 0) > epoch
         assert select_events(await second.events(), "left", "took over", "elected") == [
-            ("elected", "a"), ("left", "a"), ("elected", "b"),
-        ]  # fmt: skip
+            ("elected", "a"),
+            ("left", "a"),
+            ("elected", "b"),
+        ]
 
     # -- slots
 
@@ -297,8 +299,9 @@ class CoordinatorContract:
         assert holders(await member.beat()) == {3: "a"}  # only its holder releases it
         scaled = [event for event in await operator.events() if event.what == "scaled"]
         assert [(event.member, event.detail) for event in scaled] == [
-            ("", "runner 4, backup 0"), ("", "runner 1, backup 1"),
-        ]  # fmt: skip
+            ("", "runner 4, backup 0"),
+            ("", "runner 1, backup 1"),
+        ]
 
     async def test_a_holder_beyond_the_counts_still_counts_as_a_runner(self, coordination: CoordinatorHarness) -> None:
         """There are never more holders than Runners in the counts."""
@@ -327,7 +330,7 @@ class CoordinatorContract:
         await member.beat("works")
         view = await client.observe()
         assert (names(view), holders(view), view.counts) == (["a"], {1: "a"}, COUNTS)
-        assert [each.doing for each in view.members] == ["works"]
+        assert [other.doing for other in view.members] == ["works"]
         assert names(await member.beat()) == ["a"]
 
     async def test_clusters_are_independent(self, coordination: CoordinatorHarness) -> None:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from shoal.frontier.rules import LOST_KIND
 from shoal.ports import Completion, CookieWrite, Failure, Frontier, FrontierOptions, Pushed
-from shoal.testing.harness import Harness
 from shoal.testing.steps import (
     TTL,
     ContractTests,
+    Harness,
     all_items,
     check_balance,
     check_refused,
@@ -200,9 +200,11 @@ class LeasingContract(ContractTests):
         await push(frontier, *range(7))
         stale, *good = (await frontier.lease(7, TTL)).leases
         await frontier.release([stale])
-        pushed = await frontier.complete([Completion(lease=each, items=[b"i"]) for each in (good[0], stale, good[1])])
+        pushed = await frontier.complete(
+            [Completion(lease=current, items=[b"i"]) for current in (good[0], stale, good[1])]
+        )
         assert pushed == [Pushed(0, 0), None, Pushed(0, 0)]
-        failures = [Failure(lease=each, kind="k", reason="r") for each in (good[2], stale, good[3])]
+        failures = [Failure(lease=current, kind="k", reason="r") for current in (good[2], stale, good[3])]
         assert await frontier.fail(failures) == ["dead", None, "dead"]
         assert await frontier.release([good[4], stale]) == [True, False]
         renewed = await frontier.renew([stale, good[5]], TTL)
@@ -251,9 +253,9 @@ class LeasingContract(ContractTests):
         assert third.attempt == 3
         await harness.advance(5)
         assert await lease_names(frontier) == []
-        found = await history(frontier, first.request)
-        assert (found.state, found.attempts) == ("dead", 3)
-        assert "worker" in found.reason
+        request = await history(frontier, first.request)
+        assert (request.state, request.attempts) == ("dead", 3)
+        assert "worker" in request.reason
         assert await frontier.dead_kinds() == {LOST_KIND: 1}
         await check_refused(frontier, third)
 
@@ -264,8 +266,8 @@ class LeasingContract(ContractTests):
         await harness.advance(1)
         last = await lease_one(frontier)
         assert await fail(frontier, last, retry_in=1, kind="http 503", reason="second", status=503) == "dead"
-        found = await history(frontier, last.request)
-        assert (found.state, found.attempts, found.status, found.reason) == ("dead", 2, 503, "second")
+        request = await history(frontier, last.request)
+        assert (request.state, request.attempts, request.status, request.reason) == ("dead", 2, 503, "second")
         assert await frontier.dead_kinds() == {"http 503": 1}
         await harness.advance(100)
         assert await lease_names(frontier) == []
@@ -274,8 +276,8 @@ class LeasingContract(ContractTests):
         await push(frontier, 1)
         lease = await lease_one(frontier)
         assert await fail(frontier, lease, kind="http 404", reason="not there") == "dead"
-        found = await history(frontier, lease.request)
-        assert (found.state, found.attempts, found.reason) == ("dead", 1, "not there")
+        request = await history(frontier, lease.request)
+        assert (request.state, request.attempts, request.reason) == ("dead", 1, "not there")
 
     async def test_a_release_uses_no_attempt(self, harness: Harness) -> None:
         frontier = await harness.open(FrontierOptions(max_attempts=1))
@@ -378,7 +380,7 @@ class LeasingContract(ContractTests):
         write = CookieWrite("run/cookies/jar//a.example", b"1", b"", b"version1")
         version, pushed = await frontier.store_cookies(write, pages)
         assert version > 0
-        assert sorted(each.added for each in pushed if each) == [0, 1]
+        assert sorted(result.added for result in pushed if result) == [0, 1]
         document = await harness.store.get_document(write.key)
         assert document is not None
         assert document.value == b"1"
@@ -390,7 +392,7 @@ class LeasingContract(ContractTests):
         repeated = CookieWrite(write.key, b"1", b"", b"version1")
         version, pushed = await frontier.store_cookies(repeated, pages)
         assert version > 0
-        assert [each is not None and each.added for each in pushed] == [0, 0]
+        assert [result is not None and result.added for result in pushed] == [0, 0]
         assert (await frontier.stats()).items == 2
 
     async def test_no_page_is_completed_without_its_cookies(self, harness: Harness, frontier: Frontier) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run, Stats
-from shoal.testing.harness import Harness
 from shoal.testing.pushing import FULL_REQUEST
 from shoal.testing.steps import (
     TTL,
     ContractTests,
+    Harness,
     all_items,
     check_balance,
     check_refused,
@@ -30,15 +30,15 @@ from shoal.testing.steps import (
 
 async def audit_live_run(frontier: Frontier, pages: int, audits: int) -> None:
     """Audit a run again and again while workers change it in all ways. No audit may find a fault."""
-    found = 0
+    total = 0
     is_over = False
 
     def links(lease: Lease) -> list[Request]:
-        nonlocal found
-        count = min(3, pages - found)
-        found += count
+        nonlocal total
+        count = min(3, pages - total)
+        total += count
         return [
-            page(f"{found}-{number}", host=f"{(found + number) % 7}.example", priority=found % 3 - 1)
+            page(f"{total}-{number}", host=f"{(total + number) % 7}.example", priority=total % 3 - 1)
             for number in range(count)
         ]
 
@@ -63,7 +63,7 @@ async def audit_live_run(frontier: Frontier, pages: int, audits: int) -> None:
 
     async def audit() -> None:
         count = 0
-        while count < audits or found < pages:
+        while count < audits or total < pages:
             counted = await frontier.audit()
             assert counted.balanced, counted
             count += 1
@@ -407,8 +407,8 @@ class LedgerContract(ContractTests):
         for kind in kinds:
             await fail(frontier, await lease_one(frontier), kind=kind, reason=f"because of {kind}", status=7)
         assert await frontier.dead_kinds() == {"timeout": 2, "robots": 1}
-        dead = [each async for each in frontier.dead()]
-        assert sorted((each.url, each.state, each.reason, each.status) for each in dead) == [
+        dead = [request async for request in frontier.dead()]
+        assert sorted((request.url, request.state, request.reason, request.status) for request in dead) == [
             (page(number).url, "dead", f"because of {kind}", 7) for number, kind in enumerate(kinds)
         ]
 
@@ -420,7 +420,7 @@ class LedgerContract(ContractTests):
         await fail(frontier, await lease_one(frontier), retry_in=1)
         assert await frontier.retry_dead() == 1
         assert await frontier.dead_kinds() == {}
-        assert [each async for each in frontier.dead()] == []
+        assert [request async for request in frontier.dead()] == []
         found = await history(frontier, page(1))
         assert (found.state, found.attempts) == ("ready", 0)
         lease = await lease_one(frontier)
@@ -446,7 +446,7 @@ class LedgerContract(ContractTests):
         await push(frontier, *range(5))
         for kind in kinds:
             await fail(frontier, await lease_one(frontier), kind=kind)
-        dead = {each.url: each async for each in frontier.dead()}
+        dead = {request.url: request async for request in frontier.dead()}
         assert [dead[page(number).url].kind for number in range(4)] == kinds
         names = [dead[page(number).url].fingerprint for number in range(4)]
         assert names == [page(number).fingerprint() for number in range(4)]
@@ -496,9 +496,9 @@ class LedgerContract(ContractTests):
         await fail(frontier, leases[1], kind="http 404", reason="gone", status=404)
         await fail(frontier, leases[2], retry_in=100)
         pages = [page(number) for number in range(3)]
-        before = [await history(frontier, each) for each in pages], await all_items(frontier)
+        before = [await history(frontier, request) for request in pages], await all_items(frontier)
         frontier = await harness.reopen()
-        assert ([await history(frontier, each) for each in pages], await all_items(frontier)) == before
+        assert ([await history(frontier, request) for request in pages], await all_items(frontier)) == before
         assert await frontier.dead_kinds() == {"http 404": 1}
         stats = await frontier.stats()
         assert stats == Stats(

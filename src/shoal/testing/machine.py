@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,30 +19,74 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from hypothesis.strategies import SearchStrategy
 
 from shoal.frontier.rules import FULL_KIND
 from shoal.http import Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Holder, HostUpdate
-from shoal.testing.harness import Harness
 from shoal.testing.model import Model, World
-from shoal.testing.pair import BatchOutcome, ClaimedRole, Pair, Taken
-from shoal.testing.strategies import (
-    AHEAD,
-    CURSORS,
-    HOSTS,
-    ITEMS,
-    NONCES,
-    OPTIONS,
-    PAGE,
-    PAGES,
-    PICKS,
-    RECENT,
-    SHORT_QUEUE,
-    SLOTS,
-    TTLS,
-    UPDATES,
-    Page,
+from shoal.testing.pair import BatchOutcome, ClaimedRole, LeasePair, Pair
+from shoal.testing.steps import Harness
+
+# The values that the machine draws. There are few hosts and URLs, and times in tens of seconds, so that many steps use
+# the same request.
+
+
+class Page(NamedTuple):
+    """A request that the machine makes."""
+
+    host: str
+    number: int
+    priority: float
+    dont_filter: bool
+
+
+HOSTS = st.sampled_from(["a.example", "b.example", "c.example:81"])
+PAGE: SearchStrategy[Page] = st.builds(
+    Page, HOSTS, st.integers(0, 7), st.sampled_from([0, 0, 0, 1, -1, 0.5]), st.sampled_from([False, False, False, True])
 )
+PAGES = st.lists(PAGE, max_size=3)
+ITEMS = st.lists(st.binary(max_size=2), max_size=2)
+PICKS = st.lists(st.integers(0, 9), min_size=1, max_size=3)
+"""Positions in a list, modulo its length."""
+RECENT = st.sampled_from([0, 0, 0, 1, 2, 5])
+"""A position in a list, counted from its end, modulo its length."""
+CURSORS = st.sampled_from([b"", b"1", b"2"])
+TTLS = st.sampled_from([20.0, 50.0, 100.0])
+NONCES = st.sampled_from([b"nonce-of-one", b"nonce-of-one", b"nonce-of-another"])
+SLOTS = st.sampled_from([None, "s", "s", "t"])
+"""A cluster slot, or none."""
+AHEAD = st.sampled_from([0, 0, 0, 1, -1])
+"""How far the epoch of a holder is ahead of the last fence of its slot."""
+DELAYS = st.sampled_from([None, 0.0, 10.0, 20.0])
+UPDATES: SearchStrategy[HostUpdate] = st.one_of(
+    st.builds(HostUpdate, delay=DELAYS),
+    st.builds(HostUpdate, crawl_delay=DELAYS),
+    st.builds(HostUpdate, learned_delay=DELAYS),
+    st.builds(HostUpdate, concurrency=st.sampled_from([None, 1, 2, 9])),
+    st.builds(HostUpdate, block_for=st.sampled_from([None, 0.0, 20.0, 50.0])),
+)
+OPTIONS: SearchStrategy[FrontierOptions] = st.builds(
+    FrontierOptions,
+    max_attempts=st.integers(1, 3),
+    delay=st.sampled_from([0.0, 10.0]),
+    concurrency_per_host=st.sampled_from([1, 2, 8]),
+    max_queue_size=st.sampled_from([None, None, 6]),
+    overflow=st.sampled_from(["accept", "refuse"]),
+    in_memory=st.sampled_from([1, 3, 100_000]),
+)
+SHORT_QUEUE: SearchStrategy[FrontierOptions] = st.builds(
+    FrontierOptions,
+    max_attempts=st.integers(1, 3),
+    max_queue_size=st.sampled_from([1, 1, 2]),
+    overflow=st.just("refuse"),
+    in_memory=st.sampled_from([1, 100_000]),
+)
+"""A queue that is nearly always full, and refuses links."""
+
+
+# The machine.
+
 
 Result = TypeVar("Result")
 
@@ -87,10 +131,10 @@ class FrontierMachine(RuleBasedStateMachine):
         self._requests = 0
         self._crashes = 0
         self._since_rare = 0
-        self._leases: list[Taken] = []
+        self._leases: list[LeasePair] = []
         """Leases that were not used yet; some may have expired."""
-        self._spent: list[Taken] = []
-        self._neighbour_leases: list[Taken] = []
+        self._spent: list[LeasePair] = []
+        self._neighbour_leases: list[LeasePair] = []
         self._roles: list[ClaimedRole] = []
         self._epochs: dict[str, int] = {}
         """The epoch of the last claim of each role."""
@@ -187,7 +231,7 @@ class FrontierMachine(RuleBasedStateMachine):
         batch = [self._spent[-1 - pick % len(self._spent)] for pick in picks]
         self._leases += self.pair.reissue(batch, ttl, nonce)
 
-    def _take(self, picks: list[int]) -> list[Taken]:
+    def _take(self, picks: list[int]) -> list[LeasePair]:
         """Remove some leases from the unused ones."""
         return [self._leases.pop(pick % len(self._leases)) for pick in picks if self._leases]
 
@@ -285,7 +329,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     async def _retry_urls(self, kinds: list[str] | None, urls: list[str]) -> int:
         frontier = self.pair.frontier
-        only = [each.fingerprint async for each in frontier.dead() if each.url in urls]
+        only = [request.fingerprint async for request in frontier.dead() if request.url in urls]
         return await frontier.retry_dead(kinds, only=only)
 
     @precondition(lambda self: any(entry.kind == FULL_KIND for entry in self.pair.model.in_state("dead")))
@@ -339,18 +383,19 @@ class FrontierMachine(RuleBasedStateMachine):
             return
         claim, token = self._roles[-1 - pick % len(self._roles)]
         if how == "advance":
-            kept = model.advance(claim.role, token, cursor, ttl)
-            assert self._do(self.pair.frontier.advance(claim, cursor, ttl)) == kept
-            if kept:
+            is_held = model.advance(claim.role, token, cursor, ttl)
+            assert self._do(self.pair.frontier.advance(claim, cursor, ttl)) == is_held
+            if is_held:
                 self._move_cursor(token, cursor)
         else:
-            kept = model.relinquish(claim.role, token, finished=how == "finish")
-            assert self._do(self.pair.frontier.relinquish(claim, finished=how == "finish")) == kept
+            is_held = model.relinquish(claim.role, token, finished=how == "finish")
+            assert self._do(self.pair.frontier.relinquish(claim, finished=how == "finish")) == is_held
 
     def _move_cursor(self, token: int, cursor: bytes) -> None:
         """The holder of a role continues with the cursor that it has saved."""
         self._roles = [
-            ClaimedRole(each.claim.moved_to(cursor), token) if each.token == token else each for each in self._roles
+            ClaimedRole(claimed.claim.moved_to(cursor), token) if claimed.token == token else claimed
+            for claimed in self._roles
         ]
 
     # -- the neighbour

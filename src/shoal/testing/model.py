@@ -47,7 +47,7 @@ class Entry:
         return host_of(self.request.url)
 
 
-class Held(NamedTuple):
+class ModelLease(NamedTuple):
     """A lease."""
 
     entry: Entry
@@ -142,24 +142,31 @@ class Model:
         if seed is not None and not self.holds("seed", seed):
             return Pushed(0, 0)
         if seed is None:
-            named = [(object() if each.dont_filter else each.fingerprint(), each) for each in requests]
-        else:
-            named = [
-                (("seed", cursor, number, each.fingerprint()) if each.dont_filter else each.fingerprint(), each)
-                for number, each in enumerate(requests)
+            named_requests = [
+                (object() if request.dont_filter else request.fingerprint(), request) for request in requests
             ]
-        new = len({name for name, _ in named} - {entry.name for entry in self.entries})
+        else:
+            named_requests = [
+                (
+                    ("seed", cursor, number, request.fingerprint()) if request.dont_filter else request.fingerprint(),
+                    request,
+                )
+                for number, request in enumerate(requests)
+            ]
+        new = len({name for name, _ in named_requests} - {entry.name for entry in self.entries})
         max_size = self.options.max_queue_size
         if max_size is not None and new and len(self.in_state("ready", "waiting")) + new > max_size:
             raise QueueFullError
         if seed is not None:
             self.roles["seed"].cursor = cursor
-        return self._add(named, None)
+        return self._add(named_requests, None)
 
-    def _add(self, named: Iterable[tuple[Hashable, Request]], parent: Entry | None, room: Room | None = None) -> Pushed:
+    def _add(
+        self, named_requests: Iterable[tuple[Hashable, Request]], parent: Entry | None, room: Room | None = None
+    ) -> Pushed:
         """Add requests. ``room``: how many may enter the queue. None: all."""
         added = known = refused = 0
-        for name, request in named:
+        for name, request in named_requests:
             if any(entry.name == name for entry in self.entries):
                 known += 1
                 continue
@@ -179,11 +186,11 @@ class Model:
         return Room(self, len(self.in_state("ready", "waiting")) - self.entered)
 
     def _add_children(self, parent: Entry, children: Sequence[Request], room: Room | None) -> Pushed:
-        named = [
-            (("child", parent.name, number, each.fingerprint()) if each.dont_filter else each.fingerprint(), each)
-            for number, each in enumerate(children)
+        named_children = [
+            (("child", parent.name, number, child.fingerprint()) if child.dont_filter else child.fingerprint(), child)
+            for number, child in enumerate(children)
         ]
-        return self._add(named, parent, room)
+        return self._add(named_children, parent, room)
 
     # -- leasing
 
@@ -195,7 +202,7 @@ class Model:
         *,
         counts_attempt: bool = True,
         granted: Sequence[Request] | None = None,
-    ) -> tuple[list[Held], float | None]:
+    ) -> tuple[list[ModelLease], float | None]:
         """``granted``: what the backend leased. It may leave out a host for another run that has asked for it; the
         tests of turns say when it does. None: it leaves out nothing."""
         now = self.world.now
@@ -204,7 +211,7 @@ class Model:
         for entry in self.in_state("waiting"):
             if entry.until <= now:
                 entry.state = "ready"
-        leases: list[Held] = []
+        leases: list[ModelLease] = []
         left_out: set[str] = set()
         while len(leases) < limit and (due := self._due_entries(left_out)):
             best = min(due, key=lambda entry: (-entry.request.priority, entry.place))
@@ -213,7 +220,7 @@ class Model:
                 continue
             self._tokens += 1
             best.state, best.token, best.until = "leased", self._tokens, now + ttl
-            leases.append(Held(best, best.token, best.attempts + 1))
+            leases.append(ModelLease(best, best.token, best.attempts + 1))
             best.holder, best.begun, best.origin = holder, False, None
             if counts_attempt:
                 self._begin(best)
@@ -224,7 +231,7 @@ class Model:
         return leases, min(moments) - now if moments else None
 
     def _due_entries(self, left_out: Collection[str]) -> list[Entry]:
-        return [each for each in self.in_state("ready") if each.host not in left_out and self._is_due(each.host)]
+        return [entry for entry in self.in_state("ready") if entry.host not in left_out and self._is_due(entry.host)]
 
     def _is_shared(self, host: str) -> bool:
         """Whether it may be the turn of another run: it wants the host, and asked now, or before the host was due."""
@@ -279,27 +286,27 @@ class Model:
 
     # -- ending a lease
 
-    def is_current(self, held: Held) -> bool:
+    def is_current(self, held: ModelLease) -> bool:
         return held.entry.state == "leased" and held.entry.token == held.token
 
     def _end_lease(self, entry: Entry, *, contacted: bool) -> None:
         if contacted:
             self.world.hosts[entry.host].ended_at = self.world.now
 
-    def renew(self, held: Held, ttl: float) -> bool:
+    def renew(self, held: ModelLease, ttl: float) -> bool:
         if not self.is_current(held):
             return False
         held.entry.until = self.world.now + ttl
         return True
 
-    def reissue(self, batch: Sequence[Held], ttl: float, nonce: bytes) -> list[Held | None]:
-        reissued: list[Held | None] = []
+    def reissue(self, batch: Sequence[ModelLease], ttl: float, nonce: bytes) -> list[ModelLease | None]:
+        reissued: list[ModelLease | None] = []
         for held in batch:
-            before = any(each is not None and each.entry is held.entry for each in reissued)
+            before = any(lease is not None and lease.entry is held.entry for lease in reissued)
             reissued.append(None if before else self._reissue(held, ttl, nonce))
         return reissued
 
-    def _reissue(self, held: Held, ttl: float, nonce: bytes) -> Held | None:
+    def _reissue(self, held: ModelLease, ttl: float, nonce: bytes) -> ModelLease | None:
         entry, origin = held.entry, (held.token, nonce)
         if self.is_current(held):
             self._tokens += 1
@@ -312,7 +319,7 @@ class Model:
 
     def complete(
         self,
-        held: Held,
+        held: ModelLease,
         items: Sequence[bytes],
         children: Sequence[Request],
         *,
@@ -334,7 +341,7 @@ class Model:
 
     def fail(
         self,
-        held: Held,
+        held: ModelLease,
         retry_in: float | None,
         items: Sequence[bytes],
         children: Sequence[Request],
@@ -359,7 +366,7 @@ class Model:
         self._end_lease(entry, contacted=contacted)
         return entry.state
 
-    def release(self, held: Held, *, contacted: bool) -> bool:
+    def release(self, held: ModelLease, *, contacted: bool) -> bool:
         if not self.is_current(held):
             return False
         self._begin(held.entry)
@@ -375,8 +382,8 @@ class Model:
 
     def holders(self) -> list[Holder]:
         """The holders of leases and roles."""
-        found = [entry.holder for entry in self.in_state("leased")] + [role.holder for role in self.roles.values()]
-        return [holder for holder in found if holder is not None]
+        holders = [entry.holder for entry in self.in_state("leased")] + [role.holder for role in self.roles.values()]
+        return [holder for holder in holders if holder is not None]
 
     def fence(self, holder: Holder) -> int:
         self.fences[holder.slot] = holder.epoch

@@ -10,7 +10,7 @@ import pytest
 from shoal.errors import FencedError, QueueFullError
 from shoal.http import Request
 from shoal.ports import Claim, Completion, Failure, Frontier, Holder, Lease, Pushed, Stats
-from shoal.testing.model import Held, Model
+from shoal.testing.model import Model, ModelLease
 
 Result = TypeVar("Result")
 
@@ -21,11 +21,11 @@ class Do(Protocol):
     def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...
 
 
-class Taken(NamedTuple):
+class LeasePair(NamedTuple):
     """A lease of the backend, and the same lease of the model."""
 
     lease: Lease
-    held: Held
+    held: ModelLease
 
 
 class ClaimedRole(NamedTuple):
@@ -78,7 +78,7 @@ class Pair:
         holder: Holder | None = None,
         counts_attempt: bool = True,
         frontier: Frontier | None = None,
-    ) -> list[Taken]:
+    ) -> list[LeasePair]:
         """Lease as ``holder``, whose view of the run is ``frontier``."""
         frontier = frontier or self.frontier
         if self.model.is_refused(holder):
@@ -94,31 +94,31 @@ class Pair:
         if len(expected) < limit:
             assert leased.wait is None or leased.wait > 0, "the hint asks the caller to poll at once"
             assert wait is None or (leased.wait is not None and leased.wait <= wait + 0.01), "the hint is too late"
-        taken = [Taken(lease, held) for lease, held in zip(leased.leases, expected, strict=True)]
+        taken = [LeasePair(lease, held) for lease, held in zip(leased.leases, expected, strict=True)]
         for lease, held in taken:
             assert lease.host == held.entry.host
             name = lease.request.fingerprint() if not lease.request.dont_filter else lease.fingerprint
             assert lease.fingerprint == self._fingerprints.setdefault(id(held.entry), name)
         return taken
 
-    def renew(self, batch: list[Taken], ttl: float) -> None:
+    def renew(self, batch: list[LeasePair], ttl: float) -> None:
         renewed = self._do(self.frontier.renew([taken.lease for taken in batch], ttl))
         assert [lease is not None for lease in renewed] == [self.model.renew(taken.held, ttl) for taken in batch]
 
-    def reissue(self, batch: list[Taken], ttl: float, nonce: bytes) -> list[Taken]:
+    def reissue(self, batch: list[LeasePair], ttl: float, nonce: bytes) -> list[LeasePair]:
         reissued = self._do(self.frontier.reissue([taken.lease for taken in batch], ttl, nonce=nonce))
         expected = self.model.reissue([taken.held for taken in batch], ttl, nonce)
         assert [lease and (lease.request, lease.attempt) for lease in reissued] == [
             held and (held.entry.request, held.attempt) for held in expected
         ]
-        taken = [Taken(lease, held) for lease, held in zip(reissued, expected, strict=True) if lease and held]
+        taken = [LeasePair(lease, held) for lease, held in zip(reissued, expected, strict=True) if lease and held]
         for lease, held in taken:
             assert lease.token == self._tokens.setdefault(held.token, lease.token)
         return taken
 
     # -- ending leases
 
-    def complete(self, batch: list[Taken], outcome: BatchOutcome) -> None:
+    def complete(self, batch: list[LeasePair], outcome: BatchOutcome) -> None:
         completions = [
             Completion(
                 lease=taken.lease,
@@ -145,7 +145,7 @@ class Pair:
             is_repeat = wanted is None and taken.held.entry.state == "done"
             assert result == wanted or (is_repeat and result == Pushed(0, 0))
 
-    def fail(self, batch: list[Taken], retry_in: float | None, kind: str, outcome: BatchOutcome) -> None:
+    def fail(self, batch: list[LeasePair], retry_in: float | None, kind: str, outcome: BatchOutcome) -> None:
         failures = [
             Failure(
                 lease=taken.lease,
@@ -169,7 +169,7 @@ class Pair:
         ]  # fmt: skip
         assert self._do(self.frontier.fail(failures)) == expected
 
-    def release(self, batch: list[Taken], contacted: bool) -> None:
+    def release(self, batch: list[LeasePair], contacted: bool) -> None:
         expected = [self.model.release(taken.held, contacted=contacted) for taken in batch]
         assert self._do(self.frontier.release([taken.lease for taken in batch], contacted=contacted)) == expected
 
@@ -194,13 +194,13 @@ class Pair:
     def check_history(self, pick: int) -> None:
         """Compare the history of one request. ``pick`` counts from the last request that has its own fingerprint."""
         assert self._do(self.frontier.find(Request("http://a.example/never-pushed"))) is None
-        known = [entry for entry in self.model.entries if not entry.request.dont_filter]
-        if not known:
+        entries = [entry for entry in self.model.entries if not entry.request.dont_filter]
+        if not entries:
             return
-        entry = known[-1 - pick % len(known)]
-        found = self._do(self.frontier.find(entry.request))
-        assert found is not None
-        assert (found.url, found.attempts, found.status, found.items, found.parent) == (
+        entry = entries[-1 - pick % len(entries)]
+        actual = self._do(self.frontier.find(entry.request))
+        assert actual is not None
+        assert (actual.url, actual.attempts, actual.status, actual.items, actual.parent) == (
             entry.request.url,
             entry.attempts,
             entry.status,
@@ -208,13 +208,13 @@ class Pair:
             entry.parent.request.url if entry.parent else None,
         )
         if entry.state != "waiting":  # when it is due, the backend may already count it as ready
-            assert found.state == entry.state
+            assert actual.state == entry.state
         if entry.state in ("ready", "waiting"):
-            assert found.worker == ""
+            assert actual.worker == ""
         elif entry.holder is not None:  # otherwise a backend may name the process
-            assert found.worker == found.events[-1].worker == entry.holder.slot
+            assert actual.worker == actual.events[-1].worker == entry.holder.slot
         if entry.state == "dead" and entry.reason:
-            assert found.reason == entry.reason
+            assert actual.reason == entry.reason
 
     def check_log(self) -> None:
         """Compare the item log."""

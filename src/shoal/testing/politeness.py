@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from shoal.ports import Frontier, FrontierOptions, HostState, HostUpdate
-from shoal.testing.harness import Harness
 from shoal.testing.steps import (
     HOST,
     TTL,
     ContractTests,
+    Harness,
     check_wait,
     complete,
     fail,

@@ -9,11 +9,11 @@ import pytest
 from shoal.errors import QueueFullError, ShoalError
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Pushed, Stats
-from shoal.testing.harness import Harness
 from shoal.testing.steps import (
     HOST,
     TTL,
     ContractTests,
+    Harness,
     all_items,
     complete,
     fail,

@@ -11,8 +11,17 @@ import pytest
 
 from shoal.errors import QueueFullError, RunError
 from shoal.ports import Claim, Frontier, FrontierOptions, Holder, HostUpdate, Pushed, RoleState, Run, RunState
-from shoal.testing.harness import Harness
-from shoal.testing.steps import TTL, ContractTests, complete, finish_seeding, lease_names, lease_one, page, push
+from shoal.testing.steps import (
+    TTL,
+    ContractTests,
+    Harness,
+    complete,
+    finish_seeding,
+    lease_names,
+    lease_one,
+    page,
+    push,
+)
 
 ALLOWED: set[tuple[RunState, RunState]] = {
     ("queued", "running"), ("queued", "paused"), ("queued", "cancelled"),
@@ -271,17 +280,17 @@ class RolesContract(ContractTests):
 
     async def test_runs_are_created_and_found(self, harness: Harness, frontier: Frontier) -> None:
         store = harness.store
-        made = Run(
+        run = Run(
             run_id="r-1", spider="books", state="queued", created_at=5.5, settings={"delay": 1.5, "x": {"y": [1]}},
             project="shop", ended_at=7.25,
         )  # fmt: skip
-        assert await store.create_run(made) == made
-        assert await store.get_run("r-1") == made
+        assert await store.create_run(run) == run
+        assert await store.get_run("r-1") == run
         assert await store.get_run("r-2") is None
         assert await store.run_state("r-1") == "queued"
         assert await store.run_state("r-2") is None
         with pytest.raises(RunError):
-            await store.create_run(made)
+            await store.create_run(run)
 
     async def test_runs_are_listed_newest_first(self, harness: Harness, frontier: Frontier) -> None:
         for number in range(4):
@@ -435,8 +444,8 @@ class RolesContract(ContractTests):
         lease = await lease_one(frontier)
         await harness.store.transition("run", state)
         worker = await harness.open_run("run")
-        for each in (frontier, worker):
-            leased = await each.lease(10, TTL)
+        for user in (frontier, worker):
+            leased = await user.lease(10, TTL)
             assert (leased.leases, leased.wait) == ([], None)
         await complete(frontier, lease, children=[page("c")])  # leases that are out can be completed
         assert (await frontier.stats()).done == 1

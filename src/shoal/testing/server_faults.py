@@ -113,7 +113,7 @@ class ServerFaultContract:
         assert await frontier.fail([Failure(lease=second, kind="timeout", reason="slow", retry_in=1000)])
         await frontier.update_host("a.example", HostUpdate(crawl_delay=0.001))
         pages = [page(number) for number in range(5)]
-        before = await frontier.stats(), [await history(frontier, each) for each in pages]
+        before = await frontier.stats(), [await history(frontier, request) for request in pages]
         faults.kill()
         for _ in range(2):
             with pytest.raises(StoreAwayError):
@@ -122,7 +122,7 @@ class ServerFaultContract:
             await frontier.push([page("late")])
         faults.restart()
         await wait_until_back(frontier)
-        assert (await frontier.stats(), [await history(frontier, each) for each in pages]) == before
+        assert (await frontier.stats(), [await history(frontier, request) for request in pages]) == before
         assert [item.payload for item in await frontier.read_items(0, 9)] == [b"x", b"y"]
         assert await frontier.complete([Completion(lease=third), Completion(lease=first)]) == [Pushed(0, 0)] * 2
         assert await frontier.push([page("late"), page(1)]) == Pushed(1, 1)
@@ -288,9 +288,9 @@ class ServerFaultContract:
         assert names(await frontier.lease(1, TTL)) == ["2"]
         assert names(await frontier.lease(9, TTL)) == ["3"]
         assert await frontier.dead_kinds() == {UNREADABLE: 2}
-        dead = [each async for each in frontier.dead()]
+        dead = [request async for request in frontier.dead()]
         assert len(dead) == 2
-        assert all(each.reason for each in dead)
+        assert all(request.reason for request in dead)
         assert (await history(frontier, page(1))).state == "dead"
         stats = await frontier.stats()
         assert (stats.ready, stats.leased, stats.dead) == (0, 2, 2)

@@ -1,16 +1,27 @@
-"""Heartbeats of workers: a silent worker is dead, and its leases and roles are free for others."""
+"""Workers: a silent one is dead, and its leases and roles are free for others. An idle one asks what it waits for."""
 
 from __future__ import annotations
 
 import pytest
 
 from shoal.errors import FencedError
-from shoal.ports import EventKind, Frontier, FrontierOptions, Heartbeat, Holder, SilentWorker, WorkerState
-from shoal.testing.harness import Harness
+from shoal.ports import (
+    EventKind,
+    Frontier,
+    FrontierOptions,
+    Heartbeat,
+    Holder,
+    LeaseHolder,
+    SilentWorker,
+    Waits,
+    WorkerState,
+)
 from shoal.testing.roles import claim_role
 from shoal.testing.steps import (
+    HOST,
     TTL,
     ContractTests,
+    Harness,
     check_refused,
     complete,
     fail,
@@ -188,9 +199,12 @@ class WorkersContract(ContractTests):
                 await each.beat(heartbeat(name))
         await stay_alive(harness, frontier, 24)
         fenced = await frontier.fence_silent()
-        assert sorted((each.run_id, each.worker) for each in fenced) == [
-            ("other0", "x"), ("other0", "y"), ("other1", "x"), ("other1", "y")
-        ]  # fmt: skip
+        assert sorted((worker.run_id, worker.worker) for worker in fenced) == [
+            ("other0", "x"),
+            ("other0", "y"),
+            ("other1", "x"),
+            ("other1", "y"),
+        ]
 
     async def test_the_workers_of_a_deleted_run_are_forgotten(self, harness: Harness, frontier: Frontier) -> None:
         other = await harness.open_run("other")
@@ -273,7 +287,7 @@ class WorkersContract(ContractTests):
         await fail(a, await lease_one(a))
         failed = ("failed", "a")
         assert await workers_of(frontier, "x") == ("a", [failed, ("dead", "a")])
-        assert [found.worker async for found in frontier.dead()] == ["a"]
+        assert [request.worker async for request in frontier.dead()] == ["a"]
         assert await frontier.retry_dead() == 1
         assert await workers_of(frontier, "x") == ("", [failed, ("retried", ""), ("ready", "")])
         assert await b.release([await lease_one(b)]) == [True]
@@ -284,3 +298,52 @@ async def workers_of(frontier: Frontier, name: str) -> tuple[str, list[tuple[Eve
     """The worker of a request, and each of its events with its worker."""
     found = await history(frontier, page(name))
     return found.worker, [(event.kind, event.worker) for event in found.events]
+
+
+class WaitingContract(ContractTests):
+    """`Inspection.waits` says who uses hosts, of any run, and which request is tried again next."""
+
+    async def test_nothing_to_wait_for(self, frontier: Frontier) -> None:
+        await push(frontier, 1)
+        assert await frontier.waits([HOST, "unknown.example"]) == Waits(holders=[])
+        assert await frontier.waits([]) == Waits(holders=[])
+
+    async def test_the_next_retry(self, harness: Harness, frontier: Frontier) -> None:
+        await push(frontier, 1, 2)
+        first, second = (await frontier.lease(2, TTL)).leases
+        await fail(frontier, first, retry_in=30, kind="timeout", reason="no answer; none at all")
+        await fail(frontier, second, retry_in=20, kind="status", reason="HTTP 503")
+        await harness.advance(5)
+        waits = await frontier.waits([HOST])
+        assert (waits.holders, waits.retry_reason) == ([], "HTTP 503")
+        assert waits.retry_in is not None
+        assert 15 - harness.drift - 0.1 <= waits.retry_in <= 15
+        await harness.advance(15)
+        await complete(frontier, await lease_one(frontier))
+        assert (await frontier.waits([])).retry_reason == "no answer; none at all"
+        await harness.advance(10)
+        assert len(await lease_names(frontier)) == 1
+        assert (await frontier.waits([])).retry_in is None
+
+    async def test_who_uses_a_host(self, harness: Harness, frontier: Frontier) -> None:
+        wide = FrontierOptions(concurrency_per_host=10)
+        await push(frontier, 1, 2, 3, page("elsewhere", host="b.example"))
+        others = [await harness.open_run("other", wide, Holder(name, 1)) for name in ("a", "c")]
+        await others[0].push([page(number) for number in range(3)])
+        await others[0].beat(heartbeat("a"))
+        await others[0].lease(2, 10 * TTL)
+        await others[1].lease(1, 10 * TTL)
+        mine = await harness.open_run("run", wide, Holder("b", 1))
+        await mine.lease(9, 10 * TTL)
+        assert await holders(frontier, HOST) == [("other", "a", 2, 0), ("other", "c", 1, 0), ("run", "b", 3, 0)]
+        assert await holders(frontier, "b.example") == [("run", "b", 1, 0)]
+        await stay_alive(harness, frontier, 12)
+        first, *rest = sorted((await others[1].waits([HOST])).holders, key=lambda holder: holder.worker)
+        assert 12 <= first.silent_for <= 12 + harness.drift + 0.1
+        assert [holder.silent_for for holder in rest] == [0, 0]
+
+
+async def holders(frontier: Frontier, host: str) -> list[tuple[str, str, int, float]]:
+    lease_holders: list[LeaseHolder] = (await frontier.waits([host])).holders
+    assert {holder.host for holder in lease_holders} == {host}
+    return sorted((holder.run_id, holder.worker, holder.leases, holder.silent_for) for holder in lease_holders)

@@ -59,13 +59,13 @@ class MemoryInspection:
         for state in self._requests.records.states():
             counts[state] += 1
         counted = self._stats(counts, self._stages.count())
-        found = (
+        faults = (
             *compare_counters(await self.stats(), counted, sum(counts)),
             *self._requests.find_faults(),
             *self._queue.find_faults(),
             ("items", self._items.missing(), ""),
         )
-        return msgspec.structs.replace(counted, faults=make_faults(found))
+        return msgspec.structs.replace(counted, faults=make_faults(faults))
 
     async def repair(self) -> list[str]:
         """Does nothing: only a bug of this process can cause a fault, and nothing outlives the process."""
@@ -95,8 +95,8 @@ class MemoryInspection:
         if number is None:
             if (staged := self._stages.find(fingerprint)) is not None:
                 return staged
-            found = () if exact else map(self._requests.search, sought_urls(request))
-            number = next((number for number in found if number is not None), None)
+            numbers = () if exact else map(self._requests.search, sought_urls(request))
+            number = next((number for number in numbers if number is not None), None)
         return None if number is None else self._history(number)
 
     def _history(self, number: int) -> History:
@@ -107,15 +107,20 @@ class MemoryInspection:
         worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
         kind, reason = requests.deaths.get(number, ("", ""))
         return History(
-            url=request.url, state=STATE_NAMES[head.state], depth=request.depth, priority=request.priority,
+            url=request.url,
+            state=STATE_NAMES[head.state],
+            depth=request.depth,
+            priority=request.priority,
             attempts=head.attempts - self._queue.is_unbegun(fingerprint),
-            status=head.status, items=head.items, parent=url,
+            status=head.status,
+            items=head.items,
+            parent=url,
             reason=reason,
             fingerprint=fingerprint,
             kind=kind,
             events=(*requests.events.get(number, ()), Event(head.at, STATE_NAMES[head.state], worker=worker)),
             worker=worker,
-        )  # fmt: skip
+        )
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         return [self._queue.outcome_of(lease) for lease in leases]
@@ -143,7 +148,7 @@ class MemoryInspection:
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         deaths = self._requests.deaths
         if only is not None:
-            numbers = dict.fromkeys(self._requests.fingerprints.find(each) for each in only)
+            numbers = dict.fromkeys(self._requests.fingerprints.find(fingerprint) for fingerprint in only)
             deaths = {number: deaths[number] for number in numbers if number in deaths}
         chosen = {number: kind for number, (kind, _) in deaths.items() if is_retried(kind, kinds)}
         refused = [number for number, kind in chosen.items() if kind == FULL_KIND]

@@ -1,4 +1,4 @@
-"""The item log of a run in memory. With a limit, what exceeds it is on disk."""
+"""The roles and the item log of a run in memory. With a limit, items that exceed it are on disk."""
 
 from __future__ import annotations
 
@@ -55,17 +55,19 @@ class MemoryRoles:
     ) -> Claim | None:
         self.check_holder(holder)
         token, now = claim_token(nonce or new_nonce()), self._clock()
-        known = self._roles.setdefault(role, _Role())
-        if not is_claimable(finished=known.finished, until=known.until, now=now, held_token=known.token, token=token):
+        stored = self._roles.setdefault(role, _Role())
+        if not is_claimable(
+            finished=stored.finished, until=stored.until, now=now, held_token=stored.token, token=token
+        ):
             return None
-        if token != known.token:
-            known.epoch = claim_epoch(now=now, last=known.epoch, above=above)
-        known.token, known.until, known.holder = token, now + ttl, holder
-        return Claim(role, token, known.cursor, known.epoch)
+        if token != stored.token:
+            stored.epoch = claim_epoch(now=now, last=stored.epoch, above=above)
+        stored.token, stored.until, stored.holder = token, now + ttl, holder
+        return Claim(role, token, stored.cursor, stored.epoch)
 
     async def forget(self, role: str) -> bool:
-        known = self._roles.get(role)
-        if known is None or known.until > self._clock():
+        stored = self._roles.get(role)
+        if stored is None or stored.until > self._clock():
             return False
         del self._roles[role]
         return True
@@ -118,8 +120,8 @@ class MemoryRoles:
         self._roles[role].cursor = cursor
 
     def is_finished(self, role: str) -> bool:
-        known = self._roles.get(role)
-        return known is not None and known.finished
+        stored = self._roles.get(role)
+        return stored is not None and stored.finished
 
     def check_holder(self, holder: Holder | None) -> None:
         """FencedError for a holder whose slot was fenced under a later epoch."""
@@ -194,8 +196,8 @@ class ItemSpace:
         file, payload = self._file, memoryview(item.payload)
         start = file.size
         while payload:
-            written = os.pwrite(file.file.fileno(), payload, start + len(item.payload) - len(payload))
-            payload = payload[written:]
+            count = os.pwrite(file.file.fileno(), payload, start + len(item.payload) - len(payload))
+            payload = payload[count:]
         file.size += len(item.payload)
         file.items += 1
         return _ItemOnDisk(item.seq, item.fingerprint, item.index, file, start, len(item.payload))

@@ -35,7 +35,16 @@ from shoal.frontier.rules import (
     reissued_token,
     token_base,
 )
-from shoal.frontier.staging import POLL, E, Moved, Portion, count_moved, first_of_each, incoming_history, split_large
+from shoal.frontier.staging import (
+    POLL,
+    E,
+    MovedLinks,
+    Portion,
+    count_moved,
+    first_of_each,
+    incoming_history,
+    split_large,
+)
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -54,8 +63,6 @@ from shoal.ports import (
     clock,
 )
 
-# The links of large pages in memory that are not in the queue yet.
-
 
 class MemoryStages:
     """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.staging`."""
@@ -73,10 +80,10 @@ class MemoryStages:
         self._portions.setdefault(parent, deque()).extend(portions)
         self.incoming += sum(map(len, portions))
 
-    async def move(self, parent: int) -> Moved:
+    async def move(self, parent: int) -> MovedLinks:
         """Move all links of a page into the queue. Other tasks take their turn in between; if the caller is cancelled,
         `help` continues."""
-        moved = Moved(0, 0)
+        moved = MovedLinks(0, 0)
         self._movers += 1
         try:
             while parent in self._portions:
@@ -91,7 +98,7 @@ class MemoryStages:
         if self.incoming and not self._movers:
             self._move_portion(next(iter(self._portions)))
 
-    def _move_portion(self, parent: int) -> Moved:
+    def _move_portion(self, parent: int) -> MovedLinks:
         portions, requests = self._portions[parent], self._requests
         portion = portions.popleft()
         if not portions:
@@ -104,7 +111,7 @@ class MemoryStages:
         requests.measure_room()
         refused = requests.add_links(new, parent, len(portion), self._clock())
         self.incoming -= len(portion)
-        return Moved(len(new) - refused, refused)
+        return MovedLinks(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
         """The history of a staged link. It reads all staged links, so it is only for inspection."""
@@ -126,7 +133,7 @@ class MemoryStages:
 T = TypeVar("T")
 
 
-class _Held(msgspec.Struct, gc=False):
+class _HeldLease(msgspec.Struct, gc=False):
     """A lease that is held."""
 
     number: int
@@ -166,7 +173,7 @@ class MemoryQueue:
         self._clock = clock
         self._expire_others = expire_others
         self._documents = documents
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, _HeldLease] = {}
         """By the fingerprint of its request."""
         self._expiries: list[tuple[float, int, bytes]] = []
         """(time, token, fingerprint) of leases; an entry is stale if the lease has ended or was extended."""
@@ -218,7 +225,7 @@ class MemoryQueue:
             token += 1
             number, rank, attempt, request = requests.take(lane, now, worker)
             fingerprint = requests.fingerprints[number]
-            self._held[fingerprint] = _Held(number, token, until, lane, rank, holder, counts_attempt)
+            self._held[fingerprint] = _HeldLease(number, token, until, lane, rank, holder, counts_attempt)
             heappush(self._expiries, (until, token, fingerprint))
             host = lane.host
             learned = host.learned_delay or 0.0
@@ -282,7 +289,7 @@ class MemoryQueue:
             renewed.append(msgspec.structs.replace(lease, deadline=deadline))
         return renewed
 
-    def _extend(self, fingerprint: bytes, held: _Held, until: float) -> None:
+    def _extend(self, fingerprint: bytes, held: _HeldLease, until: float) -> None:
         held.until = until
         heappush(self._expiries, (until, held.token, fingerprint))
 
@@ -307,7 +314,7 @@ class MemoryQueue:
 
     # -- ending a lease
 
-    def _current(self, lease: Lease) -> _Held | None:
+    def _current(self, lease: Lease) -> _HeldLease | None:
         """The held lease, if the token of ``lease`` is its current one."""
         held = self._held.get(lease.fingerprint)
         return None if held is None or held.token != lease.token else held
@@ -329,7 +336,7 @@ class MemoryQueue:
 
     async def _end(
         self, pages: Sequence[E], end: Callable[[E, NewRequests, int, float], T]
-    ) -> tuple[list[T | None], dict[int, Moved]]:
+    ) -> tuple[list[T | None], dict[int, MovedLinks]]:
         """End the leases of pages in one step, then move the links of large ones. Returns what ``end`` returns, None
         for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
         is changed, if a child cannot be encoded."""
@@ -391,14 +398,14 @@ class MemoryQueue:
             released.append(held is not None)
         return released
 
-    def _release(self, fingerprint: bytes, held: _Held, now: float, *, contacted: bool) -> None:
+    def _release(self, fingerprint: bytes, held: _HeldLease, now: float, *, contacted: bool) -> None:
         del self._held[fingerprint]
         head = self._requests.records.head(held.number)
         self._requests.update(held.number, head, head._replace(state=READY, attempts=head.attempts - 1, at=now))
         self._requests.requeue(held.lane, held.rank, held.number, now)
         held.lane.host.end_lease(now, contacted=contacted)
 
-    def _lose(self, fingerprint: bytes, held: _Held, now: float) -> None:
+    def _lose(self, fingerprint: bytes, held: _HeldLease, now: float) -> None:
         """End a lease whose worker is lost."""
         if not held.begun:
             self._release(fingerprint, held, now, contacted=False)
@@ -441,11 +448,11 @@ class MemoryQueue:
         waiting = {number for _, number in self._waiting}
         yield "waiting", len(waiting ^ {number for number, state in states if state == WAITING}), ""
         ends = {(until, token, fingerprint) for until, token, fingerprint in self._expiries}
-        held = {each.number for name, each in self._held.items() if (each.until, each.token, name) in ends}
+        held = {lease.number for name, lease in self._held.items() if (lease.until, lease.token, name) in ends}
         leased = {number for number, state in states if state == LEASED}
         yield "leases", len(leased - held), ""
         yield "stray leases", len(held - leased), ""
-        hosts = Counter(each.lane.host for each in self._held.values())
+        hosts = Counter(lease.lane.host for lease in self._held.values())
         busy = [host.name for host, count in hosts.items() if host.in_flight < count]
         yield "in flight", len(busy), next(iter(busy), "")
 

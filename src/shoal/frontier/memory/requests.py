@@ -227,7 +227,7 @@ NewRequests = dict[bytes, tuple[Request, bytes]]
 """Requests that the run does not have yet, by fingerprint, with their msgpack."""
 
 
-class Taken(NamedTuple):
+class TakenRequest(NamedTuple):
     """A request that was taken from its queue."""
 
     number: int
@@ -269,10 +269,10 @@ class Requests:
 
     # -- adding
 
-    def select_new(self, named: Iterable[tuple[bytes, Request]]) -> NewRequests:
+    def select_new(self, requests: Iterable[tuple[bytes, Request]]) -> NewRequests:
         """The requests that the run does not have yet, encoded. RequestError if one cannot be encoded."""
         new: NewRequests = {}
-        for fingerprint, request in named:
+        for fingerprint, request in requests:
             if fingerprint not in new and self.fingerprints.find(fingerprint) is None:
                 new[fingerprint] = request, rules.encode_request(request, encode_request)
         return new
@@ -296,7 +296,7 @@ class Requests:
         refused = 0
         if ended.children:
             # An earlier page of the same batch may have added the same link.
-            new = {name: each for name, each in new.items() if self.fingerprints.find(name) is None}
+            new = {name: request for name, request in new.items() if self.fingerprints.find(name) is None}
             is_limited = not is_redirect(ended)
             refused = self.add_links(new, parent, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
@@ -360,7 +360,7 @@ class Requests:
 
     # -- taking and returning
 
-    def take(self, lane: Lane[Backlog], now: float, worker: int = 0) -> Taken:
+    def take(self, lane: Lane[Backlog], now: float, worker: int = 0) -> TakenRequest:
         """Take the best request of a lane and count it as leased by a worker. The caller places the lane."""
         assert lane.best is not None
         rank, number = lane.best
@@ -373,7 +373,7 @@ class Requests:
         lane.host.in_flight += 1
         lane.ready -= 1
         lane.best = self._best(lane) if lane.ready else None
-        return Taken(number, rank, attempts, self.records.request(number))
+        return TakenRequest(number, rank, attempts, self.records.request(number))
 
     def requeue(self, lane: Lane[Backlog], rank: float, number: int, now: float) -> None:
         """Return a request to its old place in the queue."""
@@ -428,8 +428,8 @@ class Requests:
     def search(self, url: str) -> int | None:
         """Find a request by its URL whose fingerprint differs: it was not filtered, or is not a GET. Reads all
         records."""
-        found = self.records.search(url.encode())
-        return next((number for number in found if self.records.request(number).url == url), None)
+        numbers = self.records.search(url.encode())
+        return next((number for number in numbers if self.records.request(number).url == url), None)
 
     def find_faults(self) -> Iterator[tuple[str, int, str]]:
         """The faults of requests in their queues, as (kind, count, example)."""

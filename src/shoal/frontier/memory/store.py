@@ -1,4 +1,4 @@
-"""Runs and their frontiers in this process."""
+"""Runs, their frontiers and documents in this process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from shoal.frontier.memory.items import ItemSpace, MemoryItemLog, MemoryRoles
 from shoal.frontier.memory.queue import MemoryQueue, MemoryStages
 from shoal.frontier.memory.requests import Requests
 from shoal.frontier.politeness import Host, OpenRuns, apply_update
-from shoal.frontier.rules import HALTED, RESTING, belongs, check_transition, moved, no_run, run_exists
+from shoal.frontier.rules import HALTED, RESTING, belongs, moved, no_run, run_exists
 from shoal.ports import (
     Document,
-    Documents,
     Frontier,
     FrontierOptions,
     Holder,
@@ -30,11 +29,9 @@ from shoal.ports import (
 from shoal.ports.clock import steady_time
 from shoal.ports.documents import check_document
 
-# Documents in this process. See `shoal.ports.Documents`.
-
 
 class MemoryDocuments:
-    """The documents of a store in memory."""
+    """Documents in this process. See `shoal.ports.Documents`. ``runs``: those of the store, by name."""
 
     def __init__(self, runs: dict[str, Run]) -> None:
         self._runs = runs
@@ -51,8 +48,8 @@ class MemoryDocuments:
         self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
     ) -> bool:
         check_document(key, value, version)
-        found = self._documents.get(key)
-        stored = found.version if found else b""
+        document = self._documents.get(key)
+        stored = document.version if document else b""
         if stored == version or (value is None and not stored):
             return True
         if stored != replaces:
@@ -71,15 +68,12 @@ class MemoryDocuments:
             del self._documents[key]
 
 
-# The hosts of a store in memory, as one run sees them, and the facts that all runs share.
-
-
 Facts = dict[str, tuple[bytes, float]]
 """Small facts and when each of them expires."""
 
 
 class MemoryHosts:
-    """See `shoal.ports.Hosts`."""
+    """The hosts as one run sees them, and the facts that all runs share. See `shoal.ports.Hosts`."""
 
     def __init__(self, requests: Requests, hosts: dict[str, Host], facts: Facts, clock: Callable[[], float]) -> None:
         self._requests = requests
@@ -89,8 +83,8 @@ class MemoryHosts:
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
         is_default = host == DEFAULT_HOST
-        known = self._hosts.setdefault(host, Host(host)) if is_default else self._requests.lane(host).host
-        apply_update(self._hosts, known, update, self._clock())
+        changed = self._hosts.setdefault(host, Host(host)) if is_default else self._requests.lane(host).host
+        apply_update(self._hosts, changed, update, self._clock())
 
     async def host_states(self, limit: int = 100) -> list[HostState]:
         return self._requests.lanes.states(self._clock(), limit)
@@ -109,30 +103,17 @@ class MemoryHosts:
         return value if until > self._clock() else None
 
 
-# The frontier of a run in memory, composed of its parts.
-
-
 class MemoryFrontier(ComposedFrontier):
     """See `shoal.ports.Frontier`."""
 
-    def __init__(
-        self,
-        run_id: str,
-        hosts: dict[str, Host],
-        clock: Callable[[], float],
-        runs: OpenRuns[MemoryFrontier],
-        facts: Facts,
-        sessions: LocalSessions,
-        documents: Documents,
-        space: ItemSpace,
-    ) -> None:
-        """``hosts`` and what follows ``clock`` are shared by all runs of the store."""
+    def __init__(self, store: MemoryStore, run_id: str) -> None:
+        clock, hosts, runs, sessions = store.clock, store.hosts, store.frontiers, store.sessions
         self._requests = requests = Requests(FrontierOptions(), hosts, run_id)
         roles = MemoryRoles(clock)
-        self._items = items = MemoryItemLog(roles, space)
+        self._items = items = MemoryItemLog(roles, store.item_space)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
-            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), documents
+            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), store
         )
         self.expire_leases = queue.expire_leases
         self._clock = clock
@@ -140,7 +121,7 @@ class MemoryFrontier(ComposedFrontier):
         holders = partial(sessions.holders, runs)
         inspection = MemoryInspection(requests, stages, queue, roles, items, clock, holders)
         workers = LocalWorkers(run_id, sessions, queue.fence, queue.holders)
-        super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, facts, clock), inspection)
+        super().__init__(queue, roles, workers, items, MemoryHosts(requests, hosts, store.facts, clock), inspection)
 
     def set_options(self, options: FrontierOptions) -> None:
         """Change the options of the run."""
@@ -166,14 +147,14 @@ class MemoryStore(MemoryDocuments):
     shared: ClassVar[bool] = False
 
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or steady_time()
         self._runs: dict[str, Run] = {}
         super().__init__(self._runs)
-        self._frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
-        self._hosts: dict[str, Host] = {}
-        self._facts: Facts = {}
-        self._sessions = LocalSessions(self._clock)
-        self.item_space = ItemSpace()
+        self.clock = clock or steady_time()
+        self.frontiers: OpenRuns[MemoryFrontier] = OpenRuns()
+        self.hosts: dict[str, Host] = {}
+        self.facts: Facts = {}
+        self.sessions: LocalSessions = LocalSessions(self.clock)
+        self.item_space: ItemSpace = ItemSpace()
 
     async def room(self) -> Room | None:
         return None
@@ -185,12 +166,11 @@ class MemoryStore(MemoryDocuments):
         return run
 
     async def transition(self, run_id: str, state: RunState) -> Run:
-        run = self._runs.get(run_id)
-        check_transition(run_id, run, state)
-        assert run is not None
-        changed = self._runs[run_id] = moved(run, state)
-        if run_id in self._frontiers:
-            self._frontiers[run_id].enter(state)
+        if run_id not in self._runs:
+            raise no_run(run_id)
+        changed = self._runs[run_id] = moved(self._runs[run_id], state)
+        if run_id in self.frontiers:
+            self.frontiers[run_id].enter(state)
         return changed
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -217,8 +197,8 @@ class MemoryStore(MemoryDocuments):
         if self._runs.pop(run_id, None) is None:
             raise no_run(run_id)
         self.discard(run_id)
-        self._sessions.forget_run(run_id)
-        frontier = self._frontiers.pop(run_id, None)
+        self.sessions.forget_run(run_id)
+        frontier = self.frontiers.pop(run_id, None)
         if frontier is not None:
             frontier.discard()
 
@@ -227,17 +207,15 @@ class MemoryStore(MemoryDocuments):
     ) -> Frontier:
         if run_id not in self._runs:
             raise no_run(run_id)
-        if run_id not in self._frontiers:
-            frontier = MemoryFrontier(
-                run_id, self._hosts, self._clock, self._frontiers, self._facts, self._sessions, self, self.item_space
-            )
+        if run_id not in self.frontiers:
+            frontier = MemoryFrontier(self, run_id)
             frontier.enter(self._runs[run_id].state)
-            self._frontiers[run_id] = frontier
-        found = self._frontiers[run_id]
+            self.frontiers[run_id] = frontier
+        opened = self.frontiers[run_id]
         if options is not None:
-            found.set_options(options)
-        return found if holder is None else FencedFrontier(found, holder)
+            opened.set_options(options)
+        return opened if holder is None else FencedFrontier(opened, holder)
 
     async def close(self) -> None:
-        for frontier in self._frontiers.values():
+        for frontier in self.frontiers.values():
             frontier.discard()

@@ -1,4 +1,4 @@
-"""Packs batches into columns: the arguments of the functions in the database."""
+"""Packs batches into columns, the arguments of the functions in the database; and the constants of these functions."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class RequestColumns:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, owner: int, named: Iterable[tuple[bytes, Request]]) -> None:
+    def add(self, owner: int, requests: Iterable[tuple[bytes, Request]]) -> None:
         """Add requests. RequestError if one cannot be encoded."""
         hosts, append = self._hosts, self._rows.append
-        for fingerprint, request in named:
+        for fingerprint, request in requests:
             url = request.url
             try:
                 encoded, rank = _encode(request), 0.0 - request.priority
@@ -114,8 +114,8 @@ class EndingColumns:
             self.staged[place] = ended
         elif children:
             parent = lease.fingerprint
-            named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
-            self._children.add(nth, named)
+            links = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+            self._children.add(nth, links)
 
     @staticmethod
     def _row(ended: Completion | Failure, stages: bool) -> tuple[object, ...]:
@@ -124,16 +124,16 @@ class EndingColumns:
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
         status = ended.status if 0 <= ended.status <= _MAX_STATUS else _MAX_STATUS * (ended.status > 0)
         staged = (-(-children // CHUNK), children) if stages else (0, 0)
-        known = 0 if stages else children
+        duplicates = 0 if stages else children
         if isinstance(ended, Completion):
-            known, note = known + ended.duplicates, storable_text(ended.note)
+            duplicates, note = duplicates + ended.duplicates, storable_text(ended.note)
             return (
-                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, known, ended.item_errors,
-                None, note, None, "", items, *staged,
+                lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, duplicates,
+                ended.item_errors, None, note, None, "", items, *staged,
             )  # fmt: skip
         waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
         return (
-            lease.token, lease.fingerprint, status, ended.contacted, False, known, ended.item_errors,
+            lease.token, lease.fingerprint, status, ended.contacted, False, duplicates, ended.item_errors,
             storable_text(ended.kind), storable_text(ended.reason), ended.retry_in, waits, items, *staged,
         )  # fmt: skip
 

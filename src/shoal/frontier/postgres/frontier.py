@@ -52,7 +52,7 @@ from shoal.frontier.rules import (
     sought_urls,
     token_base,
 )
-from shoal.frontier.staging import Moved, count_moved, incoming_history
+from shoal.frontier.staging import MovedLinks, count_moved, incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -85,8 +85,6 @@ from shoal.ports import (
 from shoal.ports.documents import check_document
 from shoal.urls.normalize import host_of
 
-# Histories of requests, from rows of PostgreSQL.
-
 
 def _read(url: str, payload: bytes) -> Request | None:
     try:
@@ -114,14 +112,11 @@ def history_of(row: asyncpg.Record) -> History:
     )  # fmt: skip
 
 
-# Links of very large pages: uploaded before the completion, moved into the queue after it, in short calls.
-
-
 _PAUSE = 0.01
 
 
 class Stages:
-    """The staged links of a run."""
+    """The links of very large pages: uploaded before the completion, moved into the queue after it, in short calls."""
 
     def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
         self._database = database
@@ -132,22 +127,22 @@ class Stages:
         """Upload the links of a page, so that its completion can refer to them. If the lease ends without a completion,
         they are deleted."""
         parent = lease.fingerprint
-        named = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+        links = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
         for number in range(-(-len(children) // CHUNK)):
             offered = RequestColumns()
-            offered.add(1, islice(named, CHUNK))
-            kept = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
-            if not kept:  # the lease was lost, or an earlier completion succeeded: the completion reports it
+            offered.add(1, islice(links, CHUNK))
+            stored = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
+            if not stored:  # the lease was lost, or an earlier completion succeeded: the completion reports it
                 return
 
-    async def move(self, token: int) -> Moved:
+    async def move(self, token: int) -> MovedLinks:
         """Move all links of this completion into the queue. If this process dies, others continue."""
         before = -1
         while True:
             rows = await self._database.call("move_chunk", self._run, self._offset(), token)
             remaining, added, refused = rows[0] if rows else (0, 0, 0)
             if not remaining:
-                return Moved(added, refused)
+                return MovedLinks(added, refused)
             await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
             before = remaining
 
@@ -156,55 +151,12 @@ class Stages:
         return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
 
 
-# The workers of runs in a PostgreSQL database.
-
-
-class PostgresWorkers:
-    """See `shoal.ports.Workers`. ``offset``: seconds to add to the server's clock, for tests."""
-
-    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
-        self._database = database
-        self._run = run
-        self._offset = offset
-
-    async def beat(self, heartbeat: Heartbeat) -> float | None:
-        due: float | None = await self._database.value(
-            "beat", self._run, self._offset(), storable_text(heartbeat.worker), heartbeat.epoch, heartbeat.session,
-            heartbeat.pid, storable_text(heartbeat.machine),
-        )  # fmt: skip
-        return due
-
-    async def fence_silent(self) -> list[SilentWorker]:
-        """See `shoal.ports.Workers`. One step for each worker."""
-        fenced: list[SilentWorker] = []
-        while rows := await self._database.call("fence_silent", self._offset()):
-            fenced += [SilentWorker(*row) for row in rows]
-        return fenced
-
-    async def leave(self, worker: str, epoch: int) -> None:
-        await self._database.call("leave", self._run, storable_text(worker), epoch)
-
-    async def workers(self) -> list[WorkerState]:
-        rows = await self._database.call("workers", self._run, self._offset())
-        return [WorkerState(**dict(row)) for row in rows]
-
-    async def waits(self, hosts: Sequence[str]) -> Waits:
-        """See `shoal.ports.Inspection`."""
-        retries = await self._database.call("next_retry", self._run, self._offset())
-        names = [storable_text(host) for host in hosts]
-        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
-        holders = [LeaseHolder(**dict(row)) for row in rows]
-        if not retries:
-            return Waits(holders=holders)
-        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))
-
-
 log = logging.getLogger("shoal.frontier")
 
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
-_NONE_MOVED = Moved(0, 0)
+_NONE_MOVED = MovedLinks(0, 0)
 _NO_COOKIES = (None,) * 4
 _COMPARED = ("pushed", *STATE_NAMES, "incoming")
 """The stored counters that an audit returns, in order."""
@@ -235,9 +187,6 @@ class PostgresFrontier:
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
         self._stages = Stages(database, run, offset)
-        workers = PostgresWorkers(database, run, offset)
-        self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
-        self.workers, self.waits = workers.workers, workers.waits
 
     def hold(self, holder: Holder) -> None:
         self._holder = storable_text(holder.slot), holder.epoch
@@ -259,7 +208,7 @@ class PostgresFrontier:
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         offered = RequestColumns()
-        offered.add(1, ((push_fingerprint(each, seed, cursor, i), each) for i, each in enumerate(requests)))
+        offered.add(1, ((push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests)))
         role = (None,) * 4 if seed is None else (storable_text(seed.role), seed.token, seed.cursor, cursor)
         most = None if self._options is None else self._options.max_queue_size
         try:
@@ -340,8 +289,8 @@ class PostgresFrontier:
             return []
         deadline = clock.now() + ttl
         rows = await self._database.call("renew", self._run, self._offset(), *tokens_of(leases), ttl)
-        kept = {leases[row[0] - 1].token for row in rows}
-        return [msgspec.structs.replace(lease, deadline=deadline) if lease.token in kept else None for lease in leases]
+        held = {leases[row[0] - 1].token for row in rows}
+        return [msgspec.structs.replace(lease, deadline=deadline) if lease.token in held else None for lease in leases]
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         self._receipts.check()
@@ -370,7 +319,7 @@ class PostgresFrontier:
 
     async def _end(
         self, endings: EndingColumns, cookies: Sequence[object] = _NO_COOKIES
-    ) -> tuple[int, dict[int, tuple[int, Moved]]]:
+    ) -> tuple[int, dict[int, tuple[int, MovedLinks]]]:
         """End leases, and write ``cookies`` in the same step. Returns their version, and by position in the batch the
         new state and what became of the children, without lost leases."""
         if not endings.places:
@@ -386,7 +335,7 @@ class PostgresFrontier:
             return 0, {}
         if first is not None:
             self._receipts.completed(call, order, (number, endings.tokens[first - 1]))
-        links = (_NONE_MOVED,) * len(states) if added is None else map(Moved, added, refused)
+        links = (_NONE_MOVED,) * len(states) if added is None else map(MovedLinks, added, refused)
         ended = zip(endings.places, states, links, strict=True)
         result = {place: (state, moved) for place, state, moved in ended if state != LOST}
         for place, page in endings.staged.items():
@@ -439,6 +388,29 @@ class PostgresFrontier:
         )
         return count
 
+    # -- workers
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        due: float | None = await self._database.value(
+            "beat", self._run, self._offset(), storable_text(heartbeat.worker), heartbeat.epoch, heartbeat.session,
+            heartbeat.pid, storable_text(heartbeat.machine),
+        )  # fmt: skip
+        return due
+
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each worker."""
+        fenced: list[SilentWorker] = []
+        while rows := await self._database.call("fence_silent", self._offset()):
+            fenced += [SilentWorker(*row) for row in rows]
+        return fenced
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._database.call("leave", self._run, storable_text(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        rows = await self._database.call("workers", self._run, self._offset())
+        return [WorkerState(**dict(row)) for row in rows]
+
     # -- roles and items
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
@@ -458,20 +430,20 @@ class PostgresFrontier:
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         with self._receipts.watch(claim.role) as call:
-            kept: bool = await self._database.value(
+            is_held: bool = await self._database.value(
                 "advance", self._run, self._offset(), storable_text(claim.role), claim.token, claim.cursor, cursor, ttl,
                 *_known(last),
             )  # fmt: skip
-        if kept:
+        if is_held:
             self._receipts.confirmed(call, claim.role)
-        return kept
+        return is_held
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
         with self._receipts.watch(claim.role):
-            kept: bool = await self._database.value(
+            is_held: bool = await self._database.value(
                 "relinquish", self._run, storable_text(claim.role), claim.token, claim.cursor, finished
             )
-        return kept
+        return is_held
 
     async def roles(self) -> list[RoleState]:
         rows = await self._database.call("roles", self._run, self._offset())
@@ -486,9 +458,9 @@ class PostgresFrontier:
         return [LoggedItem(*row) for row in rows]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        seen = cursors or {}
-        roles = [storable_text(role) for role in seen]
-        await self._database.call("trim_items", self._run, through, roles, list(seen.values()), patient=True)
+        seen_cursors = cursors or {}
+        roles = [storable_text(role) for role in seen_cursors]
+        await self._database.call("trim_items", self._run, through, roles, list(seen_cursors.values()), patient=True)
 
     # -- hosts
 
@@ -517,20 +489,20 @@ class PostgresFrontier:
     # -- inspection
 
     async def stats(self) -> Stats:
-        found = Stats(**_counters(await self._database.call("stats", self._run)))
-        if found.rewinds or not self._receipts.has_recorded:
-            return found
+        stats = Stats(**_counters(await self._database.call("stats", self._run)))
+        if stats.rewinds or not self._receipts.has_recorded:
+            return stats
         # The record was lost in another rewind.
         await self._database.call("record_rewind", self._run, self._offset(), None, [], [], [])
         return Stats(**_counters(await self._database.call("stats", self._run)))
 
     async def audit(self) -> Stats:
         columns = _counters(await self._database.call("audit", self._run, patient=True))
-        kept, *faults = (columns.pop(name) for name in ("stored", "kinds", "counts", "examples"))
+        counters, *faults = (columns.pop(name) for name in ("stored", "kinds", "counts", "examples"))
         counted = Stats(**columns)
-        stored = msgspec.structs.replace(counted, **dict(zip(_COMPARED, kept, strict=True)))
-        found = (*compare_counters(stored, counted, counted.pushed), *zip(*faults, strict=True))
-        return msgspec.structs.replace(counted, faults=make_faults(found))
+        stored = msgspec.structs.replace(counted, **dict(zip(_COMPARED, counters, strict=True)))
+        all_faults = (*compare_counters(stored, counted, counted.pushed), *zip(*faults, strict=True))
+        return msgspec.structs.replace(counted, faults=make_faults(all_faults))
 
     async def repair(self) -> list[str]:
         rows = await self._database.call("missing_hosts", self._run, patient=True)
@@ -546,7 +518,7 @@ class PostgresFrontier:
             age = None if notice.age is None else clock.now() - notice.at + notice.age
             ages = self._receipts.ages()
             rows = await self._database.call(
-                "record_rewind", self._run, self._offset(), age, [each for each, _ in ages],
+                "record_rewind", self._run, self._offset(), age, [seconds for seconds, _ in ages],
                 [number for _, (number, _) in ages], [token for _, (_, token) in ages],
             )  # fmt: skip
             self._receipts.clear()
@@ -556,6 +528,15 @@ class PostgresFrontier:
     async def rewinds(self) -> list[Rewind]:
         rows = await self._database.call("rewinds", self._run)
         return [Rewind(at=row[0], lost_seconds=row[1]) for row in rows]
+
+    async def waits(self, hosts: Sequence[str]) -> Waits:
+        retries = await self._database.call("next_retry", self._run, self._offset())
+        names = [storable_text(host) for host in hosts]
+        rows = await self._database.call("lease_holders", self._offset(), names) if names else []
+        holders = [LeaseHolder(**dict(row)) for row in rows]
+        if not retries:
+            return Waits(holders=holders)
+        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         fingerprint = sought_fingerprint(request, parent)
@@ -603,7 +584,7 @@ def _counters(rows: Sequence[asyncpg.Record]) -> dict[str, Any]:
     return dict(rows[0])
 
 
-def _pushed(page: Completion, state: int, links: Moved) -> Pushed:
+def _pushed(page: Completion, state: int, links: MovedLinks) -> Pushed:
     return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
 
 

@@ -16,61 +16,23 @@ from shoal.clients import postgres_schema
 from shoal.clients.postgres import PostgresAddress, PostgresClient, storable_text
 from shoal.frontier.postgres.columns import COMPONENT as COMPONENT
 from shoal.frontier.postgres.frontier import PostgresFrontier
-from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists
+from shoal.frontier.rules import moved, no_run, read_run, readable_runs, run_exists
 from shoal.ports import Document, FrontierOptions, Holder, Room, Run, RunState
 from shoal.ports.documents import check_document
 
-# Documents in a PostgreSQL database. See `shoal.ports.Documents`.
-
-
 _LAST = "\U0010ffff".encode()  # sorts after every printable character
 _NO_RUN = (None,) * 7
+_DELETE_BATCH = 2_000
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class PostgresDocuments:
-    """The documents of a schema."""
-
-    def __init__(self, database: PostgresClient) -> None:
-        self._database = database
-
-    async def get_document(self, key: str) -> Document | None:
-        found = await self._read(key.encode(), b"", key.encode() + b"\0", 1)
-        return found[0] if found else None
-
-    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
-        return await self._read(prefix.encode(), after.encode(), prefix.encode() + _LAST, limit)
-
-    async def _read(self, first: bytes, after: bytes, before: bytes, limit: int) -> list[Document]:
-        rows = await self._database.call("documents", first, after, before, limit)
-        return [Document(row["key"].decode(), row["value"], row["version"]) for row in rows]
-
-    async def put_document(
-        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
-    ) -> bool:
-        check_document(key, value, version)
-        created = _NO_RUN if run is None else run_values(run)
-        return bool(await self._database.value("put_document", key.encode(), value, replaces, version, *created))
-
-
-def run_values(run: Run) -> tuple[object, ...]:
-    """A run as arguments of the functions that create it."""
-    return (
-        storable_text(run.run_id), storable_text(run.spider), run.state, run.created_at, _encode(run.settings),
-        storable_text(run.project), run.ended_at,
-    )  # fmt: skip
-
-
-_DELETE_BATCH = 2_000
-
-
-class PostgresStore(PostgresDocuments):
-    """Runs and their frontiers in one schema of a database. They share politeness to hosts."""
+class PostgresStore:
+    """Runs, their frontiers and documents in one schema of a database. The runs share politeness to hosts."""
 
     shared: ClassVar[bool] = True
 
     def __init__(self, database: PostgresClient, offset: Callable[[], float]) -> None:
-        super().__init__(database)
+        self._database = database
         self._offset = offset
 
     @classmethod
@@ -90,23 +52,20 @@ class PostgresStore(PostgresDocuments):
         return Room(0, 0) if self._database.was_full else None
 
     async def create_run(self, run: Run) -> Run:
-        if not await self._database.value("create_run", *run_values(run)):
+        if not await self._database.value("create_run", *_run_values(run)):
             raise run_exists(run.run_id)
         return run
 
     async def transition(self, run_id: str, state: RunState) -> Run:
         while True:
-            found = await self._find(run_id)
-            check_transition(run_id, found and found[1], state)
-            assert found is not None
-            number, run = found
+            number, run = await self._find_existing(run_id)
             changed = moved(run, state)
             if await self._database.value("set_state", number, run.state, state, changed.ended_at):
                 return changed
 
     async def get_run(self, run_id: str) -> Run | None:
-        found = await self._find(run_id)
-        return found and found[1]
+        numbered = await self._find(run_id)
+        return numbered and numbered[1]
 
     async def run_state(self, run_id: str) -> RunState | None:
         return cast("RunState | None", await self._database.value("run_state", storable_text(run_id)))
@@ -116,8 +75,15 @@ class PostgresStore(PostgresDocuments):
         return {row["run_id"]: row["state"] for row in rows}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
+        """The number of the run in the tables, and the run."""
         rows = await self._database.call("find_run", storable_text(run_id))
         return (rows[0][0], _run_of(rows[0])) if rows else None
+
+    async def _find_existing(self, run_id: str) -> tuple[int, Run]:
+        """The same. RunError if there is no such run."""
+        if (numbered := await self._find(run_id)) is None:
+            raise no_run(run_id)
+        return numbered
 
     async def list_runs(
         self,
@@ -147,19 +113,48 @@ class PostgresStore(PostgresDocuments):
             pass
         await self._database.call("end_delete", number)
 
+    async def get_document(self, key: str) -> Document | None:
+        documents = await self._documents(key.encode(), b"", key.encode() + b"\0", 1)
+        return documents[0] if documents else None
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        return await self._documents(prefix.encode(), after.encode(), prefix.encode() + _LAST, limit)
+
+    async def _documents(self, first: bytes, after: bytes, before: bytes, limit: int) -> list[Document]:
+        rows = await self._database.call("documents", first, after, before, limit)
+        return [Document(row["key"].decode(), row["value"], row["version"]) for row in rows]
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        check_document(key, value, version)
+        created = _NO_RUN if run is None else _run_values(run)
+        return bool(await self._database.value("put_document", key.encode(), value, replaces, version, *created))
+
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
     ) -> PostgresFrontier:
-        found = await self._find(run_id)
-        if found is None:
-            raise no_run(run_id)
-        frontier = PostgresFrontier(self._database, found[0], options, self._offset, holder)
+        number, _ = await self._find_existing(run_id)
+        frontier = PostgresFrontier(self._database, number, options, self._offset, holder)
         await frontier.join()
         return frontier
 
     async def close(self) -> None:
         """Close the connections. Leases that were not released expire."""
         await self._database.close()
+
+
+def _run_values(run: Run) -> tuple[object, ...]:
+    """A run as arguments of the functions that create it."""
+    return (
+        storable_text(run.run_id),
+        storable_text(run.spider),
+        run.state,
+        run.created_at,
+        _encode(run.settings),
+        storable_text(run.project),
+        run.ended_at,
+    )
 
 
 def _wanted(name: str | None) -> str | None:

@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from shoal.clients.redis import Answer, Word
+from shoal.clients.redis import Answer
 from shoal.errors import StoreAwayError
 from shoal.frontier.receipts import Receipts
 from shoal.frontier.redis.layouts import FOREVER, SETTLED
-from shoal.frontier.redis.records import Parcel, pack_leases, pack_token
+from shoal.frontier.redis.records import Parcel, document_words, pack_leases, pack_token
 from shoal.frontier.rules import (
     CHUNK,
     DEAD,
@@ -30,63 +30,14 @@ from shoal.frontier.rules import (
     is_redirect,
 )
 from shoal.http import Request
-from shoal.ports import Completion, CookieWrite, Document, Failure, Lease, Pushed, RequestState, Run
-from shoal.ports.documents import check_document
-
-# Documents on a Redis server. See `shoal.ports.Documents`.
-
-
-_LAST = "\U0010ffff".encode()  # sorts after every printable character
-
-
-class RedisDocuments:
-    """The documents of a store. ``run_step``: runs a script. ``run_words``: a run as arguments of ``create_run``."""
-
-    def __init__(
-        self, run_step: Callable[..., Awaitable[Answer]], run_words: Callable[[Run], tuple[Word, ...]]
-    ) -> None:
-        self._run_step = run_step
-        self._run_words = run_words
-
-    async def get_document(self, key: str) -> Document | None:
-        record = await self._run_step("value", "HGET", "document", key.encode())
-        return _document(key.encode(), record) if record else None
-
-    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
-        first = b"(" + after.encode() if after >= prefix else b"[" + prefix.encode()
-        rows = await self._run_step("documents", first, b"(" + prefix.encode() + _LAST, limit)
-        return [_document(*row) for row in zip(rows[::2], rows[1::2], strict=True)]
-
-    async def put_document(
-        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
-    ) -> bool:
-        created = () if run is None else self._run_words(run)
-        return bool(await self._run_step("document", *document_words(key, value, replaces, version), *created))
-
-    async def discard(self, run_id: str) -> None:
-        """Delete the documents of a run."""
-        while found := await self.list_documents(f"run/{run_id}/"):
-            for each in found:
-                await self.put_document(each.key, None, replaces=each.version, version=bytes(8))
-
-
-def document_words(key: str, value: bytes | None, replaces: bytes, version: bytes) -> tuple[bytes, ...]:
-    """A document as arguments of ``put_document``. StoreError if it is too large."""
-    check_document(key, value, version)
-    return key.encode(), replaces, version, b"0" if value is None else b"1", value or b""
-
-
-def _document(key: bytes, record: bytes) -> Document:
-    end = 1 + record[0]
-    return Document(key.decode(), record[end:], record[1:end])
-
+from shoal.ports import Completion, CookieWrite, Failure, Lease, Pushed, RequestState
 
 _MAX_TRIES = 3
 
 E = TypeVar("E", Completion, Failure)
 
 
-class _Settled(NamedTuple):
+class _EndingResult(NamedTuple):
     """The result of an ending. ``state`` is -1 if the lease was lost."""
 
     state: int
@@ -127,7 +78,9 @@ class Endings:
             )  # fmt: skip
 
         version, settled = await self._end(completions, add, cookies)
-        return version, [None if each.state < 0 else Pushed(each.added, each.known, each.refused) for each in settled]
+        return version, [
+            None if result.state < 0 else Pushed(result.added, result.known, result.refused) for result in settled
+        ]
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
         def add(parcel: Parcel, failure: Failure, stage: _Stage | None) -> None:
@@ -139,7 +92,7 @@ class Endings:
             )  # fmt: skip
 
         _, settled = await self._end(failures, add) if failures else (0, [])
-        return [None if each.state < 0 else STATE_NAMES[each.state] for each in settled]
+        return [None if result.state < 0 else STATE_NAMES[result.state] for result in settled]
 
     async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
         if not leases:
@@ -148,11 +101,11 @@ class Endings:
         for lease in leases:
             parcel.add_ending(lease, READY, contacted=contacted)
         _, settled = await self._settle(parcel, leases)
-        return [each.state >= 0 for each in settled]
+        return [result.state >= 0 for result in settled]
 
     async def _end(
         self, endings: Sequence[E], add: Callable[[Parcel, E, _Stage | None], None], cookies: Sequence[bytes] = ()
-    ) -> tuple[int, list[_Settled]]:
+    ) -> tuple[int, list[_EndingResult]]:
         """End all in one script, after the links of the largest pages were staged. The same script writes ``cookies``.
         Returns the version of the cookies, and the result of each page, unless they were not written."""
         large = _large(endings)
@@ -166,21 +119,23 @@ class Endings:
             version, settled = await self._settle(parcel, [ended.lease for ended in endings], cookies)
             if settled or cookies:
                 return version, [
-                    await self._move_links(endings[index].lease, each) if stages.get(index, _NO_STAGE).links else each
-                    for index, each in enumerate(settled)
+                    await self._move_links(endings[index].lease, result)
+                    if stages.get(index, _NO_STAGE).links
+                    else result
+                    for index, result in enumerate(settled)
                 ]
         raise StoreAwayError("the store lost the links of a page while they were uploaded; try again in a moment")
 
     async def _settle(
         self, parcel: Parcel, leases: Sequence[Lease], cookies: Sequence[bytes] = ()
-    ) -> tuple[int, list[_Settled]]:
+    ) -> tuple[int, list[_EndingResult]]:
         """The version of the cookies, and the result of each. Both are empty if a stage has expired, or if the cookies
         have another version: then nothing was changed."""
         call = self._receipts.begin()
         answer = await self._run("settle", *parcel.endings(cookies))
         version, answer = answer if isinstance(answer, list) else (0, answer)
-        settled = [_Settled._make(each) for each in SETTLED.iter_unpack(answer)]
-        order, index = max(((each.order, index) for index, each in enumerate(settled)), default=(0, 0))
+        settled = [_EndingResult._make(fields) for fields in SETTLED.iter_unpack(answer)]
+        order, index = max(((result.order, index) for index, result in enumerate(settled)), default=(0, 0))
         if order:
             self._receipts.completed(call, order, pack_leases([leases[index]]))
         return version, settled
@@ -196,13 +151,13 @@ class Endings:
                 return _REFUSED
         return _Stage(-(-len(children) // CHUNK), len(children))
 
-    async def _move_links(self, lease: Lease, settled: _Settled) -> _Settled:
+    async def _move_links(self, lease: Lease, settled: _EndingResult) -> _EndingResult:
         """Move the staged links into the queue and count them. If this client dies, others move them."""
         if settled.state not in (DONE, DEAD):
             return settled
         while True:
-            left, added, known, refused = await self._run("stage", "move", pack_token(lease.token))
-            if not left:
+            remaining, added, known, refused = await self._run("stage", "move", pack_token(lease.token))
+            if not remaining:
                 return settled._replace(added=added, known=settled.known + known, refused=refused)
             await asyncio.sleep(0)
 

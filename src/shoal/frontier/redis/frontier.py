@@ -2,14 +2,14 @@
 
 Each call is one Lua script, which Redis runs atomically, also if the client dies meanwhile. The scripts are in
 ``lua/``; this module packs their arguments and reads their answers. `shoal.frontier.redis.endings` ends leases,
-`shoal.frontier.redis.frontier` changes hosts, `shoal.frontier.redis.inspection` reads.
+`shoal.frontier.redis.inspection` reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -60,90 +60,8 @@ from shoal.ports import (
     clock,
 )
 
-# Changes to hosts, and to the lanes that depend on them. A lane is the queue of one run for one host.
-
-
 _RUNS_PER_CALL = 200
 _ALL_HOSTS = bytes(4)
-
-
-class Lanes:
-    """Moves lanes after a change of their host or options. In small steps, as Redis does nothing else meanwhile.
-
-    ``run`` runs a script on the frontier's own run.
-    """
-
-    def __init__(self, run: Callable[..., Awaitable[Answer]], scripts: FrontierScripts, options: bytes) -> None:
-        self._run = run
-        self._scripts = scripts
-        self._options = options
-
-    async def update_host(self, host: str, update: HostUpdate) -> None:
-        words = (storable_bytes(host), pack_update(update), storable_bytes(update.block_reason))
-        number = await self._run("host", *words)
-        if not number:  # no lane of another run can be due earlier
-            return
-        runs = await self._scripts.run("value", b"", self._options, "HVALS", "runs")
-        if number != _ALL_HOSTS:
-            for first in range(0, len(runs), _RUNS_PER_CALL):
-                await self._run("place_host", number, *runs[first : first + _RUNS_PER_CALL])
-            return
-        for run in runs:
-            with suppress(RunError):  # it was deleted meanwhile
-                await self.place(run)
-
-    async def place(self, run: bytes) -> None:
-        """Move all lanes of a run to where they belong."""
-        cursor = b"0"
-        while True:
-            cursor = await self._scripts.run("place", run, self._options, cursor)
-            if cursor == b"0":
-                return
-
-
-# The workers of runs on Redis.
-
-
-class RedisWorkers:
-    """See `shoal.ports.Workers`. ``run`` runs a script on the frontier's own run."""
-
-    def __init__(self, run: Callable[..., Awaitable[Answer]], scripts: FrontierScripts, options: bytes) -> None:
-        self._run = run
-        self._scripts = scripts
-        self._options = options
-
-    async def beat(self, heartbeat: Heartbeat) -> float | None:
-        name, machine = storable_bytes(heartbeat.worker), storable_bytes(heartbeat.machine)
-        due = await self._run("beat", name, heartbeat.epoch, heartbeat.session, heartbeat.pid, machine)
-        return None if due is None else float(due)
-
-    async def fence_silent(self) -> list[SilentWorker]:
-        """See `shoal.ports.Workers`. One step for each run."""
-        fenced: list[SilentWorker] = []
-        for run in await self._run("silent"):
-            with suppress(RunError):  # it was deleted meanwhile
-                found = await self._scripts.run("fence", run, self._options)
-                run_id = run.partition(b" ")[2].decode(errors="replace")
-                for name, leases in zip(found[::2], found[1::2], strict=True):
-                    fenced.append(SilentWorker(run_id, name.decode(errors="replace"), int(leases)))
-        return fenced
-
-    async def leave(self, worker: str, epoch: int) -> None:
-        await self._run("leave", storable_bytes(worker), epoch)
-
-    async def workers(self) -> list[WorkerState]:
-        return sorted((_state(*row) for row in await self._run("workers")), key=lambda state: state.worker)
-
-
-def _state(name: bytes, record: bytes, silent_for: bytes, leases: int) -> WorkerState:
-    worker = name.decode(errors="replace")
-    if not record:
-        return WorkerState(worker=worker, leases=leases)
-    _, session, _, pid = WORKER.unpack_from(record)
-    return WorkerState(
-        worker=worker, machine=read_text(record, WORKER.size)[0], pid=pid, session=session,
-        silent_for=float(silent_for), leases=leases,
-    )  # fmt: skip
 
 
 class RedisFrontier:
@@ -165,7 +83,6 @@ class RedisFrontier:
         self._receipts = Receipts[bytes]()
         self._recovering = asyncio.Lock()
         self._client = os.urandom(12)
-        self._lanes = Lanes(self._run, scripts, self._options)
         self._endings = endings = Endings(self._run_proven, self._receipts)
         self._time = ServerClock(scripts.client.address.timeout)
         self._takes_part = options is not None
@@ -174,7 +91,6 @@ class RedisFrontier:
         """Whether the lanes were placed under other options, and must be placed again."""
         self.complete, self.fail, self.release = endings.complete, endings.fail, endings.release
         self.store_cookies = endings.store_cookies
-        self.update_host = self._lanes.update_host
         inspection = RunInspection(self._run, self._run_continued)
         self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
         self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
@@ -183,9 +99,6 @@ class RedisFrontier:
         self.lease_outcomes = inspection.lease_outcomes
         self.retry_dead, self.host_states = inspection.retry_dead, inspection.host_states
         self.host_state, self.waits = inspection.host_state, inspection.waits
-        workers = RedisWorkers(self._run, scripts, self._options)
-        self.beat, self.fence_silent, self.leave = workers.beat, workers.fence_silent, workers.leave
-        self.workers = workers.workers
 
     def hold(self, holder: Holder) -> None:
         self._slot = storable_bytes(holder.slot), holder.epoch
@@ -217,7 +130,7 @@ class RedisFrontier:
             self._has_stale_lanes = bool(await self._run("join", repr(self._weight))) or self._has_stale_lanes
             self._has_joined = True
         if self._has_stale_lanes:
-            await self._lanes.place(self._run_key)
+            await self._place_lanes(self._run_key)
             self._has_stale_lanes = False
 
     # -- pushing
@@ -255,13 +168,13 @@ class RedisFrontier:
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
-            wait, server_time, *taken = await self._run_proven(
+            wait, server_time, *granted = await self._run_proven(
                 "lease", limit, min(ttl, FOREVER), until, int(counts_attempt), call, *again, *self._slot
             )
             self._time.observe(sent, float(server_time))
-            if not taken:  # too late by the server's clock, which has jumped; now its time is known
+            if not granted:  # too late by the server's clock, which has jumped; now its time is known
                 continue
-            learned, fingerprints, records, buried, poll_after, cookies = taken
+            learned, fingerprints, records, buried, poll_after, cookies = granted
             deadline = sent + ttl
             leases, unreadable = read_leases(fingerprints, records, read_learned(learned), deadline)
             if len(leases) < len(records):
@@ -275,10 +188,10 @@ class RedisFrontier:
             return []
         self._receipts.check()
         deadline = clock.now() + ttl
-        kept = await self._run("renew", min(ttl, FOREVER), pack_leases(leases))
+        held = await self._run("renew", min(ttl, FOREVER), pack_leases(leases))
         return [
-            msgspec.structs.replace(lease, deadline=deadline) if is_kept else None
-            for lease, is_kept in zip(leases, kept, strict=True)
+            msgspec.structs.replace(lease, deadline=deadline) if is_held else None
+            for lease, is_held in zip(leases, held, strict=True)
         ]
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
@@ -308,6 +221,30 @@ class RedisFrontier:
         lost: int = await self._run("fence", storable_bytes(slot), epoch)
         return lost
 
+    # -- workers
+
+    async def beat(self, heartbeat: Heartbeat) -> float | None:
+        name, machine = storable_bytes(heartbeat.worker), storable_bytes(heartbeat.machine)
+        due = await self._run("beat", name, heartbeat.epoch, heartbeat.session, heartbeat.pid, machine)
+        return None if due is None else float(due)
+
+    async def fence_silent(self) -> list[SilentWorker]:
+        """See `shoal.ports.Workers`. One step for each run."""
+        fenced: list[SilentWorker] = []
+        for run in await self._run("silent"):
+            with suppress(RunError):  # it was deleted meanwhile
+                workers = await self._scripts.run("fence", run, self._options)
+                run_id = run.partition(b" ")[2].decode(errors="replace")
+                for name, leases in zip(workers[::2], workers[1::2], strict=True):
+                    fenced.append(SilentWorker(run_id, name.decode(errors="replace"), int(leases)))
+        return fenced
+
+    async def leave(self, worker: str, epoch: int) -> None:
+        await self._run("leave", storable_bytes(worker), epoch)
+
+    async def workers(self) -> list[WorkerState]:
+        return sorted((_worker_state(*row) for row in await self._run("workers")), key=lambda state: state.worker)
+
     # -- roles
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
@@ -322,9 +259,13 @@ class RedisFrontier:
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
         words = (
-            storable_bytes(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor,
+            storable_bytes(claim.role),
+            pack_token(claim.token),
+            claim.cursor,
+            min(ttl, FOREVER),
+            cursor,
             *known_item(last),
-        )  # fmt: skip
+        )
         return bool(await self._run_continued(claim.role, "role", "advance", *words))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
@@ -353,12 +294,35 @@ class RedisFrontier:
                 return None
             age = "" if notice.age is None else clock.now() - notice.at + notice.age
             receipts = [part for pair in self._receipts.ages() for part in pair]
-            found = await self._run("recover", age, clock.now() - notice.at, *receipts)
+            recorded = await self._run("recover", age, clock.now() - notice.at, *receipts)
             self._receipts.clear()
             self._has_joined = False  # the options may have gone back too
-            return read_rewind(found)
+            return read_rewind(recorded)
 
-    # -- facts
+    # -- hosts
+
+    async def update_host(self, host: str, update: HostUpdate) -> None:
+        """Lanes are moved in small steps, as Redis does nothing else meanwhile."""
+        words = (storable_bytes(host), pack_update(update), storable_bytes(update.block_reason))
+        number = await self._run("host", *words)
+        if not number:  # no lane of another run can be due earlier
+            return
+        runs = await self._scripts.run("value", b"", self._options, "HVALS", "runs")
+        if number != _ALL_HOSTS:
+            for first in range(0, len(runs), _RUNS_PER_CALL):
+                await self._run("place_host", number, *runs[first : first + _RUNS_PER_CALL])
+            return
+        for run in runs:
+            with suppress(RunError):  # it was deleted meanwhile
+                await self._place_lanes(run)
+
+    async def _place_lanes(self, run: bytes) -> None:
+        """Move all lanes of a run to where they belong."""
+        cursor = b"0"
+        while True:
+            cursor = await self._scripts.run("place", run, self._options, cursor)
+            if cursor == b"0":
+                return
 
     async def remember(self, key: str, value: bytes, ttl: float) -> None:
         await self._scripts.run("fact", b"", b"", storable_bytes(key), value, min(ttl, FOREVER))
@@ -370,11 +334,26 @@ class RedisFrontier:
     # -- inspection
 
     async def stats(self) -> Stats:
-        found = await self._stats()
-        if found.rewinds or not self._receipts.has_recorded:
-            return found
+        stats = await self._stats()
+        if stats.rewinds or not self._receipts.has_recorded:
+            return stats
         await self._run("recover", "", 0)  # the record was lost in another rewind
         return await self._stats()
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the store."""
+
+
+def _worker_state(name: bytes, record: bytes, silent_for: bytes, leases: int) -> WorkerState:
+    worker = name.decode(errors="replace")
+    if not record:
+        return WorkerState(worker=worker, leases=leases)
+    _, session, _, pid = WORKER.unpack_from(record)
+    return WorkerState(
+        worker=worker,
+        machine=read_text(record, WORKER.size)[0],
+        pid=pid,
+        session=session,
+        silent_for=float(silent_for),
+        leases=leases,
+    )

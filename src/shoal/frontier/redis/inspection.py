@@ -81,8 +81,20 @@ _COUNTED = frozenset({"counters", "failures", "items", "links", "requests"})
 """Kinds that a wrong counter may cause."""
 _HOST_SIZE, _FINGERPRINT_SIZE = 4, 16
 
-Found = dict[str, tuple[int, bytes]]
+FaultCounts = dict[str, tuple[int, bytes]]
 """Count and example of faults, by kind."""
+
+
+async def _scan(
+    run: Callable[..., Awaitable[Answer]], script: str, *arguments: Word, start: bytes = b"0"
+) -> AsyncIterator[list[Answer]]:
+    """Run a script with one cursor after the other until it has read everything. Yields the rest of each answer."""
+    cursor = start
+    while True:
+        cursor, *answer = await run(script, cursor, *arguments)
+        yield answer
+        if cursor == b"0":
+            return
 
 
 class RedisAudit:
@@ -100,12 +112,12 @@ class RedisAudit:
         items = await self._check_items()
         if lost:
             lanes["ready"] = max(lost, lanes.get("ready", (0, b""))[0]), await self._find_lost()
-        named = [
+        named_faults = [
             (kind, count, await self._name(kind, example))
             for part in (lanes, requests, items)
             for kind, (count, example) in part.items()
         ]
-        return msgspec.structs.replace(counted, faults=make_faults((*named, *compared)))
+        return msgspec.structs.replace(counted, faults=make_faults((*named_faults, *compared)))
 
     async def repair(self, stats: Stats) -> list[str]:
         """Returns what is lost. Each step leaves what it found intact, so workers may go on, and a repair that was
@@ -128,35 +140,29 @@ class RedisAudit:
     async def _repair(self, act: str, cursor: bytes) -> Answer:
         return await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
 
-    async def _check_lanes(self) -> tuple[Found, int]:
+    async def _check_lanes(self) -> tuple[FaultCounts, int]:
         """The faults of everything but the requests, and how many ready requests the lanes lack."""
-        found: Found = {}
+        found: FaultCounts = {}
         for _ in range(_TRIES):
-            found, ready, cursor, ledgers = {}, 0, b"0", set()
-            while True:
-                cursor, ledger, queued, faults = await self._run("audit_lanes", cursor, _LANES)
+            found, ready, ledgers = {}, 0, set()
+            async for ledger, queued, faults in _scan(self._run, "audit_lanes", _LANES):
                 ready += queued
                 ledgers.add(ledger)
                 _add(found, faults)
-                if cursor == b"0":
-                    break
             if len(ledgers) == 1:  # else the number of ready requests has changed meanwhile
                 return found, max(0, _read_ledger(ledgers.pop())["ready"] - ready)
         return found, 0
 
-    async def _check_requests(self, stats: Stats) -> tuple[Stats, Found, list[tuple[str, int, str]]]:
+    async def _check_requests(self, stats: Stats) -> tuple[Stats, FaultCounts, list[tuple[str, int, str]]]:
         """The recounted stats, the faults of requests, and those of counters."""
         step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _STEP
-        found: Found = {}
+        found: FaultCounts = {}
         for _ in range(_TRIES):
-            found, counts, cursor, ledgers = {}, [0] * len(STATE_NAMES), b"0", set()
-            while True:
-                cursor, ledger, some, faults = await self._run("audit", cursor, step, 0)
+            found, counts, ledgers = {}, [0] * len(STATE_NAMES), set()
+            async for ledger, some, faults in _scan(self._run, "audit", step, 0):
                 counts = [before + more for before, more in zip(counts, some, strict=True)]
                 ledgers.add(ledger)
                 _add(found, faults)
-                if cursor == b"0":
-                    break
             if len(ledgers) > 1:
                 continue
             stored = msgspec.structs.replace(stats, **_read_ledger(ledgers.pop()))
@@ -172,18 +178,15 @@ class RedisAudit:
 
     async def _find_lost(self) -> bytes:
         """The fingerprint of a ready request that is in no lane."""
-        cursor = b"0"
-        while True:
-            cursor, _, _, faults = await self._run("audit", cursor, _DEEP_STEP, 1)
-            found: Found = {}
+        async for _, _, faults in _scan(self._run, "audit", _DEEP_STEP, 1):
+            found: FaultCounts = {}
             _add(found, faults)
             if "ready" in found:
                 return found["ready"][1]
-            if cursor == b"0":
-                return b""
+        return b""
 
-    async def _check_items(self) -> Found:
-        found: Found = {}
+    async def _check_items(self) -> FaultCounts:
+        found: FaultCounts = {}
         at: Answer = 0
         while at != b"":
             at, faults = await self._run("audit_items", at, _AUDIT_ITEMS)
@@ -200,7 +203,7 @@ class RedisAudit:
         return url
 
 
-def _add(found: Found, faults: Sequence[Answer]) -> None:
+def _add(found: FaultCounts, faults: Sequence[Answer]) -> None:
     """Add the faults of a script: kind, count, example, ..."""
     for kind, count, example in zip(faults[::3], faults[1::3], faults[2::3], strict=True):
         before, first = found.get(kind.decode(), (0, b""))
@@ -242,10 +245,10 @@ class RunInspection:
         return await RedisAudit(self._run, self._urls).repair(await self.stats())
 
     async def _urls(self, fingerprints: Sequence[bytes]) -> list[str]:
-        return [found.url if found else "" for found in await self._histories(fingerprints)]
+        return [history.url if history else "" for history in await self._histories(fingerprints)]
 
     async def rewinds(self) -> list[Rewind]:
-        return [read_rewind(each) for each in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
+        return [read_rewind(record) for record in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
 
     # -- items
 
@@ -258,8 +261,8 @@ class RunInspection:
         return [item for item in items if item.seq > begin][:limit]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:
-        seen = [word for role, cursor in (cursors or {}).items() for word in (storable_bytes(role), cursor)]
-        await self._run_continued(_ITEMS, "items", "trim", through, *seen)
+        seen_cursors = [word for role, cursor in (cursors or {}).items() for word in (storable_bytes(role), cursor)]
+        await self._run_continued(_ITEMS, "items", "trim", through, *seen_cursors)
 
     # -- hosts
 
@@ -283,11 +286,14 @@ class RunInspection:
         retry_in, events, *rest = await self._run("waits", *map(storable_bytes, hosts))
         holders = [
             LeaseHolder(
-                host=host.decode(errors="replace"), run_id=run_id.decode(errors="replace"),
-                worker=worker.decode(errors="replace"), leases=leases, silent_for=float(silent_for),
+                host=host.decode(errors="replace"),
+                run_id=run_id.decode(errors="replace"),
+                worker=worker.decode(errors="replace"),
+                leases=leases,
+                silent_for=float(silent_for),
             )
             for host, run_id, worker, leases, silent_for in zip(*(rest[part::5] for part in range(5)), strict=True)
-        ]  # fmt: skip
+        ]
         if not retry_in:
             return Waits(holders=holders)
         reason = retry_reason(read_events(events)[-1].detail) if events else ""
@@ -297,12 +303,12 @@ class RunInspection:
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
         fingerprint = sought_fingerprint(request, parent)
-        (found,) = await self._histories([fingerprint])
-        for url in sought_urls(request) if found is None and not exact else ():
+        (queued,) = await self._histories([fingerprint])
+        for url in sought_urls(request) if queued is None and not exact else ():
             if (other := await self._search(url)) is not None:
-                (found,) = await self._histories([other])
+                (queued,) = await self._histories([other])
                 break
-        return found or await self._staged(fingerprint)
+        return queued or await self._staged(fingerprint)
 
     async def _staged(self, fingerprint: bytes) -> History | None:
         """The history of a link that is not in the queue yet."""
@@ -315,16 +321,13 @@ class RunInspection:
 
     async def _search(self, url: str) -> bytes | None:
         """Find a request whose fingerprint differs: it was not filtered, or is not a GET. Reads all requests."""
-        cursor, needle = b"0", url.encode()
-        found: list[tuple[int, bytes]] = []
-        while True:
-            cursor, some = await self._run("search", cursor, _SEARCH_STEP, needle)
+        matches: list[tuple[int, bytes]] = []
+        async for (some,) in _scan(self._run, "search", _SEARCH_STEP, url.encode()):
             for fingerprint, record in zip(some[::2], some[1::2], strict=True):
                 head, request = _readable(record)
                 if request is not None and request.url == url:
-                    found.append((head.sequence, fingerprint))
-            if cursor == b"0":
-                return min(found)[1] if found else None
+                    matches.append((head.sequence, fingerprint))
+        return min(matches)[1] if matches else None
 
     async def _histories(self, fingerprints: Sequence[bytes]) -> list[History | None]:
         answer = await self._run("histories", *fingerprints)
@@ -334,12 +337,14 @@ class RunInspection:
         ]
 
     async def lease_outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
-        found: list[LeaseOutcome] = []
+        outcomes: list[LeaseOutcome] = []
         for begin in range(0, len(leases), _PAGE):
             some = leases[begin : begin + _PAGE]
             answer = await self._run("histories", *(lease.fingerprint for lease in some))
-            found += [_outcome(lease, parts[0]) if parts else "lost" for lease, parts in zip(some, answer, strict=True)]
-        return found
+            outcomes += [
+                _outcome(lease, parts[0]) if parts else "lost" for lease, parts in zip(some, answer, strict=True)
+            ]
+        return outcomes
 
     # -- the dead
 
@@ -348,16 +353,13 @@ class RunInspection:
         return {kind.decode(errors="replace"): int(count) for kind, count in zip(pairs[::2], pairs[1::2], strict=True)}
 
     async def dead(self) -> AsyncIterator[History]:
-        cursor, seen = b"0", set()
-        while True:
-            cursor, fields = await self._run("dead", cursor, _PAGE)
-            fresh = [each for each in dict.fromkeys(fields) if each not in seen]
+        seen: set[bytes] = set()
+        async for (fields,) in _scan(self._run, "dead", _PAGE):
+            fresh = [fingerprint for fingerprint in dict.fromkeys(fields) if fingerprint not in seen]
             seen.update(fresh)
             for history in await self._histories(fresh) if fresh else ():
                 if history is not None and history.state == STATE_NAMES[DEAD]:
                     yield history
-            if cursor == b"0":
-                return
 
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         """One call for every ten thousand requests. Refused links come last."""
@@ -366,16 +368,11 @@ class RunInspection:
             answer = await self._run("retry", b"named", len(listed), 0 if kinds is None else 1, *listed, *only)
             return int(answer[1])
         others = sorted(KINDS_NOT_RETRIED | {FULL_KIND}) if kinds is None else [k for k in kinds if k != FULL_KIND]
-        retried = await self._retry(b"0", 0 if kinds is None else 1, *map(storable_bytes, others))
-        return retried + (await self._retry(b"refused") if is_retried(FULL_KIND, kinds) else 0)
+        retried = await self._retry(0 if kinds is None else 1, *map(storable_bytes, others))
+        return retried + (await self._retry(start=b"refused") if is_retried(FULL_KIND, kinds) else 0)
 
-    async def _retry(self, cursor: bytes, *words: Word) -> int:
-        retried: int = 0
-        while True:
-            cursor, count = await self._run("retry", cursor, _RETRY_STEP, *words)
-            retried += count
-            if cursor == b"0":
-                return retried
+    async def _retry(self, *words: Word, start: bytes = b"0") -> int:
+        return sum([count async for (count,) in _scan(self._run, "retry", _RETRY_STEP, *words, start=start)])
 
 
 def _readable(record: bytes) -> tuple[RecordHead, Request | None]:

@@ -1,4 +1,4 @@
-"""The layouts of packed records, for Python and for the Lua scripts, and the constants that scripts need.
+"""The layouts of packed records, for Python and for the Lua scripts; the scripts, and the constants that they need.
 
 See `lua_literals` and `lua_constants`.
 """
@@ -48,16 +48,16 @@ class Layout:
 
     def only(self, *names: str) -> Struct:
         """Reads only these fields."""
-        kept = (
+        formats = (
             field.python if name in names else f"{Struct('<' + field.python).size}x"
             for name, field in self.fields.items()
         )
-        return Struct("<" + "".join(kept))
+        return Struct("<" + "".join(formats))
 
     def span(self, name: str) -> str:
         """The first and the last byte of a field, as the arguments of ``string.sub``."""
         names = list(self.fields)
-        before = Layout(**{each: self.fields[each] for each in names[: names.index(name)]})
+        before = Layout(**{field: self.fields[field] for field in names[: names.index(name)]})
         return f"{before.size + 1}, {before.size + Layout(**{name: self.fields[name]}).size}"
 
 
@@ -199,9 +199,6 @@ def lua_constants() -> dict[str, str]:
 
 def _quoted(text: str) -> str:
     return f"'{text}'"
-
-
-# Runs the frontier's Lua scripts.
 
 
 SCRIPTS = ScriptFolder(

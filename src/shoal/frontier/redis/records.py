@@ -42,7 +42,8 @@ from shoal.frontier.redis.layouts import (
 )
 from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, moment, read_event, token_base
 from shoal.http import Request
-from shoal.ports import Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
+from shoal.ports import Document, Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
+from shoal.ports.documents import check_document
 from shoal.urls.normalize import host_of
 
 _HAS = {
@@ -202,6 +203,17 @@ def read_items(last: int, key: bytes, payloads: Sequence[bytes]) -> Iterator[Log
         yield LoggedItem(first + place, fingerprint, index + place, payload, token)
 
 
+def document_words(key: str, value: bytes | None, replaces: bytes, version: bytes) -> tuple[bytes, ...]:
+    """A document as arguments of ``put_document``. StoreError if it is too large."""
+    check_document(key, value, version)
+    return key.encode(), replaces, version, b"0" if value is None else b"1", value or b""
+
+
+def read_document(key: bytes, record: bytes) -> Document:
+    end = 1 + record[0]
+    return Document(key.decode(), record[end:], record[1:end])
+
+
 def pack_leases(leases: Iterable[Lease]) -> bytes:
     return b"".join(LEASE.pack(lease.fingerprint, lease.token) for lease in leases)
 
@@ -287,9 +299,12 @@ def state_of(
     """The politeness in force. ``every`` is the host ``*``."""
     configured, concurrency, *_ = OPTIONS.unpack(options)
     own, default, crawl, learned = (
-        None if math.isnan(each) else each for each in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
+        None if math.isnan(delay) else delay
+        for delay in (host.delay, every.delay, host.crawl_delay, host.learned_delay)
     )
-    limit, default_limit = (None if each < 0 else each for each in (host.concurrency, every.concurrency))
+    limit, default_limit = (
+        None if concurrency < 0 else concurrency for concurrency in (host.concurrency, every.concurrency)
+    )
     return host_state(
         host.name, (own, default, configured, crawl, learned), (limit, default_limit, concurrency), rival=rival,
         in_flight=host.in_flight, ready=ready, blocked_for=host.blocked_until - now, block_reason=host.block_reason,

@@ -36,13 +36,12 @@ import msgspec
 
 from shoal.clients.redis import Answer, RedisAddress, RedisClient, Word, storable_bytes
 from shoal.errors import StoreError, StoreFullError
-from shoal.frontier.redis.endings import RedisDocuments
 from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.frontier.redis.layouts import FORMAT as FORMAT
 from shoal.frontier.redis.layouts import FrontierScripts
-from shoal.frontier.redis.records import pack_options
-from shoal.frontier.rules import check_transition, moved, no_run, read_run, readable_runs, run_exists, unreadable_run
-from shoal.ports import FrontierOptions, Holder, Room, Run, RunState
+from shoal.frontier.redis.records import document_words, pack_options, read_document
+from shoal.frontier.rules import moved, no_run, read_run, readable_runs, run_exists, unreadable_run
+from shoal.ports import Document, FrontierOptions, Holder, Room, Run, RunState
 
 _READABLE = frozenset({5, 6})
 """Older formats whose records this version reads. 5: all records of hosts are long. 6: runs have fewer counters, and
@@ -51,18 +50,18 @@ each has its own times of heartbeats."""
 _FREED_AFTER = 0.2  # seconds
 _FIELDS = ("run_id", "spider", "state", "created_at", "project", "ended_at", "settings")
 _MAX_DIGITS = 18
+_LAST = "\U0010ffff".encode()  # sorts after every printable character
 _STATES: dict[bytes, RunState] = {state.encode(): state for state in get_args(RunState)}
 _DEFAULTS = pack_options(FrontierOptions())
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class RedisStore(RedisDocuments):
-    """Runs and their frontiers on a server. They share politeness to hosts."""
+class RedisStore:
+    """Runs, their frontiers and documents on a server. The runs share politeness to hosts."""
 
     shared: ClassVar[bool] = True
 
     def __init__(self, scripts: FrontierScripts) -> None:
-        super().__init__(self._run, _run_words)
         self._scripts = scripts
 
     @classmethod
@@ -81,31 +80,31 @@ class RedisStore(RedisDocuments):
         return store
 
     async def _check_format(self) -> None:
-        found = await self._run("value", "HGET", "store", "format")
+        stored = await self._run("value", "HGET", "store", "format")
         where = self._scripts.client.address.shown
         try:
-            written = int((found or b"%d" % FORMAT)[:_MAX_DIGITS])
+            version = int((stored or b"%d" % FORMAT)[:_MAX_DIGITS])
         except ValueError as exc:
             raise StoreError(
-                f"the data at {where} has no valid format ({found[:_MAX_DIGITS]!r}): another program has changed it; "
+                f"the data at {where} has no valid format ({stored[:_MAX_DIGITS]!r}): another program has changed it; "
                 "use another prefix with ?prefix=name"
             ) from exc
-        if written in _READABLE:
-            leased, live = await self._run("upgrade", written, FORMAT)
+        if version in _READABLE:
+            leased, live = await self._run("upgrade", version, FORMAT)
             if leased or live:
                 raise StoreError(
-                    f"an older Shoal (format {written}, this one uses {FORMAT}) works on the data at {where}; requests "
+                    f"an older Shoal (format {version}, this one uses {FORMAT}) works on the data at {where}; requests "
                     f"that it has leased: {leased}, workers that send heartbeats: {live}. Stop its workers, or wait "
                     "until their leases and sessions end, and try again; or use another prefix with ?prefix=name"
                 )
-        elif written > FORMAT:
+        elif version > FORMAT:
             raise StoreError(
-                f"the data at {where} was written by a newer Shoal (format {written}, this one knows {FORMAT}); "
+                f"the data at {where} was written by a newer Shoal (format {version}, this one knows {FORMAT}); "
                 "upgrade, or use another prefix with ?prefix=name"
             )
-        elif written < FORMAT:
+        elif version < FORMAT:
             raise StoreError(
-                f"the data at {where} was written by an older Shoal (format {written}, this one knows {FORMAT}). "
+                f"the data at {where} was written by an older Shoal (format {version}, this one knows {FORMAT}). "
                 "Finish its runs with that version, and export their items; meanwhile use another prefix for new runs, "
                 "with ?prefix=name"
             )
@@ -120,34 +119,37 @@ class RedisStore(RedisDocuments):
 
     async def transition(self, run_id: str, state: RunState) -> Run:
         while True:
-            found = await self._find(run_id)
-            check_transition(run_id, found[1] if found else None, state)
-            assert found is not None
-            number, run = found
+            number, run = await self._find_existing(run_id)
             changed = moved(run, state)
             if await self._run("transition", run.state, state, _time_word(changed.ended_at), run=number):
                 return changed
 
     async def get_run(self, run_id: str) -> Run | None:
-        found = await self._find(run_id)
-        return found[1] if found else None
+        numbered = await self._find(run_id)
+        return numbered[1] if numbered else None
 
     async def run_state(self, run_id: str) -> RunState | None:
-        found = await self._run("runs", storable_bytes(run_id), "state")
-        if found and found[0][1] not in _STATES:
-            raise unreadable_run(run_id, ValueError(f"its state is {found[0][1]!r}"))
-        return _STATES[found[0][1]] if found else None
+        rows = await self._run("runs", storable_bytes(run_id), "state")
+        if rows and rows[0][1] not in _STATES:
+            raise unreadable_run(run_id, ValueError(f"its state is {rows[0][1]!r}"))
+        return _STATES[rows[0][1]] if rows else None
 
     async def run_states(self, spider: str, project: str | None = None) -> dict[str, RunState]:
         runs = await self._run("runs", b"", "run_id", "spider", "project", "state")
         wanted = storable_bytes(spider), None if project is None else storable_bytes(project)
-        mine = [each for each in reversed(runs) if each[2] == wanted[0] and wanted[1] in (None, each[3])]
+        mine = [row for row in reversed(runs) if row[2] == wanted[0] and wanted[1] in (None, row[3])]
         return {run_id.decode(errors="replace"): _STATES[state] for _, run_id, _, _, state in mine if state in _STATES}
 
     async def _find(self, run_id: str) -> tuple[int, Run] | None:
         """The number of the run, as in its keys, and the run."""
         rows = await self._run("runs", storable_bytes(run_id), *_FIELDS)
         return _run_of(rows[0]) if rows else None
+
+    async def _find_existing(self, run_id: str) -> tuple[int, Run]:
+        """The same. RunError if there is no such run."""
+        if (numbered := await self._find(run_id)) is None:
+            raise no_run(run_id)
+        return numbered
 
     async def list_runs(
         self,
@@ -157,26 +159,46 @@ class RedisStore(RedisDocuments):
         states: Sequence[RunState] | None = None,
         limit: int | None = None,
     ) -> list[Run]:
-        wanted = [b"" if each is None else storable_bytes(each) for each in (spider, project)]
-        rows = await self._run("list", *wanted, " ".join(states or ()), -1 if limit is None else limit, *_FIELDS)
+        filters = [b"" if name is None else storable_bytes(name) for name in (spider, project)]
+        rows = await self._run("list", *filters, " ".join(states or ()), -1 if limit is None else limit, *_FIELDS)
         return readable_runs(rows if states is None or states else (), lambda row: _run_of(row)[1])
 
     async def delete_run(self, run_id: str) -> None:
-        found = await self._run("runs", storable_bytes(run_id), "run_id")
-        if found:
-            await self.discard(run_id)
+        rows = await self._run("runs", storable_bytes(run_id), "run_id")
+        if rows:
+            await self._delete_documents(run_id)
             try:
-                await self._run("delete", run=found[0][0])
+                await self._run("delete", run=rows[0][0])
             except StoreFullError:  # it has made room, which Redis frees in the background
                 await asyncio.sleep(_FREED_AFTER)
-                await self._run("delete", run=found[0][0])
-        left = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
-        if not found and storable_bytes(run_id) not in left[1::2]:
+                await self._run("delete", run=rows[0][0])
+        deleted = await self._run("value", "HGETALL", "deleted")  # also runs whose deletion was interrupted
+        if not rows and storable_bytes(run_id) not in deleted[1::2]:
             raise no_run(run_id)
-        for number in left[::2]:
+        for number in deleted[::2]:
             cursor: bytes | None = b"0"
             while cursor is not None:
                 cursor = await self._run("sweep", number, cursor)
+
+    async def _delete_documents(self, run_id: str) -> None:
+        while documents := await self.list_documents(f"run/{run_id}/"):
+            for document in documents:
+                await self.put_document(document.key, None, replaces=document.version, version=bytes(8))
+
+    async def get_document(self, key: str) -> Document | None:
+        record = await self._run("value", "HGET", "document", key.encode())
+        return read_document(key.encode(), record) if record else None
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        first = b"(" + after.encode() if after >= prefix else b"[" + prefix.encode()
+        rows = await self._run("documents", first, b"(" + prefix.encode() + _LAST, limit)
+        return [read_document(*row) for row in zip(rows[::2], rows[1::2], strict=True)]
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        created = () if run is None else _run_words(run)
+        return bool(await self._run("document", *document_words(key, value, replaces, version), *created))
 
     async def room(self) -> Room | None:
         """That of the server, which may have other data too. Without ``maxmemory``, it may use the whole machine."""
@@ -190,10 +212,8 @@ class RedisStore(RedisDocuments):
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
     ) -> RedisFrontier:
-        found = await self._find(run_id)
-        if found is None:
-            raise no_run(run_id)
-        frontier = RedisFrontier(self._scripts, run_id, found[0], options, holder)
+        number, _ = await self._find_existing(run_id)
+        frontier = RedisFrontier(self._scripts, run_id, number, options, holder)
         await frontier.join()
         return frontier
 

@@ -21,8 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from shoal.clients import errors
-from shoal.clients.errors import Severity
-from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError, StoreFullError
+from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError
 from shoal.frontier.sqlite.file_lock import (
     NAME_KEY,
     FileLock,
@@ -126,10 +125,10 @@ def upgrade(db: sqlite3.Connection, schema: str) -> None:
                     db.execute(statement)
                 elif _columns(db, table) != _columns(fresh, table):
                     _remake(db, table, statement, list(_columns(fresh, table)))
-            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            existing = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
             others = fresh.execute("SELECT name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL")
             for name, statement in others.fetchall():
-                if name not in known:
+                if name not in existing:
                     db.execute(statement)
             db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
             (version,) = fresh.execute("PRAGMA user_version").fetchone()
@@ -379,12 +378,8 @@ class SQLiteFile:
         meaning = errors.meaning(exc)
         if getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self.damaged(str(exc))
-        kind = {Severity.AWAY: StoreAwayError, Severity.FINAL: StoreError}.get(meaning.severity, FrontierError)
-        if meaning.is_full:
-            kind = StoreFullError
-        return kind(
-            f"{self.path}: {meaning.advice} ({exc})" if meaning.advice else f"{self.path}: {exc}; nothing was changed"
-        )
+        reason = f"{meaning.advice} ({exc})" if meaning.advice else f"{exc}; nothing was changed"
+        return meaning.error(f"{self.path}: {reason}")
 
     def damaged(self, what: str) -> StoreError:
         """The error for a file that has unexpected content."""

@@ -1,4 +1,4 @@
-"""Inspect a run in a SQLite file: its counters, the history of a request, the dead requests."""
+"""Inspect a run in a SQLite file: its counters, faults and their repair, histories, dead requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from shoal.frontier.rules import (
 )
 from shoal.frontier.sqlite.file import STORED, UNLISTED, SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteRoles, item_ids
-from shoal.frontier.sqlite.lanes import StoredLanes
-from shoal.frontier.sqlite.leases import Histories
+from shoal.frontier.sqlite.leases import Leases
 from shoal.frontier.sqlite.queue import Stages
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
 from shoal.http import Request
@@ -40,8 +39,10 @@ from shoal.urls.normalize import host_of
 log = logging.getLogger("shoal.frontier")
 
 _decode = msgspec.msgpack.Decoder(Request).decode
-_SLICE = "(instr('0123456789ABCDEF', substr(hex(r.fingerprint), 1, 1)) * 16 + " \
-    "instr('0123456789ABCDEF', substr(hex(r.fingerprint), 2, 1)) - 17 >> 2)"  # fmt: skip
+_SLICE = (
+    "(instr('0123456789ABCDEF', substr(hex(r.fingerprint), 1, 1)) * 16 + "
+    "instr('0123456789ABCDEF', substr(hex(r.fingerprint), 2, 1)) - 17 >> 2)"
+)
 """The slice of a fingerprint: see `shoal.frontier.sqlite.run_file`."""
 _FAULTS = {
     "lanes": "LEFT JOIN lane l ON l.number = r.lane AND l.run = r.run"
@@ -155,7 +156,7 @@ def _repair_listed(run: RunFile) -> list[tuple[str, str]]:
     run.db.executemany("INSERT INTO host (name, ended_at) VALUES (?, ?)", hosts)
     names = [(kind, name) for kind in _LISTED for name in lost[kind]]
     sql = "DELETE FROM inventory WHERE run IN (0, ?) AND kind = ? AND name = ?"
-    run.db.executemany(sql, [(run.number, *each) for each in names])
+    run.db.executemany(sql, [(run.number, *name) for name in names])
     run.db.execute(f"INSERT OR IGNORE INTO inventory {UNLISTED}")
     return names
 
@@ -189,8 +190,7 @@ class SQLiteInspection:
         self,
         run: RunFile,
         seen: Seen,
-        lanes: StoredLanes,
-        histories: Histories,
+        leases: Leases,
         roles: SQLiteRoles,
         stages: Stages,
         holders: Callable[[Collection[str]], list[LeaseHolder]],
@@ -198,8 +198,8 @@ class SQLiteInspection:
         """``holders``: who has leased requests of hosts."""
         self._file = run
         self._seen = seen
-        self._lanes = lanes
-        self._histories = histories
+        self._lanes = leases.lanes
+        self._histories = leases.histories
         self._roles = roles
         self._stages = stages
         self._holders = holders
@@ -222,8 +222,8 @@ class SQLiteInspection:
         states = {name: counts.get(name, 0) for name in STATE_NAMES}
         stored = self._stats()
         counted = msgspec.structs.replace(stored, **states, incoming=self._stages.count())
-        found = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
-        return msgspec.structs.replace(counted, faults=make_faults(found))
+        faults = (*compare_counters(stored, counted, sum(states.values())), *find_faults(self._file))
+        return msgspec.structs.replace(counted, faults=make_faults(faults))
 
     async def repair(self) -> list[str]:
         def step() -> list[str]:
@@ -262,8 +262,8 @@ class SQLiteInspection:
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged
             if number is None and not exact:
-                found = map(self._histories.search, sought_urls(request))
-                number = next((number for number in found if number is not None), None)
+                numbers = map(self._histories.search, sought_urls(request))
+                number = next((number for number in numbers if number is not None), None)
             return None if number is None else self._histories.of(number)
 
         return await self._file.read(step)
@@ -297,7 +297,7 @@ class SQLiteInspection:
 
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         def step(ledger: Ledger, now: float) -> int:
-            numbers = None if only is None else [each for each in map(self._seen.find, only) if each is not None]
+            numbers = None if only is None else [number for number in map(self._seen.find, only) if number is not None]
             return self._lanes.retry_dead(kinds, numbers, ledger, now)
 
         return await self._file.change(step)

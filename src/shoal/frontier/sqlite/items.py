@@ -1,4 +1,4 @@
-"""The item log of a run in a SQLite file."""
+"""The roles and the item log of a run in a SQLite file."""
 
 from __future__ import annotations
 

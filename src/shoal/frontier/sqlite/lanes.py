@@ -30,7 +30,6 @@ from shoal.frontier.rules import (
 )
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.http import Request
-from shoal.ports import FrontierOptions, HostState
 from shoal.urls.normalize import host_of
 
 _POLITENESS = ("delay", "concurrency", "crawl_delay", "learned_delay", "blocked_until", "block_reason", "ended_at")
@@ -126,14 +125,14 @@ class StoredLanes:
         self._run = run.number
         self._run_id = run_id
         self._hosts = hosts
-        self._lanes: LaneTable[StoredQueue] = LaneTable(hosts.by_name, run.options, run_id)
+        self.table: LaneTable[StoredQueue] = LaneTable(hosts.by_name, run.options, run_id)
         self._by_number: dict[int, StoredLane] = {}
 
     def load(self) -> None:
         """Read the lanes from the file into new hosts. The caller then counts the requests in flight and places the
         lanes."""
         self._hosts.load(DEFAULT_HOST)
-        self._lanes = LaneTable(self._hosts.by_name, self._file.options, self._run_id)
+        self.table = LaneTable(self._hosts.by_name, self._file.options, self._run_id)
         self._by_number = {}
         sql = (
             "SELECT lane, count(*) FROM request"
@@ -149,14 +148,14 @@ class StoredLanes:
 
     def place(self, now: float) -> None:
         for lane in self._by_number.values():
-            self._lanes.place(lane, now)
+            self.table.place(lane, now)
 
     def __getitem__(self, number: int) -> StoredLane:
         return self._by_number[number]
 
     def lane(self, name: str) -> StoredLane:
         """The lane of a host. It is added if the run has none."""
-        lane = self._lanes.by_name.get(name)
+        lane = self.table.by_name.get(name)
         if lane is None:
             number = self._db.execute("INSERT INTO lane (run, host) VALUES (?, ?)", (self._run, name)).lastrowid
             assert number is not None
@@ -165,7 +164,7 @@ class StoredLanes:
 
     def _add_lane(self, number: int, name: str) -> StoredLane:
         self._hosts.load(name)
-        lane = self._by_number[number] = self._lanes.add(name, StoredQueue(number))
+        lane = self._by_number[number] = self.table.add(name, StoredQueue(number))
         return lane
 
     def _read_ahead(self, lane: StoredLane, after: Key | None, limit: int) -> list[Key]:
@@ -180,17 +179,13 @@ class StoredLanes:
     def _ahead_limit(self) -> int:
         return max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
 
-    def set_options(self, options: FrontierOptions, now: float) -> None:
-        """Apply other options of the run."""
-        self._lanes.set_options(options, now)
-
     def add(self, new: Sequence[NewRequest], now: float, refused: Collection[bytes] = ()) -> dict[bytes, int]:
         """Store new requests after all others of their priority; those that are refused are dead. Returns their
         numbers in the file."""
         (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
         rows, dead = [], []
         numbers = {}
-        by_name, run = self._lanes.by_name, self._run
+        by_name, run = self.table.by_name, self._run
         for fingerprint, request, parent, payload in new:
             number += 1
             rank = 0.0 - request.priority
@@ -226,13 +221,13 @@ class StoredLanes:
         lane.ready += 1
         if lane.best is None or key < lane.best:
             lane.best = key
-            self._lanes.place(lane, now)
+            self.table.place(lane, now)
 
     def choose(self, limit: int, now: float) -> list[tuple[StoredLane, Key]]:
         """Take the best requests of hosts that are due, in order. The caller changes their rows."""
         chosen: list[tuple[StoredLane, Key]] = []
-        self._lanes.reopen(now)
-        while len(chosen) < limit and (lane := self._lanes.take_best(now)) is not None:
+        self.table.reopen(now)
+        while len(chosen) < limit and (lane := self.table.take_best(now)) is not None:
             key = lane.queue.ahead.pop(0)
             chosen.append((lane, key))
             lane.ready -= 1
@@ -241,20 +236,8 @@ class StoredLanes:
                 lane.queue.ahead = self._read_ahead(lane, key, self._ahead_limit())
             lane.best = lane.queue.ahead[0] if lane.ready else None
             lane.host.in_flight += 1
-            self._lanes.place(lane, now)
+            self.table.place(lane, now)
         return chosen
-
-    def note_call(self, now: float, *, short: bool) -> None:
-        """Note a lease, for other runs on the same hosts. ``short``: it got less than it wanted."""
-        self._lanes.called, self._lanes.asked = now, now if short else 0.0
-
-    def note_end(self, now: float) -> None:
-        """Note that a page of this run ended, for other runs on the same hosts."""
-        self._lanes.called = now
-
-    def rest(self, resting: bool) -> None:
-        """The run is paused or over, or runs again."""
-        self._lanes.is_resting = resting
 
     def retry_dead(self, kinds: Sequence[str] | None, only: Sequence[int] | None, ledger: Ledger, now: float) -> int:
         """Make dead requests of these kinds ready. None: of all kinds but `KINDS_NOT_RETRIED`. Refused links come last,
@@ -288,13 +271,3 @@ class StoredLanes:
         ledger.ready += count
         ledger.dead -= count
         return count
-
-    def next_due(self) -> float | None:
-        """When the next waiting host is due."""
-        return self._lanes.next_due()
-
-    def state(self, name: str, now: float) -> HostState:
-        return self._lanes.state(self._hosts.read(name), now)
-
-    def states(self, now: float, limit: int) -> list[HostState]:
-        return self._lanes.states(now, limit)

@@ -1,4 +1,7 @@
-"""The leases of a run in a SQLite file. They are in the rows of their requests, with a copy in memory."""
+"""Histories and leases of a run in a SQLite file. Leases are in the rows of their requests, with a copy in memory.
+
+Call everything within a transaction.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,6 @@ from shoal.frontier.sqlite.lanes import SharedHosts, StoredLane, StoredLanes
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
 from shoal.http import Request
 from shoal.ports import Event, History, Holder, Lease
-
-# The events and histories of requests in a SQLite file. Call everything within a transaction.
-
 
 _HISTORY = f"""
     SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, kind, reason, payload,
@@ -129,13 +129,13 @@ class LeaseCall(msgspec.Struct, frozen=True):
 class Leases:
     """Grants, extends and ends the leases of one run. Call all methods within a transaction."""
 
-    def __init__(self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts, histories: Histories) -> None:
+    def __init__(self, run: RunFile, lanes: StoredLanes, hosts: SharedHosts) -> None:
         self._file = run
         self._db = run.db
         self._run = run.number
-        self._lanes = lanes
+        self.lanes = lanes
         self._hosts = hosts
-        self._histories = histories
+        self.histories = Histories(run)
         self._held: dict[bytes, HeldLease] = {}
 
     def load(self) -> None:
@@ -147,7 +147,7 @@ class Leases:
             (self._run,),
         )
         for number, name, token, attempts, items, lane_number, rank, slot, epoch, begun, before, nonce in rows:
-            lane = self._lanes[lane_number]
+            lane = self.lanes[lane_number]
             lane.host.in_flight += 1
             holder = None if slot is None else Holder(slot, epoch)
             origin = None if nonce is None else (before, nonce)
@@ -185,14 +185,14 @@ class Leases:
     def granted_under(self, call: LeaseCall) -> list[Lease]:
         """The held leases that were granted to this call, by their tokens."""
         base = token_base(call.nonce)
-        held = [each for each in self._held.values() if base < each.token <= base + MAX_LEASES]
+        held = [lease for lease in self._held.values() if base < lease.token <= base + MAX_LEASES]
         sql = "SELECT payload FROM request WHERE id = ?"
         return [
             Lease(
-                _decode(self._db.execute(sql, (each.number,)).fetchone()[0]), each.fingerprint, each.token,
-                each.attempts, each.lane.host.name, call.deadline, each.lane.host.learned_delay or 0.0,
+                _decode(self._db.execute(sql, (lease.number,)).fetchone()[0]), lease.fingerprint, lease.token,
+                lease.attempts, lease.lane.host.name, call.deadline, lease.lane.host.learned_delay or 0.0,
             )
-            for each in sorted(held, key=lambda each: each.token)
+            for lease in sorted(held, key=lambda lease: lease.token)
         ]  # fmt: skip
 
     def grant(
@@ -267,12 +267,12 @@ class Leases:
     def select_ending(self, leases: Iterable[Lease]) -> list[HeldLease | None]:
         """The leases that a batch ends; None for a stale one, and for the second of two equal ones."""
         ending: set[int] = set()
-        found: list[HeldLease | None] = []
+        selected: list[HeldLease | None] = []
         for held in map(self.current, leases):
-            found.append(held if held and held.number not in ending else None)
+            selected.append(held if held and held.number not in ending else None)
             if held:
                 ending.add(held.number)
-        return found
+        return selected
 
     def end(self, ended: Sequence[tuple[HeldLease, bool]], ledger: Ledger, now: float) -> None:
         """Drop leases, each with whether its host was contacted. The caller has changed their rows."""
@@ -283,7 +283,7 @@ class Leases:
             host.end_lease(now, contacted=was_contacted)
             if was_contacted:
                 contacted[host.name] = host
-        self._lanes.note_end(now)
+        self.lanes.table.called = now
         self._hosts.save_ends(contacted.values())
         ledger.leased -= len(ended)
 
@@ -294,7 +294,7 @@ class Leases:
             [(held.attempts - 1, now, held.number) for held in unused],
         )
         for held in unused:
-            self._lanes.add_ready(held.lane, (held.rank, held.number), now)
+            self.lanes.add_ready(held.lane, (held.rank, held.number), now)
         ledger.ready += len(unused)
         self.end([(held, contacted) for held in unused], ledger, now)
 
@@ -305,12 +305,12 @@ class Leases:
         ready, dead = [], []
         for held in lost:
             reason = lost_reason(held.attempts)
-            self._histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
+            self.histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
             if held.attempts >= self._file.options.max_attempts:
                 dead.append((LOST_KIND, reason, now, held.number))
             else:
                 ready.append((now, held.number))
-                self._lanes.add_ready(held.lane, (held.rank, held.number), now)
+                self.lanes.add_ready(held.lane, (held.rank, held.number), now)
         self._db.executemany(
             f"UPDATE request SET state = {READY}, due = NULL, token = NULL, at = ? WHERE id = ?", ready
         )
@@ -341,7 +341,7 @@ class Leases:
             else:
                 own.waiting -= 1
                 own.ready += 1
-                self._lanes.add_ready(self._lanes[lane], (rank, number), now)
+                self.lanes.add_ready(self.lanes[lane], (rank, number), now)
         self._db.execute(
             f"UPDATE request SET state = {READY}, due = NULL WHERE run = ? AND due <= ? AND state = {WAITING}",
             (self._run, now),

@@ -29,10 +29,19 @@ from shoal.frontier.rules import (
     room_for_links,
 )
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
-from shoal.frontier.sqlite.lanes import NewRequest, StoredLanes
-from shoal.frontier.sqlite.leases import HeldLease, Histories, LeaseCall, Leases, storable
+from shoal.frontier.sqlite.lanes import NewRequest
+from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases, storable
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
-from shoal.frontier.staging import POLL, E, Moved, Portion, count_moved, first_of_each, incoming_history, split_large
+from shoal.frontier.staging import (
+    POLL,
+    E,
+    MovedLinks,
+    Portion,
+    count_moved,
+    first_of_each,
+    incoming_history,
+    split_large,
+)
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -48,9 +57,6 @@ from shoal.ports import (
     RequestState,
     clock,
 )
-
-# The links of large pages in a SQLite file that are not in the queue yet.
-
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Portion).decode
@@ -86,7 +92,7 @@ class Stages:
         if ledger.incoming and not self._movers:
             self._move_portion(None, ledger, now)
 
-    def _move_portion(self, parent: int | None, ledger: Ledger, now: float) -> Moved | None:
+    def _move_portion(self, parent: int | None, ledger: Ledger, now: float) -> MovedLinks | None:
         """Move a portion of this page, or of any page. None if nothing is staged."""
         row = self._db.execute(
             "SELECT id, parent, size, links FROM stage"
@@ -110,7 +116,7 @@ class Stages:
         self._db.execute("DELETE FROM stage WHERE id = ?", (number,))
         ledger.incoming -= size
         ledger.duplicates += size - len(new)
-        return Moved(len(new) - refused, refused)
+        return MovedLinks(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
         """The history of a staged link. It reads all staged links, so it is only for inspection."""
@@ -143,10 +149,10 @@ class Stages:
         finally:
             self._movers -= 1
 
-    async def move(self, parent: int) -> Moved:
+    async def move(self, parent: int) -> MovedLinks:
         """Move all links of a page into the queue, each portion in its own transaction. If the caller is cancelled or
         killed, `help` continues."""
-        moved = Moved(0, 0)
+        moved = MovedLinks(0, 0)
         while (portion := await self._run.change(partial(self._move_portion, parent))) is not None:
             moved = moved.plus(portion)
         return moved
@@ -156,35 +162,32 @@ _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
 
 
-class Tables(msgspec.Struct, frozen=True):
-    """The tables of a run that its queue changes."""
-
-    run: RunFile
-    seen: Seen
-    lanes: StoredLanes
-    leases: Leases
-    histories: Histories
-    items: SQLiteItemLog
-    roles: SQLiteRoles
-
-
 class SQLiteQueue:
     """See `shoal.ports.Queue`. Each call is one transaction, but a large page needs more: see `Stages`."""
 
-    def __init__(self, tables: Tables, expire_others: Callable[[float], None], documents: Documents) -> None:
+    def __init__(
+        self,
+        run: RunFile,
+        seen: Seen,
+        leases: Leases,
+        items: SQLiteItemLog,
+        roles: SQLiteRoles,
+        expire_others: Callable[[float], None],
+        documents: Documents,
+    ) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
-        self._run = tables.run
-        self._db = tables.run.db
-        self._seen = tables.seen
-        self._lanes = tables.lanes
-        self._leases = tables.leases
-        self._histories = tables.histories
-        self._items = tables.items
-        self._roles = tables.roles
+        self._run = run
+        self._db = run.db
+        self._seen = seen
+        self._lanes = leases.lanes
+        self._leases = leases
+        self._histories = leases.histories
+        self._items = items
+        self._roles = roles
         self._expire_others = expire_others
         self._documents = documents
-        self.stages = Stages(tables.run, tables.seen, self._add_links)
+        self.stages = Stages(run, seen, self._add_links)
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """The nonce of the last lease call, and what it leased."""
         self._cookies = 1  # other processes read them through this one
@@ -273,9 +276,10 @@ class SQLiteQueue:
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
         self._last_calls[call.holder] = call.nonce, leases
-        self._lanes.note_call(now, short=len(leases) < call.limit)
+        table = self._lanes.table
+        table.called, table.asked = now, now if len(leases) < call.limit else 0.0
         incoming = now + POLL if ledger.incoming else None
-        moments = (next_moment, until if leases else None, self._lanes.next_due(), incoming)
+        moments = (next_moment, until if leases else None, table.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
 
@@ -326,7 +330,7 @@ class SQLiteQueue:
 
     async def _end(
         self, pages: Sequence[E], end: Callable[[Sequence[E], Ledger, float], list[T]]
-    ) -> tuple[list[T], dict[int, Moved]]:
+    ) -> tuple[list[T], dict[int, MovedLinks]]:
         """End the leases of pages in one transaction, then move the links of large ones. Returns what ``end`` returns,
         and by position what became of the links of large pages."""
         small, staged = await split_large(pages, _encode)
@@ -370,16 +374,16 @@ class SQLiteQueue:
         )
         self._items.append([(held.fingerprint, held.items, page.items) for held, page in done], ledger)
         refused = self._add_links(new, ledger, now, {held.number for held, page in done if page.redirected})
-        found = Counter(child.parent for child in new)
+        new_by_parent = Counter(child.parent for child in new)
         results: list[Pushed | None] = []
         for held, page in zip(holders, completions, strict=True):
             if held is None:
                 results.append(Pushed(0, 0) if page.lease.token in repeated else None)
                 continue
-            new_ones, beyond = found.get(held.number, 0), refused.get(held.number, 0)
-            known = len(page.children) - new_ones + page.duplicates
-            results.append(Pushed(new_ones - beyond, known, beyond))
-            ledger.duplicates += known
+            new_ones, beyond = new_by_parent.get(held.number, 0), refused.get(held.number, 0)
+            duplicates = len(page.children) - new_ones + page.duplicates
+            results.append(Pushed(new_ones - beyond, duplicates, beyond))
+            ledger.duplicates += duplicates
             ledger.redirects += page.redirected
             ledger.item_errors += page.item_errors
             if page.note:
@@ -420,10 +424,14 @@ class SQLiteQueue:
                 f"UPDATE request SET state = {DEAD}, due = NULL, token = NULL, kind = ?, reason = ?, status = ?,"
                 " items = ?, at = ? WHERE id = ?",
                 (
-                    storable(failure.kind), storable(failure.reason), failure.status,
-                    held.items + len(failure.items), now, held.number,
+                    storable(failure.kind),
+                    storable(failure.reason),
+                    failure.status,
+                    held.items + len(failure.items),
+                    now,
+                    held.number,
                 ),
-            )  # fmt: skip
+            )
             event = failure_event(held.attempts, failure, waits=False)
             self._histories.add_event(held.number, now, *event, held.holder)
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)

@@ -1,4 +1,4 @@
-"""The part of a SQLite file that belongs to one run: its transactions and its counters."""
+"""The part of a SQLite file that belongs to one run: its transactions, its counters, and its fingerprints."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class RunFile:
 
     def trimmed(self) -> int | None:
         """How many items were deleted from the log. None if that is not known: the run began in an older format."""
-        found: int | None
-        (found,) = self.db.execute("SELECT trimmed FROM run WHERE number = ?", (self.number,)).fetchone()
-        return found
+        trimmed: int | None
+        (trimmed,) = self.db.execute("SELECT trimmed FROM run WHERE number = ?", (self.number,)).fetchone()
+        return trimmed
 
     def save(self, ledger: Ledger) -> None:
         self.db.execute(

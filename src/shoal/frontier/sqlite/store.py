@@ -1,7 +1,6 @@
 """Runs in a SQLite file: needs no server, survives ``kill -9``, and memory does not grow with the URLs.
 
-`shoal.frontier.sqlite.file` says what a kill and a power cut can lose, `shoal.frontier.sqlite.store` how a frontier
-works.
+`shoal.frontier.sqlite.file` says what a kill and a power cut can lose.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ import msgspec
 from shoal.frontier.composed import ComposedFrontier, FencedFrontier, LocalSessions, LocalWorkers
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.politeness import OpenRuns, apply_update
-from shoal.frontier.rules import HALTED, RESTING, check_transition, moved, no_run, read_run, readable_runs, run_exists
+from shoal.frontier.rules import HALTED, RESTING, moved, no_run, read_run, readable_runs, run_exists
 from shoal.frontier.sqlite.file import SQLiteFile, StoredRow
 from shoal.frontier.sqlite.inspection import SQLiteInspection, restore_lanes
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles, item_ids
 from shoal.frontier.sqlite.lanes import SharedHosts, StoredLanes
-from shoal.frontier.sqlite.leases import Histories, Leases
-from shoal.frontier.sqlite.queue import SQLiteQueue, Tables
+from shoal.frontier.sqlite.leases import Leases
+from shoal.frontier.sqlite.queue import SQLiteQueue
 from shoal.frontier.sqlite.run_file import RunFile, Seen
 from shoal.ports import (
     Document,
-    Documents,
     Frontier,
     FrontierOptions,
     Holder,
@@ -41,11 +39,9 @@ from shoal.ports import (
 from shoal.ports.clock import steady_time
 from shoal.ports.documents import check_document
 
-# The hosts of a SQLite file, as one run sees them, and the facts that all runs share.
-
 
 class SQLiteHosts:
-    """See `shoal.ports.Hosts`."""
+    """The hosts as one run sees them, and the facts that all runs share. See `shoal.ports.Hosts`."""
 
     def __init__(self, run: RunFile, hosts: SharedHosts, lanes: StoredLanes, reload: Callable[[], None]) -> None:
         """``reload`` reads the lanes and leases of the run from the file."""
@@ -56,9 +52,9 @@ class SQLiteHosts:
 
     async def update_host(self, host: str, update: HostUpdate) -> None:
         def step() -> None:
-            known = self._hosts.load(host) if host == DEFAULT_HOST else self._lanes.lane(host).host
-            apply_update(self._hosts.by_name, known, update, self._file.clock())
-            self._hosts.save([known])
+            changed = self._hosts.load(host) if host == DEFAULT_HOST else self._lanes.lane(host).host
+            apply_update(self._hosts.by_name, changed, update, self._file.clock())
+            self._hosts.save([changed])
 
         await self._file.file.write(step)
 
@@ -67,14 +63,14 @@ class SQLiteHosts:
 
         def step() -> list[HostState]:
             self._refresh()
-            return self._lanes.states(self._file.clock(), limit)
+            return self._lanes.table.states(self._file.clock(), limit)
 
         return await self._file.read(step)
 
     async def host_state(self, host: str) -> HostState:
         def step() -> HostState:
             self._refresh()
-            return self._lanes.state(host, self._file.clock())
+            return self._lanes.table.state(self._hosts.read(host), self._file.clock())
 
         return await self._file.read(step)
 
@@ -101,48 +97,37 @@ class SQLiteHosts:
         return await self._file.read(step)
 
 
-# The frontier of a run in a SQLite file, composed of its parts.
-#
-# One process works on a file at a time. So the frontier keeps in memory what it needs most often: the best requests
-# of each lane, the politeness of each host, the held leases, the newest fingerprints. It reads all of that from the
-# file when the run is opened, and again after a transaction was rolled back.
-
-
 class SQLiteFrontier(ComposedFrontier):
-    """See `shoal.ports.Frontier`. Each call is one transaction."""
+    """See `shoal.ports.Frontier`. Each call is one transaction.
 
-    def __init__(
-        self,
-        file: SQLiteFile,
-        run_id: str,
-        number: int,
-        hosts: SharedHosts,
-        clock: Callable[[], float],
-        runs: OpenRuns[SQLiteFrontier],
-        sessions: LocalSessions,
-        documents: Documents,
-    ) -> None:
-        """``hosts``, ``runs``, ``sessions`` and ``documents`` are shared by all runs of the file."""
-        self._run = run = RunFile(file, number, clock)
+    One process works on a file at a time. So the frontier keeps in memory what it needs most often: the best requests
+    of each lane, the politeness of each host, the held leases, the newest fingerprints. It reads all of that from the
+    file when the run is opened, and again after a transaction was rolled back.
+    """
+
+    def __init__(self, store: SQLiteStore, file: SQLiteFile, run_id: str, number: int) -> None:
+        hosts, runs, sessions = store.hosts, store.frontiers, store.sessions
+        self._run = run = RunFile(file, number, store.clock)
         self._seen = seen = Seen(file.db, number)
         self._lanes = lanes = StoredLanes(run, run_id, hosts)
         self._roles = roles = SQLiteRoles(run)
-        histories, items = Histories(run), SQLiteItemLog(run, roles)
-        self._leases = Leases(run, lanes, hosts, histories)
-        tables = Tables(run, seen, lanes, self._leases, histories, items, roles)
-        self._queue = queue = SQLiteQueue(tables, lambda now: runs.expire_others(self, now), documents)
+        items = SQLiteItemLog(run, roles)
+        self._leases = leases = Leases(run, lanes, hosts)
+        self._queue = queue = SQLiteQueue(
+            run, seen, leases, items, roles, lambda now: runs.expire_others(self, now), store
+        )
         self.expire_leases = queue.expire_leases
-        self.held_at = self._leases.held_at
+        self.held_at = leases.held_at
         holders = partial(sessions.holders, runs)
-        inspection = SQLiteInspection(run, seen, lanes, histories, roles, queue.stages, holders)
-        workers = LocalWorkers(run_id, sessions, queue.fence, self._leases.holders)
+        inspection = SQLiteInspection(run, seen, leases, roles, queue.stages, holders)
+        workers = LocalWorkers(run_id, sessions, queue.fence, leases.holders)
         sqlite_hosts = SQLiteHosts(run, hosts, lanes, self._load_queue)
         super().__init__(queue, roles, workers, items, sqlite_hosts, inspection)
 
     def enter(self, state: RunState) -> None:
         """Stop or resume leasing: the run is paused or cancelled, or runs again."""
         self._queue.halted = state in HALTED
-        self._lanes.rest(state in RESTING)
+        self._lanes.table.is_resting = state in RESTING
 
     # -- memory and file; the store calls these within a transaction
 
@@ -165,7 +150,7 @@ class SQLiteFrontier(ComposedFrontier):
     def set_options(self, options: FrontierOptions) -> None:
         """Change the options of the run."""
         self._run.save_options(options)
-        self._lanes.set_options(options, self._run.clock())
+        self._lanes.table.set_options(options, self._run.clock())
 
     def place(self) -> None:
         """Make the lanes available for leasing."""
@@ -180,68 +165,7 @@ class SQLiteFrontier(ComposedFrontier):
         self.place()
 
 
-# Documents in a SQLite file. See `shoal.ports.Documents`.
-
-
 _LAST = "\U0010ffff"  # sorts after every printable character
-
-
-class SQLiteDocuments:
-    """The documents of a file. ``add_run``: creates a run, unless there is one of that name."""
-
-    def __init__(self, file: SQLiteFile, add_run: Callable[[Run], object]) -> None:
-        self._file = file
-        self._add_run = add_run
-
-    async def get_document(self, key: str) -> Document | None:
-        found = await self._read("key = ?", (key,), 1)
-        return found[0] if found else None
-
-    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
-        return await self._read("key >= ? AND key < ? AND key > ?", (prefix, prefix + _LAST, after), limit)
-
-    async def _read(self, condition: str, values: tuple[str, ...], limit: int) -> list[Document]:
-        query = f"SELECT key, value, version FROM document WHERE {condition} ORDER BY key LIMIT ?"
-
-        def read() -> list[Document]:
-            return [Document(*row) for row in self._file.db.execute(query, (*values, limit))]
-
-        return await self._file.read(read)
-
-    async def put_document(
-        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
-    ) -> bool:
-        check_document(key, value, version)
-        db = self._file.db
-
-        def put() -> bool:
-            row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
-            stored = row[0] if row else b""
-            if stored == version or (value is None and not stored):
-                return True
-            if stored != replaces:
-                return False
-            if value is None:
-                db.execute("DELETE FROM document WHERE key = ?", (key,))
-                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
-            elif stored:
-                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
-            else:
-                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
-            if run is not None:
-                self._add_run(run)
-            return True
-
-        return await self._file.write(put)
-
-    def discard(self, run_id: str) -> None:
-        """Delete the documents of a run, within a transaction."""
-        own = f"run/{run_id}/", f"run/{run_id}/{_LAST}"
-        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", own)
-        listed = "run = 0 AND kind = 'document' AND name >= ? AND name < ?"
-        self._file.db.execute(f"DELETE FROM inventory WHERE {listed}", own)
-
-
 _RUN = "SELECT run_id, spider, state, created_at, settings, project, ended_at FROM run"
 _BELONGS = "(?1 IS NULL OR spider = ?1) AND (?2 IS NULL OR project = ?2)"
 _RUNS = (
@@ -261,8 +185,8 @@ Keeps: TypeAlias = "Callable[[SQLiteStore, str, Holder | None], bool]"
 """See `SQLiteStore.open`."""
 
 
-class SQLiteStore(SQLiteDocuments):
-    """Runs and their frontiers in a file, with the politeness that they share. See `shoal.ports.Store`.
+class SQLiteStore:
+    """Runs, their frontiers and documents in a file, with the politeness that the runs share. See `shoal.ports.Store`.
 
     One process works on a file at a time.
     """
@@ -270,12 +194,12 @@ class SQLiteStore(SQLiteDocuments):
     shared: ClassVar[bool] = False
 
     def __init__(self, file: SQLiteFile, clock: Callable[[], float], keeps: Keeps) -> None:
-        super().__init__(file, self._add)
-        self._clock = clock
+        self._file = file
+        self.clock = clock
         self._keeps = keeps
-        self._hosts = SharedHosts(file.db)
-        self._frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
-        self._sessions = LocalSessions(clock)
+        self.hosts = SharedHosts(file.db)
+        self.frontiers: OpenRuns[SQLiteFrontier] = OpenRuns()
+        self.sessions: LocalSessions = LocalSessions(clock)
         self._opening = asyncio.Lock()
         self._largest = 0
         file.restore = self._restore
@@ -326,7 +250,7 @@ class SQLiteStore(SQLiteDocuments):
             "SELECT max((SELECT coalesce(max(ended_at), 0) FROM host),"
             " (SELECT coalesce(max(at), 0) FROM request WHERE due IS NOT NULL))"
         ).fetchone()
-        ahead = last - self._clock()
+        ahead = last - self.clock()
         if ahead > 0:
             db.execute("UPDATE host SET ended_at = ended_at - ?1, blocked_until = max(0, blocked_until - ?1)", (ahead,))
             db.execute("UPDATE request SET due = due - ?1, at = at - ?1 WHERE due IS NOT NULL", (ahead,))
@@ -334,8 +258,8 @@ class SQLiteStore(SQLiteDocuments):
 
     def _restore(self) -> None:
         """Read everything that is in memory from the file again."""
-        frontiers = list(self._frontiers.values())
-        self._hosts.forget()
+        frontiers = list(self.frontiers.values())
+        self.hosts.forget()
         for frontier in frontiers:
             frontier.load()
         for frontier in frontiers:
@@ -360,8 +284,8 @@ class SQLiteStore(SQLiteDocuments):
     async def transition(self, run_id: str, state: RunState) -> Run:
         def change() -> Run:
             run = self._run(run_id)
-            check_transition(run_id, run, state)
-            assert run is not None
+            if run is None:
+                raise no_run(run_id)
             changed = moved(run, state)
             self._file.db.execute(
                 "UPDATE run SET state = ?, ended_at = ? WHERE run_id = ?", (changed.state, changed.ended_at, run_id)
@@ -369,8 +293,8 @@ class SQLiteStore(SQLiteDocuments):
             return changed
 
         changed = await self._file.write(change)
-        if run_id in self._frontiers:
-            self._frontiers[run_id].enter(state)
+        if run_id in self.frontiers:
+            self.frontiers[run_id].enter(state)
         return changed
 
     async def delete_run(self, run_id: str) -> None:
@@ -381,9 +305,9 @@ class SQLiteStore(SQLiteDocuments):
             for statement in _DELETE_RUN:
                 self._file.db.execute(statement, row)
             self._file.db.execute("DELETE FROM item WHERE id BETWEEN ? AND ?", item_ids(*row))
-            self.discard(run_id)
-            self._frontiers.pop(run_id, None)
-            self._sessions.forget_run(run_id)
+            self._delete_documents(run_id)
+            self.frontiers.pop(run_id, None)
+            self.sessions.forget_run(run_id)
             self._restore()
 
         await self._file.write(delete)
@@ -415,11 +339,59 @@ class SQLiteStore(SQLiteDocuments):
         limit: int | None = None,
     ) -> list[Run]:
         def runs() -> list[Run]:
-            wanted = None if states is None else json.dumps(states)
-            rows = self._file.db.execute(_RUNS, (spider, project, wanted, -1 if limit is None else limit))
+            listed = None if states is None else json.dumps(states)
+            rows = self._file.db.execute(_RUNS, (spider, project, listed, -1 if limit is None else limit))
             return readable_runs(rows, _run_of)
 
         return await self._file.read(runs)
+
+    async def get_document(self, key: str) -> Document | None:
+        documents = await self._documents("key = ?", (key,), 1)
+        return documents[0] if documents else None
+
+    async def list_documents(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Document]:
+        return await self._documents("key >= ? AND key < ? AND key > ?", (prefix, prefix + _LAST, after), limit)
+
+    async def _documents(self, condition: str, values: tuple[str, ...], limit: int) -> list[Document]:
+        query = f"SELECT key, value, version FROM document WHERE {condition} ORDER BY key LIMIT ?"
+
+        def read() -> list[Document]:
+            return [Document(*row) for row in self._file.db.execute(query, (*values, limit))]
+
+        return await self._file.read(read)
+
+    async def put_document(
+        self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
+    ) -> bool:
+        check_document(key, value, version)
+        db = self._file.db
+
+        def put() -> bool:
+            row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
+            stored = row[0] if row else b""
+            if stored == version or (value is None and not stored):
+                return True
+            if stored != replaces:
+                return False
+            if value is None:
+                db.execute("DELETE FROM document WHERE key = ?", (key,))
+                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
+            elif stored:
+                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
+            else:
+                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
+            if run is not None:
+                self._add(run)
+            return True
+
+        return await self._file.write(put)
+
+    def _delete_documents(self, run_id: str) -> None:
+        """Delete the documents of a run, within a transaction."""
+        own = f"run/{run_id}/", f"run/{run_id}/{_LAST}"
+        self._file.db.execute("DELETE FROM document WHERE key >= ? AND key < ?", own)
+        listed = "run = 0 AND kind = 'document' AND name >= ? AND name < ?"
+        self._file.db.execute(f"DELETE FROM inventory WHERE {listed}", own)
 
     async def frontier(
         self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
@@ -431,9 +403,7 @@ class SQLiteStore(SQLiteDocuments):
             row = self._file.db.execute("SELECT number FROM run WHERE run_id = ?", (run_id,)).fetchone()
             if row is None:
                 raise no_run(run_id)
-            frontier = SQLiteFrontier(
-                self._file, run_id, row[0], self._hosts, self._clock, self._frontiers, self._sessions, self
-            )
+            frontier = SQLiteFrontier(self, self._file, run_id, row[0])
             if not self._file.readonly:
                 if options is not None:
                     frontier.set_options(options)
@@ -442,14 +412,14 @@ class SQLiteStore(SQLiteDocuments):
             return frontier
 
         async with self._opening:
-            if run_id not in self._frontiers:
-                self._frontiers[run_id] = await (
+            if run_id not in self.frontiers:
+                self.frontiers[run_id] = await (
                     self._file.read(load) if self._file.readonly else self._file.write(load)
                 )
-            found = self._frontiers[run_id]
-            if options is not None and options != found.options and not self._file.readonly:
-                await self._file.write(partial(found.set_options, options))
-        return found if holder is None else FencedFrontier(found, holder)
+            opened = self.frontiers[run_id]
+            if options is not None and options != opened.options and not self._file.readonly:
+                await self._file.write(partial(opened.set_options, options))
+        return opened if holder is None else FencedFrontier(opened, holder)
 
     async def close(self) -> None:
         """Close the file. Leases that are still held end when the run is opened again, as after a crash."""
