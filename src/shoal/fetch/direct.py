@@ -102,25 +102,25 @@ class ConnectionPool:
 
     def take(self, origin: str) -> Place | asyncio.Future[Place]:
         """A place for one request. If it is a future, pass it to `wait`."""
-        known = self._origins.get(origin)
-        if known is None:
-            known = self._origins[origin] = _Origin()
-        if known.idle:
-            known.busy += 1
-            connection = known.idle.pop()
+        connections = self._origins.get(origin)
+        if connections is None:
+            connections = self._origins[origin] = _Origin()
+        if connections.idle:
+            connections.busy += 1
+            connection = connections.idle.pop()
             del self._idle_since[connection]
             return connection
-        known.waits += 1
-        if known.busy == 0 or known.waits >= _MAX_WAITS or self._closed or not origin.startswith("https:"):
-            known.waits = 0
-            known.busy += 1
+        connections.waits += 1
+        if connections.busy == 0 or connections.waits >= _MAX_WAITS or self._closed or not origin.startswith("https:"):
+            connections.waits = 0
+            connections.busy += 1
             return None
         waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        known.waiters.append(waiter)
-        if known.timer is None:
-            known.waits_since = known.checked_at = time.monotonic()
-            known.worked = time.process_time()
-            known.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, known))
+        connections.waiters.append(waiter)
+        if connections.timer is None:
+            connections.waits_since = connections.checked_at = time.monotonic()
+            connections.worked = time.process_time()
+            connections.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, connections))
         return waiter
 
     async def wait(self, origin: str, waiter: asyncio.Future[Place]) -> Place:
@@ -134,49 +134,49 @@ class ConnectionPool:
 
     def give_back(self, origin: str, connection: Place) -> None:
         """Return a place. Pass the connection if there is one: it is kept if it can be used again, else closed."""
-        known = self._origins[origin]
+        connections = self._origins[origin]
         if connection is not None:
             if connection.reusable and self._keep_alive > 0 and not self._closed:
                 connection.remember_session()
             else:
                 connection.abort()
                 connection = None
-        while known.waiters:
-            waiter = known.waiters.popleft()
+        while connections.waiters:
+            waiter = connections.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(connection)  # it takes over the place, too
                 return
-        known.busy -= 1
+        connections.busy -= 1
         if connection is not None:
-            self._keep(known, connection)
+            self._keep(connections, connection)
         else:
-            self._forget_unused(origin, known)
+            self._forget_unused(origin, connections)
 
-    def _check(self, origin: str, known: _Origin) -> None:
+    def _check(self, origin: str, connections: _Origin) -> None:
         """Let waiting requests open as many connections as there are, unless this process is busy."""
         now, worked = time.monotonic(), time.process_time()
-        is_busy = worked - known.worked > _BUSY * (now - known.checked_at)
-        known.checked_at, known.worked = now, worked
-        if not is_busy or now > known.waits_since + _MAX_WAIT:
-            known.waits_since = now
-            more = known.busy
-            while known.waiters and more:
-                waiter = known.waiters.popleft()
+        is_busy = worked - connections.worked > _BUSY * (now - connections.checked_at)
+        connections.checked_at, connections.worked = now, worked
+        if not is_busy or now > connections.waits_since + _MAX_WAIT:
+            connections.waits_since = now
+            more = connections.busy
+            while connections.waiters and more:
+                waiter = connections.waiters.popleft()
                 if not waiter.done():
                     waiter.set_result(None)
-                    known.busy += 1
+                    connections.busy += 1
                     more -= 1
-        known.timer = None
-        if known.waiters:
-            known.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, known))
+        connections.timer = None
+        if connections.waiters:
+            connections.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, connections))
         else:
-            self._forget_unused(origin, known)
+            self._forget_unused(origin, connections)
 
-    def _keep(self, known: _Origin, connection: HttpConnection) -> None:
-        known.idle.append(connection)
+    def _keep(self, connections: _Origin, connection: HttpConnection) -> None:
+        connections.idle.append(connection)
         self._idle_since[connection] = asyncio.get_running_loop().time()
-        if len(self._idle_since) > _MANY_IDLE and len(known.idle) > 1:
-            self.drop(known.idle[0])
+        if len(self._idle_since) > _MANY_IDLE and len(connections.idle) > 1:
+            self.drop(connections.idle[0])
         elif len(self._idle_since) > _MAX_IDLE:
             self.drop(next(iter(self._idle_since)))
         if self._sweeper is None:
@@ -185,13 +185,13 @@ class ConnectionPool:
     def drop(self, connection: HttpConnection) -> None:
         """Close an idle connection, or forget one that closed by itself."""
         if self._idle_since.pop(connection, None) is not None:
-            known = self._origins[connection.origin]
-            known.idle.remove(connection)
-            self._forget_unused(connection.origin, known)
+            connections = self._origins[connection.origin]
+            connections.idle.remove(connection)
+            self._forget_unused(connection.origin, connections)
             connection.abort()
 
-    def _forget_unused(self, origin: str, known: _Origin) -> None:
-        if not (known.busy or known.idle or known.waiters or known.timer):
+    def _forget_unused(self, origin: str, connections: _Origin) -> None:
+        if not (connections.busy or connections.idle or connections.waiters or connections.timer):
             del self._origins[origin]
 
     def _sweep(self) -> None:
@@ -217,15 +217,15 @@ class ConnectionPool:
             self._sweeper = None
         for connection in list(self._idle_since):
             self.drop(connection)
-        for known in self._origins.values():
-            if known.timer is not None:
-                known.timer.cancel()
-                known.timer = None
-            for waiter in known.waiters:
+        for connections in self._origins.values():
+            if connections.timer is not None:
+                connections.timer.cancel()
+                connections.timer = None
+            for waiter in connections.waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-                    known.busy += 1
-            known.waiters.clear()
+                    connections.busy += 1
+            connections.waiters.clear()
 
 
 _BUFFER = 1 << 16  # bytes that are received at once
@@ -382,9 +382,9 @@ class DirectFetcher:
         try:
             async with asyncio.timeout_at(deadline):
                 tls = await self._tls_client() if scheme == "https" else None
-                found = await self._connector.resolve(name)
+                addresses = await self._connector.resolve(name)
                 async with connecting:
-                    await self._open(connection, await self._connector.connect_to(found, port), tls, name)
+                    await self._open(connection, await self._connector.connect_to(addresses, port), tls, name)
         except TimeoutError as exc:
             if exc.errno:  # of the system
                 raise _explain(exc, host) from exc

@@ -50,18 +50,18 @@ class AddressGuard:
     def refuses(self, address: str) -> str | None:
         """Why the address may not be contacted (``a loopback address``); None if it may."""
         try:
-            found = ip_address(address)
+            literal = ip_address(address)
         except ValueError:
             return "not an IP address"  # but the system may read it as one: 127.1
-        target = _target(found)
-        if any(found in network or target in network for network in self._allowed):
+        target = _target(literal)
+        if any(literal in network or target in network for network in self._allowed):
             return None
         return _reason(target)
 
     def select(self, addresses: Sequence[str]) -> list[str]:
         """The addresses of a name that may be contacted. If one of them is public, only public ones."""
-        allowed = [each for each in addresses if self.refuses(each) is None]
-        return [each for each in allowed if _PUBLIC.refuses(each) is None] or allowed
+        allowed = [address for address in addresses if self.refuses(address) is None]
+        return [address for address in allowed if _PUBLIC.refuses(address) is None] or allowed
 
     def refuses_host(self, host: str) -> str | None:
         """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may.
@@ -175,13 +175,13 @@ class PageReach:
 
     def select(self, host: str, addresses: Sequence[str]) -> ReachableAddresses:
         """Choose among the addresses that a name has now, at least one. An address in a URL has itself."""
-        allowed = [each for each in addresses if self._guard is None or self._guard.refuses(each) is None]
+        allowed = [address for address in addresses if self._guard is None or self._guard.refuses(address) is None]
         if self._guard is not None and not allowed:
             return ReachableAddresses([], _refusal(self._guard.refuses(addresses[0]), _REFUSED))
-        kinds = {each: self._kind_of(each) for each in allowed}
+        kinds = {address: self._kind_of(address) for address in allowed}
         now = min(kinds.values())
         kind = self._required(host, now)
-        selected = [each for each in allowed if kinds[each] is kind]
+        selected = [address for address in allowed if kinds[address] is kind]
         what = self._public.refuses(allowed[0]) or "a public address"
         return ReachableAddresses(selected, _refusal(what, self._why_not(host, kind)))
 

@@ -78,9 +78,9 @@ class LenientParser:
         return False
 
     def _take(self, count: int) -> bytes:
-        taken = bytes(self._data[:count])
+        data = bytes(self._data[:count])
         del self._data[:count]
-        return taken
+        return data
 
     # -- steps: each returns whether there may be more to read
 

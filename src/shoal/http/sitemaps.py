@@ -404,15 +404,15 @@ class SitemapReader:
     def _read_lines(self, text: Iterator[str]) -> Iterator[SitemapEntry]:
         """A text file with one URL per line."""
         self.format = "text"
-        sample, found = "", False
+        sample, has_url = "", False
         for line in _lines(text):
             sample = sample or line
             if _URL_LINE.match(line) and len(line) <= _MAX_TEXT:
-                found = True
+                has_url = True
                 yield SitemapEntry(line)
             elif line:
                 self.skipped += 1
-        if not found:
+        if not has_url:
             raise SitemapError(f"it is not a sitemap: it begins with {sample[:_SAMPLE]!r}")
 
     def _read_markup(self, text: Iterator[str]) -> Iterator[SitemapEntry]:
@@ -556,5 +556,5 @@ def _decoder(encoding: str) -> codecs.IncrementalDecoder:
 
 def sitemaps_in_robots(text: str) -> list[str]:
     """The sitemaps that a robots.txt names, without duplicates."""
-    found = (_SITEMAP_LINE.match(line) for line in text[:_MAX_ROBOTS].splitlines())
-    return list(dict.fromkeys(match[1] for match in found if match))
+    matches = (_SITEMAP_LINE.match(line) for line in text[:_MAX_ROBOTS].splitlines())
+    return list(dict.fromkeys(match[1] for match in matches if match))

@@ -141,10 +141,10 @@ def _check_records(document: Document, size: int, url: str) -> None:
 
 def _check_lengths(lengths: Iterable[int], size: int) -> None:
     fixed, multiple = _MAX_TEXT
-    left = limit = max(fixed, multiple * size)
+    room = limit = max(fixed, multiple * size)
     for length in lengths:
-        left -= length
-        if left < 0:
+        room -= length
+        if room < 0:
             raise TooComplexError(f"the page is too complex: its data has more than {limit} characters")
 
 
@@ -175,5 +175,5 @@ def _length_of(target: Element, added: int) -> int:
     if target.attr("itemref") is not None or target.select_one("[itemref]") is not None:
         raise TooComplexError("the page is too complex: the data that an itemref refers to has an itemref")
     properties = [target, *target.select("[itemprop]")]
-    values = sum(len(each.attr(name) or "") for each in properties for name in _VALUES)
+    values = sum(len(element.attr(name) or "") for element in properties for name in _VALUES)
     return len(target.text) + values + (added + 1) * len(properties)

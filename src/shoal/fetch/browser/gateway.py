@@ -87,10 +87,10 @@ def _ask_kernel(peer: Address, local: Address) -> int | None:
 
 def _search_table(table: str, peer: Address, local: Address) -> int | None:
     """The same from the text of /proc/net/tcp."""
-    wanted = [_hex(peer), _hex(local)]
+    addresses = [_hex(peer), _hex(local)]
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if fields[1:3] == wanted:
+        if fields[1:3] == addresses:
             return int(fields[7]) if fields[9] != "0" else None
     return None
 
@@ -158,7 +158,7 @@ class Gateway:
         return listener
 
     def _check(self) -> None:
-        self._listeners = {each for each in self._listeners if not each.closed}
+        self._listeners = {listener for listener in self._listeners if not listener.closed}
         for listener in self._listeners:
             listener._check()
         often = min(1.0, self.limits.header_timeout / 4, self.limits.idle_timeout / 4)
@@ -169,7 +169,7 @@ class Gateway:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.gather(*(each.close() for each in self._listeners))
+        await asyncio.gather(*(listener.close() for listener in self._listeners))
         self._to_sites.close()
         self._to_proxies.close()
 
@@ -243,7 +243,7 @@ class Listener:
         for pipe in [*self._kept]:
             pipe.abort()
         self._kept.clear()
-        tasks = [each.task for each in self._conversations]
+        tasks = [conversation.task for conversation in self._conversations]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -287,8 +287,8 @@ class Listener:
                     del self._failures[next(iter(self._failures))]
 
     def take(self, site: Site) -> Pipe | None:
-        for pipe, (kept, _) in [*reversed(self._kept.items())]:
-            if kept == site:
+        for pipe, (pipe_site, _) in [*reversed(self._kept.items())]:
+            if pipe_site == site:
                 if pipe.pending:  # an answer that nobody asked for
                     self._drop(pipe)
                     continue
@@ -298,7 +298,7 @@ class Listener:
         return None
 
     def keep(self, site: Site, pipe: Pipe) -> None:
-        same = sum(kept == site for kept, _ in self._kept.values())
+        same = sum(pipe_site == site for pipe_site, _ in self._kept.values())
         if self.closed or not pipe.open or same >= _MAX_KEPT_PER_SITE or len(self._kept) >= _MAX_KEPT:
             pipe.abort()
             return

@@ -153,7 +153,7 @@ class Proxied:
     async def _connect_http(self, pipe: Pipe, host: str, port: int) -> None:
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n".encode()]
-        lines += [b"%b: %b\r\n" % each for each in self.headers]
+        lines += [b"%b: %b\r\n" % header for header in self.headers]
         await pipe.write(b"".join([*lines, b"\r\n"]))
         answer = parse_response(await pipe.read_head(_MAX_PROXY_HEAD), to_head=True)
         while answer.status < 200:
@@ -166,14 +166,14 @@ class Proxied:
 
     async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
         """Do the SOCKS5 handshake (RFC 1928 and RFC 1929)."""
-        named = bool(self._user or self._password)
-        await pipe.write(b"\x05\x02\x02\x00" if named else b"\x05\x01\x00")
+        has_login = bool(self._user or self._password)
+        await pipe.write(b"\x05\x02\x02\x00" if has_login else b"\x05\x01\x00")
         version, chosen = await pipe.read_exactly(2)
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
-        if chosen != 0 and not (named and chosen == 2):
+        if chosen != 0 and not (has_login and chosen == 2):
             raise ValueError(
-                "it supports neither anonymous access nor user and password" if named else "it wants a password"
+                "it supports neither anonymous access nor user and password" if has_login else "it wants a password"
             )
         if chosen:
             user, password = self._user.encode(), self._password.encode()
@@ -434,14 +434,14 @@ class Conversation:
         reuse = request.length == 0 and request.method in _REPEATABLE
         while True:
             upstream = await self._connect(site, tunnel=False, reuse=reuse)
-            kept, upstream.kept = upstream.kept, True
+            was_kept, upstream.kept = upstream.kept, True
             try:
                 return await self._exchange(request, site, path, upstream)
             except (EOFError, OSError) as exc:
                 if self._answered:
                     raise
                 upstream.abort()
-                if not kept:
+                if not was_kept:
                     message = f"{site.host} closed the connection"
                     raise FetchError(message, kind="reset", retryable=True) from exc
                 reuse = False  # the site closed a connection that was kept for too long
@@ -453,7 +453,7 @@ class Conversation:
         host, _ = absolute_target(request.target)
         target = f"http://{host}{path}" if out.absolute else path
         headers = [(b"Host", host.encode())]
-        headers += [each for each in forwarded(request) if each[0].lower() != b"host"]
+        headers += [header for header in forwarded(request) if header[0].lower() != b"host"]
         headers += out.headers
         await upstream.write(written(b"%b %b HTTP/1.1" % (request.method, target.encode()), headers))
         upload = asyncio.create_task(self._upload(upstream, request.length)) if request.length else None

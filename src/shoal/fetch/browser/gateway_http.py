@@ -62,11 +62,11 @@ class ResponseHead(NamedTuple):
 
 def parse_request(head: bytes) -> RequestHead:
     lines = _lines(head)
-    found = _REQUEST_LINE.fullmatch(lines[0])
-    if found is None:
+    match = _REQUEST_LINE.fullmatch(lines[0])
+    if match is None:
         raise ValueError("not an HTTP/1.1 request")
     headers = _headers(lines)
-    method, target, version = found.groups()
+    method, target, version = match.groups()
     coding, lengths = _framing(headers)
     if coding and (lengths or coding != b"chunked" or version == b"0"):
         raise ValueError("ambiguous length of the body")
@@ -78,11 +78,11 @@ def parse_request(head: bytes) -> RequestHead:
 def parse_response(head: bytes, *, to_head: bool = False) -> ResponseHead:
     """``to_head``: it answers a HEAD request, so it has no body."""
     lines = _lines(head)
-    found = _STATUS_LINE.fullmatch(lines[0])
-    if found is None:
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
         raise ValueError("not an HTTP/1.1 response")
     headers = _headers(lines)
-    version, status = found[1], int(found[2])
+    version, status = match[1], int(match[2])
     persistent = _persistent(headers, version)
     coding, lengths = _framing(headers)
     declared = None if coding else _length(lengths)
@@ -96,7 +96,7 @@ def parse_response(head: bytes, *, to_head: bool = False) -> ResponseHead:
     else:
         length = UNTIL_CLOSE if declared is None else declared
     persistent = persistent and length != UNTIL_CLOSE
-    return ResponseHead(status, found[3] or b"", headers, persistent, length, declared)
+    return ResponseHead(status, match[3] or b"", headers, persistent, length, declared)
 
 
 def _lines(head: bytes) -> list[bytes]:
@@ -154,37 +154,37 @@ def _persistent(headers: Headers, version: bytes) -> bool:
 
 def authority(text: str, default_port: int) -> tuple[str, int]:
     """The host, without brackets, and the port."""
-    found = _AUTHORITY.fullmatch(text)
-    if found is None or len(found[1]) > 255:
+    match = _AUTHORITY.fullmatch(text)
+    if match is None or len(match[1]) > 255:
         raise ValueError("invalid host or port")
-    port = int(found[2] or default_port)
+    port = int(match[2] or default_port)
     if not 0 < port < 65536:
         raise ValueError("invalid host or port")
-    return found[1].strip("[]"), port
+    return match[1].strip("[]"), port
 
 
 def absolute_target(target: str) -> tuple[str, str]:
     """The authority and the path of an ``http://`` URL."""
-    found = _HTTP_URL.match(target)
-    if found is None:
+    match = _HTTP_URL.match(target)
+    if match is None:
         raise ValueError("not an http:// URL")
-    path = target[found.end() :].partition("#")[0]
-    return found[1], path if path.startswith("/") else "/" + path
+    path = target[match.end() :].partition("#")[0]
+    return match[1], path if path.startswith("/") else "/" + path
 
 
 def forwarded(head: RequestHead | ResponseHead) -> Headers:
     """The headers for the next connection, with the framing that was understood."""
     dropped = _HOP_BY_HOP | _options(head.headers)
-    kept = [each for each in head.headers if each[0].lower() not in dropped]
+    headers = [header for header in head.headers if header[0].lower() not in dropped]
     if head.length == CHUNKED:
-        kept.append((b"Transfer-Encoding", b"chunked"))
+        headers.append((b"Transfer-Encoding", b"chunked"))
     elif head.declared is not None:
-        kept.append((b"Content-Length", b"%d" % head.declared))
-    return kept
+        headers.append((b"Content-Length", b"%d" % head.declared))
+    return headers
 
 
 def written(first_line: bytes, headers: Headers) -> bytes:
-    return b"".join([first_line, b"\r\n", *(b"%b: %b\r\n" % each for each in headers), b"\r\n"])
+    return b"".join([first_line, b"\r\n", *(b"%b: %b\r\n" % header for header in headers), b"\r\n"])
 
 
 class Chunks:
@@ -237,10 +237,10 @@ class Chunks:
                 raise ValueError("invalid trailer")
             self.done = not line
             return
-        found = _CHUNK_SIZE.fullmatch(line)
-        if found is None:
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
             raise ValueError("invalid chunk")
-        size = int(found[1], 16)
+        size = int(match[1], 16)
         if size:
             self._left = size + 2
         else:
@@ -249,9 +249,9 @@ class Chunks:
 
 def _after_whole_chunks(data: bytes, at: int) -> int:
     """The position after all chunks that are complete and have no extension: a site may send thousands of tiny ones."""
-    while (found := _PLAIN_CHUNK_LINE.match(data, at)) is not None:
-        size = int(found[1], 16)
-        end = found.end() + size + 2
+    while (match := _PLAIN_CHUNK_LINE.match(data, at)) is not None:
+        size = int(match[1], 16)
+        end = match.end() + size + 2
         if not size or data[end - 2 : end] != b"\r\n":
             break
         at = end
@@ -585,5 +585,5 @@ class Pipe(asyncio.Protocol):
 
 def _end_of_head(buffer: bytearray, start: int) -> int:
     """The position after the first empty line; -1 if there is none."""
-    found = [at + size for mark, size in ((b"\n\r\n", 3), (b"\n\n", 2)) if (at := buffer.find(mark, start)) >= 0]
-    return min(found, default=-1)
+    ends = [at + size for mark, size in ((b"\n\r\n", 3), (b"\n\n", 2)) if (at := buffer.find(mark, start)) >= 0]
+    return min(ends, default=-1)

@@ -73,12 +73,12 @@ class ContextCookies:
                     self._note_put(cookie, shown)
 
     def _note_put(self, cookie: Cookie, shown: Mapping[CookieKey, Cookie]) -> None:
-        found = shown.get(cookie.key)
-        if found is None:  # the site may have ended it meanwhile; mostly the browser does not accept it
+        stored = shown.get(cookie.key)
+        if stored is None:  # the site may have ended it meanwhile; mostly the browser does not accept it
             log.debug("the browser does not accept the cookie %.100r of %s", cookie.name, cookie.domain)
             self._seen.pop(cookie.key, None)
         else:  # if another page has changed it meanwhile, `take` must see that
-            self._seen[cookie.key] = found if found.value == cookie.value else cookie
+            self._seen[cookie.key] = stored if stored.value == cookie.value else cookie
 
     async def take(self, sent: SentCookies) -> None:
         """After a page: put what has changed in the context into the jar."""
@@ -113,15 +113,15 @@ class ContextCookies:
 
 def _for_browser(cookie: Cookie, now: float) -> Any:
     domain = cookie.domain if cookie.host_only or _HOST.fullmatch(cookie.domain) else f".{cookie.domain}"
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "name": cookie.name, "value": cookie.value, "domain": domain, "path": cookie.path,
         "secure": cookie.secure, "httpOnly": cookie.http_only,
         "expires": -1 if cookie.expires is None else min(cookie.expires, now + _MAX_AGE),
     }  # fmt: skip
     same_site = cookie.same_site.capitalize()
     if same_site in ("Lax", "Strict") or (same_site == "None" and cookie.secure):  # browsers drop it otherwise
-        found["sameSite"] = same_site
-    return found
+        fields["sameSite"] = same_site
+    return fields
 
 
 def _from_browser(shown: Mapping[str, Any]) -> Cookie:

@@ -36,11 +36,11 @@ _PAUSE = 0.02
 
 def children() -> set[int]:
     """The child processes of this process, zombies included."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def adopt() -> None:
@@ -235,7 +235,7 @@ class BrowserProcess:
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
         passed: dict[str, str | float | bool] = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        short = [each for each in (folder, passed.pop("TMPDIR", "")) if each and len(str(each)) <= _MAX_SOCKET_FOLDER]
+        short = [path for path in (folder, passed.pop("TMPDIR", "")) if path and len(str(path)) <= _MAX_SOCKET_FOLDER]
         if short:
             passed["TMPDIR"] = short[0]
         return {**passed, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder,
@@ -323,8 +323,8 @@ def _profile_of(pid: int) -> str | None:
     words = _command(pid).decode(errors="replace").split("\0")
     if any(word.startswith("--type=") for word in words):
         return None
-    found = next((word.partition("=")[2] for word in words if word.startswith("--user-data-dir=")), "")
-    return found if os.path.basename(found).startswith("playwright_") else None
+    profile = next((word.partition("=")[2] for word in words if word.startswith("--user-data-dir=")), "")
+    return profile if os.path.basename(profile).startswith("playwright_") else None
 
 
 def _memory_of(pid: int) -> int:

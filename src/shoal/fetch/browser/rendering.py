@@ -140,7 +140,7 @@ class Rendering:
         finally:
             if not task.done():
                 task.cancel()
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     # -- loading
 
@@ -157,11 +157,11 @@ class Rendering:
         await self._race(self._page.goto(self._request.url, wait_until="domcontentloaded", timeout=timeout))
 
     async def _wait(self) -> None:
-        wanted = self._options.wait_for
-        if wanted is None:
+        condition = self._options.wait_for
+        if condition is None:
             await self._race(self._settled())
         else:
-            await self._wait_for(wanted)
+            await self._wait_for(condition)
 
     async def _settled(self) -> None:
         """Wait until the page has loaded, is quiet and has text; if it never is, not longer than `browser.settle`."""
@@ -177,20 +177,20 @@ class Rendering:
         except TimeoutError:
             return
 
-    async def _wait_for(self, wanted: str | int) -> None:
+    async def _wait_for(self, condition: str | int) -> None:
         from playwright.async_api import TimeoutError as Late
 
-        left = self._left()
-        if isinstance(wanted, int):
-            await self._race(asyncio.sleep(min(wanted / 1000, left)))
-        elif wanted in LOAD_STATES:
-            await self._race(self._page.wait_for_load_state(LOAD_STATES[wanted], timeout=left * 1000))
+        seconds = self._left()
+        if isinstance(condition, int):
+            await self._race(asyncio.sleep(min(condition / 1000, seconds)))
+        elif condition in LOAD_STATES:
+            await self._race(self._page.wait_for_load_state(LOAD_STATES[condition], timeout=seconds * 1000))
         else:
             try:
-                await self._race(self._page.wait_for_selector(wanted, state="attached", timeout=left * 1000))
+                await self._race(self._page.wait_for_selector(condition, state="attached", timeout=seconds * 1000))
             except Late:
                 raise FetchError(
-                    f"no element {wanted!r:.100} appeared within {self._limit:g} s (wait_for)",
+                    f"no element {condition!r:.100} appeared within {self._limit:g} s (wait_for)",
                     kind="wait_for", retryable=True,
                 ) from None  # fmt: skip
 
@@ -223,8 +223,8 @@ class Rendering:
                 await page.keyboard.press(key)
             case Press(key=key, selector=str(selector)):
                 await page.locator(selector).first.press(key, timeout=patience)
-            case Wait(wait_for=wanted):
-                await self._wait_for(wanted)
+            case Wait(wait_for=condition):
+                await self._wait_for(condition)
             case Evaluate(script=script):
                 await page.evaluate(script)
             case Scroll(times=times):
@@ -302,8 +302,8 @@ class Rendering:
         ).rendered(console=list(self._tab.console))
         response.next_post = document.post
         if self._watch.acting:  # the next page does not need what was done to reach it
-            left = self._options.actions[self._done :]
-            response.next_render = structs.replace(self._options, actions=left, wait_for=None)
+            actions = self._options.actions[self._done :]
+            response.next_render = structs.replace(self._options, actions=actions, wait_for=None)
         return response
 
     def _keep_exchange(self, source: bytes | None, rendered: bytes | None) -> None:
@@ -323,8 +323,8 @@ class Rendering:
 
     def _explain(self, message: str) -> FetchError | ConnectionError:
         host = host_of(self._request.url)
-        found = _NET_ERROR.search(message)
-        if found is None:
+        match = _NET_ERROR.search(message)
+        if match is None:
             if "crash" in message.lower() or "closed" in message.lower():
                 return ConnectionError(message.splitlines()[0])
             is_late = "Timeout" in message and "exceeded" in message  # Playwright has a deadline of its own
@@ -332,7 +332,7 @@ class Rendering:
             return FetchError(
                 f"the browser could not show {host}: {message.splitlines()[0][:200]}", kind=kind, retryable=True
             )
-        code = found.group(1)
+        code = match.group(1)
         text = f"the browser got no page from {host}: {code}"
         if code.startswith(("ERR_CERT", "ERR_SSL")):
             return FetchError(f"{text} (http.verify_tls)", kind="tls", retryable=False)

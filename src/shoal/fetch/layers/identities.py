@@ -295,7 +295,7 @@ class Identities:
             if self._memory.assigned(host) is None:
                 self._memory.assign(host, name, min(_CACHE_SECONDS, self._settings.hold))
             return self._roster[name]
-        others = [each for each in self._roster if each != name]
+        others = [other for other in self._roster if other != name]
         random.shuffle(others)  # so that hosts are spread over the identities
         for other in others:
             if await self._is_available(other, host):
@@ -325,8 +325,8 @@ class Identities:
         rest = await self._facts.resting(name, host)
         if rest is None:
             return True
-        left = rest.returns - time.time()
-        self._memory.rest(name, host, left if 0 <= left <= 2 * DAY else _WAIT[0], is_final=rest.is_final)
+        seconds = rest.returns - time.time()
+        self._memory.rest(name, host, seconds if 0 <= seconds <= 2 * DAY else _WAIT[0], is_final=rest.is_final)
         return False
 
     async def _is_removed(self, name: str) -> bool:
@@ -344,12 +344,12 @@ class Identities:
     async def _unavailable(self, host: str) -> Exception:
         """Let the pages of a host wait in the frontier; give them up if no identity will return to it."""
         self._check_exhausted()
-        left = [name for name in self._roster if name not in self._removed]
-        if left and all(self._memory.is_final(name, host) for name in left):
+        names = [name for name in self._roster if name not in self._removed]
+        if names and all(self._memory.is_final(name, host) for name in names):
             message = f"{host} blocks every identity (identities.give_up_after); they try it again after a day"
             return FetchError(message, kind="blocked", retryable=False, contacted=False)
-        seconds = min(max(self._memory.returns_in(left, host), _WAIT[0]), _WAIT[1])
-        reason = f"no identity is available: {len(left)} rest, {len(self._removed)} are removed"
+        seconds = min(max(self._memory.returns_in(names, host), _WAIT[0]), _WAIT[1])
+        reason = f"no identity is available: {len(names)} rest, {len(self._removed)} are removed"
         await self._hosts.update_host(host, HostUpdate(block_for=seconds, block_reason=reason))
         return Postponed(reason, contacted=False)
 
@@ -398,8 +398,8 @@ class Identities:
         return Postponed(reason, contacted=True)
 
     async def _retire(self, name: str, host: str, streak: int, response: Response) -> None:
-        asked = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), self._settings.max_rest)
-        seconds = rest_seconds(self._settings, streak, asked.total_seconds() if asked is not None else 0.0)
+        retry_after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), self._settings.max_rest)
+        seconds = rest_seconds(self._settings, streak, retry_after.total_seconds() if retry_after is not None else 0.0)
         is_final = streak + 1 >= self._settings.give_up_after
         if is_final:
             seconds = max(seconds, DAY)

@@ -168,10 +168,10 @@ def _unused(name: str, names: set[str]) -> str:
 
 def all_proxies(entries: Sequence[str]) -> list[str]:
     """The proxies of the setting ``proxies`` and of its files, each once."""
-    found: list[str] = []
+    proxies: list[str] = []
     for entry in entries:
-        found += read_proxies(Path(entry[1:])) if entry.startswith("@") else [entry]
-    return list(dict.fromkeys(found))
+        proxies += read_proxies(Path(entry[1:])) if entry.startswith("@") else [entry]
+    return list(dict.fromkeys(proxies))
 
 
 def read_proxies(file: Path) -> list[str]:
@@ -184,7 +184,7 @@ def read_proxies(file: Path) -> list[str]:
         raise ConfigError(f'"proxies": cannot read {file}: {exc.strerror}') from exc
     if len(text) > _MAX_FILE_BYTES:
         raise ConfigError(f'"proxies": {file} has more than {_MAX_FILE_BYTES} bytes')
-    found = []
+    proxies = []
     for number, line in enumerate(text.decode("utf-8-sig", "replace").splitlines(), 1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
@@ -192,10 +192,10 @@ def read_proxies(file: Path) -> list[str]:
         proxy = entry if "://" in entry else f"http://{entry}"
         if (problem := check_proxy(proxy)) is not None:
             raise ConfigError(f'"proxies": {file}, line {number}: a proxy {problem}')
-        found.append(proxy)
-    if not found:
+        proxies.append(proxy)
+    if not proxies:
         raise ConfigError(f'"proxies": {file} has no proxies. Write one in each line')
-    return found
+    return proxies
 
 
 # Counters of the identities of one process.

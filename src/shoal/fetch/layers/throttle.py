@@ -148,8 +148,8 @@ class Throttle:
         """Start from the delay in the frontier, which any worker may have learned."""
         host = self._hosts.get(lease.host)
         if (host.delay if host is not None else 0.0) != lease.learned_delay:
-            known = host or LearnedDelay()
-            self._learn(lease.host, LearnedDelay(known.usual, known.recent, lease.learned_delay))
+            learned = host or LearnedDelay()
+            self._learn(lease.host, LearnedDelay(learned.usual, learned.recent, lease.learned_delay))
             self._reported[lease.host] = lease.learned_delay
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:

@@ -385,14 +385,14 @@ class Jars:
     async def stored(self) -> dict[str, dict[str, SiteCookies]]:
         """The stored cookies of each site, by jar."""
         assert self._documents is not None
-        found: dict[str, dict[str, SiteCookies]] = {}
+        jars: dict[str, dict[str, SiteCookies]] = {}
         after = ""
         while documents := await self._documents.list_documents(self._keys.prefix, after=after, limit=_MAX_LISTED):
             for document in documents:
                 name, site = self._keys.parts(document.key)
-                found.setdefault(name, {})[site] = _read(document.value)
+                jars.setdefault(name, {})[site] = _read(document.value)
             after = documents[-1].key
-        return found
+        return jars
 
     async def change_site(self, jar: str, site: str, update: Callable[[SiteCookies], SiteCookies]) -> None:
         """Replace the stored cookies of a site by the result of ``update``, which may be called several times."""

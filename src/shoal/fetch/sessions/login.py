@@ -203,9 +203,9 @@ class LoginKeeper:
         return f"logged in {self._run_id} {jar.name}"
 
     async def _proof(self, jar: Jar) -> _Proof:
-        found = await self._persist(lambda: self._frontier.recall(self._proof_key(jar)))
+        stored = await self._persist(lambda: self._frontier.recall(self._proof_key(jar)))
         try:
-            return _Proof(0, "") if found is None else msgspec.msgpack.decode(found, type=_Proof)
+            return _Proof(0, "") if stored is None else msgspec.msgpack.decode(stored, type=_Proof)
         except DECODING_ERRORS:  # another program wrote it
             return _Proof(0, "")
 

@@ -161,8 +161,8 @@ def make_session(
 
 def jar_name(request: Request, identity: str = "") -> str:
     """The name of the jar of a request."""
-    named = request.meta.get(COOKIE_JAR)
-    return identity if named is None else f"{identity}#{named}"
+    name = request.meta.get(COOKIE_JAR)
+    return identity if name is None else f"{identity}#{name}"
 
 
 # -- requests with the cookies of a jar
@@ -190,15 +190,15 @@ class SentCookies(Struct):
         if len(cookies) > _MAX_BROWSER_COOKIES:
             site = site_of_url(self.url)
             cookies = [cookie for cookie in cookies if cookie.key in known or site_of(cookie.domain) == site]
-        wanted = {cookie.key: cookie for cookie in cookies}
+        by_key = {cookie.key: cookie for cookie in cookies}
         if self.own:
             for cookie in jar.cookies_for(self.url):
                 if cookie.name in self.own:
-                    wanted.pop(cookie.key, None)
+                    by_key.pop(cookie.key, None)
             for name, value in self.own.items():
                 if (own := read_cookie(f"{name}={value}; Path=/", self.url, now)) is not None:
-                    wanted[own.key] = own
-        return wanted
+                    by_key[own.key] = own
+        return by_key
 
     def keep(self, cookies: Iterable[Cookie]) -> None:
         """Keep cookies that the page has set, or ended. Those of an earlier epoch are dropped."""

@@ -57,13 +57,13 @@ class Control:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_MAX_LINE)
         except (OSError, ValueError) as exc:
             raise ControlError(f"cannot connect to its control port: {exc}") from exc
-        made = cls(reader, writer, timeout)
+        control = cls(reader, writer, timeout)
         try:
-            await made.ask(f"AUTHENTICATE {cookie.hex()}")
+            await control.ask(f"AUTHENTICATE {cookie.hex()}")
         except BaseException:
             writer.close()
             raise
-        return made
+        return control
 
     async def ask(self, command: str) -> list[str]:
         """The lines of the answer, without their status codes. ControlError if there is none in time, or it is an
@@ -99,10 +99,10 @@ class Control:
 
     async def bootstrap(self) -> Bootstrap:
         """The startup progress of the daemon."""
-        found = _PHASE.search((await self.ask("GETINFO status/bootstrap-phase"))[0])
-        if found is None:
+        match = _PHASE.search((await self.ask("GETINFO status/bootstrap-phase"))[0])
+        if match is None:
             raise ControlError("it did not report its startup progress")
-        return Bootstrap(int(found[1]), found[2], found[3] or "")
+        return Bootstrap(int(match[1]), match[2], match[3] or "")
 
     async def is_connected(self) -> bool:
         """Whether the daemon has a connection to a relay. Its own report of circuits stays
@@ -111,10 +111,10 @@ class Control:
 
     async def socks_port(self) -> int:
         answer = (await self.ask("GETINFO net/listeners/socks"))[0]
-        found = re.search(r'"127\.0\.0\.1:(\d+)"', answer)
-        if found is None:
+        match = re.search(r'"127\.0\.0\.1:(\d+)"', answer)
+        if match is None:
             raise ControlError(f"it has no SOCKS port: {answer!r:.200}")
-        return int(found[1])
+        return int(match[1])
 
     async def __aenter__(self) -> Self:
         return self
@@ -340,11 +340,11 @@ def _has_text(file: Path) -> bool:
 
 
 def _explain(reason: str, complaints: str) -> str:
-    said = f" It said: {complaints}" if complaints else ""
+    quote = f" It said: {complaints}" if complaints else ""
     hint = (
         "Check that this machine can reach the Tor network, or set bridges in tor.torrc; tor.bootstrap_timeout sets "
         "how long to wait"
     )
     if os.strerror(errno.ENOSPC) in complaints:
         hint = "Make room there, or set TMPDIR"
-    return f"Tor did not get ready: the daemon {reason}.{said} {hint}"
+    return f"Tor did not get ready: the daemon {reason}.{quote} {hint}"

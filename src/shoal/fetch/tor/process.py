@@ -47,21 +47,21 @@ def find_program(settings: TorSettings) -> str:
     name = settings.executable or "tor"
     # A normal user often has no sbin in PATH, and Debian installs it there.
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    found = shutil.which(name, path=places)
-    if found is None:
+    path = shutil.which(name, path=places)
+    if path is None:
         what = "Tor is not installed" if settings.executable is None else f"tor.executable: there is no program {name}"
         raise TorError(f"{what}. {_INSTALL}")
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 async def version_of(program: str) -> str:
     """The version of the program. TorError if it is not Tor, or too old."""
     code, text = await _run(program, "--version")
-    found = re.search(r"Tor version (\d+)\.(\d+)\.(\d+)([\w.-]*)", text)
-    if found is None:
+    match = re.search(r"Tor version (\d+)\.(\d+)\.(\d+)([\w.-]*)", text)
+    if match is None:
         raise TorError(f"{program} is not Tor: `{program} --version` ended with code {code}. {_INSTALL}")
-    version = f"{found[1]}.{found[2]}.{found[3]}{found[4].rstrip('.')}"
-    if tuple(map(int, found.group(1, 2, 3))) < _OLDEST:
+    version = f"{match[1]}.{match[2]}.{match[3]}{match[4].rstrip('.')}"
+    if tuple(map(int, match.group(1, 2, 3))) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise TorError(f"{program} is Tor {version}, which is too old: Shoal needs {oldest} or later. {_INSTALL}")
     return version
@@ -99,9 +99,9 @@ class Folder:
     def __init__(self) -> None:
         """TorError if it cannot be created."""
         _delete_abandoned()
-        made = None
+        folder = None
         try:
-            made = self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            folder = self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             # It is locked before it gets its name, so that nobody finds it without the lock.
             with (self.path / "lock-new").open("w") as file:
                 self._lock = os.dup(file.fileno())
@@ -109,8 +109,8 @@ class Folder:
             (self.path / "lock-new").rename(self.path / "owner")
             (self.path / "data").mkdir(mode=0o700)
         except OSError as exc:
-            if made is not None:
-                shutil.rmtree(made, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             place = tempfile.gettempdir()
             raise TorError(
                 f"cannot create a folder for Tor in {place}: {exc.strerror}. Make room there, or set TMPDIR"
@@ -196,9 +196,9 @@ class TorProcess:
                     return
                 continue
             log.debug("tor: %s", line)
-            found = re.search(r"\[(warn|err)\] (.*)", line)
-            if found is not None and not _is_expected(found[2]):
-                self._last.append(found[2][:300])
+            match = re.search(r"\[(warn|err)\] (.*)", line)
+            if match is not None and not _is_expected(match[2]):
+                self._last.append(match[2][:300])
 
 
 _EXPECTED = (
@@ -261,8 +261,8 @@ async def start_process(program: str, settings: TorSettings, folder: Folder, *mo
     ]  # fmt: skip
     code, text = await _run(program, *words, "--verify-config")
     if code:
-        said = re.findall(r"\[(?:warn|err)\] (.*)", text)
-        why = " ".join(line for line in said if not _is_expected(line)) or text.strip()[-300:]
+        complaints = re.findall(r"\[(?:warn|err)\] (.*)", text)
+        why = " ".join(line for line in complaints if not _is_expected(line)) or text.strip()[-300:]
         where = f"tor.torrc ({settings.torrc}) is wrong" if settings.torrc is not None else "it refuses its settings"
         raise TorError(f"Tor cannot start: {where}: {why}")
     try:
