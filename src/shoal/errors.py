@@ -4,13 +4,13 @@
 
     ShoalError
     ├── ConfigError                  an unknown setting or a bad value
-    │   └── DefinitionError          an invalid schedule; names the wrong key (shoal.schedules)
+    │   └── DefinitionError          an invalid schedule; names the wrong key (shoal.operations)
     ├── SpiderError                  a spider file or class that Shoal cannot use
     │   └── PartialOutputError       a callback that failed after some output, which is kept
     ├── RequestError                 an invalid request: bad URL, method or callback
     │   ├── NotStorableError         a value that the frontier cannot store (shoal.scrapy)
-    │   ├── SessionTooLargeError     a batch larger than a session may be (shoal.batch)
-    │   └── TooManyNamesError        a batch with too many internationalized host names (shoal.batch)
+    │   ├── SessionTooLargeError     a batch larger than a session may be (shoal.api)
+    │   └── TooManyNamesError        a batch with too many internationalized host names (shoal.api)
     ├── SelectorError                an invalid CSS, XPath or JMESPath query
     ├── SitemapError                 a page that is not a sitemap, or a sitemap beyond the limits
     ├── FetchError                   a page that was not fetched; says whether a retry can help
@@ -33,9 +33,9 @@
     │   ├── RoleTakenError           another process writes to this output (shoal.sinks)
     │   └── SinkBusyError            another process has locked this output (shoal.sinks)
     ├── RunError                     a run that does not exist or has the wrong state
-    ├── TooManySessionsError         the server runs as many sessions as it may (shoal.batch)
-    ├── PageFailedError              a page of a Celery task failed: its reason, for Flower (shoal.tasks)
-    ├── BrokerAwayError              the Celery broker cannot be reached (shoal.tasks)
+    ├── TooManySessionsError         the server runs as many sessions as it may (shoal.api)
+    ├── PageFailedError              a page of a Celery task failed: its reason, for Flower (shoal.api)
+    ├── BrokerAwayError              the Celery broker cannot be reached (shoal.api)
     ├── CoordinatorError             a cluster's coordinator failed
     │   ├── NameTakenError           a live member of the cluster has this name
     │   ├── SessionLostError         this member's session expired; another may have its slot

@@ -68,7 +68,6 @@ class LogFilter(logging.Filter):
 
 # Suggestions in messages: the nearest known name for an unknown one, and how to install a missing package.
 
-
 _LONGER = 2.4
 """Times the length of a known name: nothing that is longer is near it."""
 

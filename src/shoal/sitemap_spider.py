@@ -265,7 +265,6 @@ def _sets_body_limit(settings: Mapping[str, object]) -> bool:
 
 # The spiders of `shoal map`: they list the URLs of a site, and fetch only what that needs.
 
-
 SETTINGS = {"scope.max_depth": 3, "scope.max_pages": 1000, MAX_BODY: 50 * 1024 * 1024}
 """Limits for a site that may be endless. A sitemap counts as a page."""
 _SITEMAP_FILE = re.compile(r"\.(xml|xml\.gz|gz|txt|rss|atom)$", re.IGNORECASE)

@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib import import_module
 from inspect import Parameter, getsource, signature
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
 
@@ -461,20 +462,15 @@ def _code_of(loader: object, module_name: str) -> CodeType | None:
 
 def line_in(exc: BaseException) -> tuple[str, int] | None:
     """The last line of the error's traceback that is neither in Python's libraries nor in Shoal."""
-    found, trace = None, exc.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
+    last = None
+    for frame, line in walk_tb(exc.__traceback__):
+        name = frame.f_code.co_filename
         if not name.startswith("<") and "site-packages" not in name and not name.startswith(_NOT_OF_THE_USER):
-            found = (name, trace.tb_lineno)
-        trace = trace.tb_next
-    return found
+            last = name, line
+    return last
 
 
 def _line_in(path: Path, exc: BaseException) -> int:
     """Return the last line of this file in the error's traceback."""
-    line, trace, name = 0, exc.__traceback__, str(path.resolve())
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == name:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    lines = [line for frame, line in walk_tb(exc.__traceback__) if frame.f_code.co_filename == str(path.resolve())]
+    return lines[-1] if lines else 0

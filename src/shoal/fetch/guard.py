@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, FetchError
 
 # Special networks that some or all versions of Python treat as public.
 _RESERVED = tuple(
@@ -33,6 +33,17 @@ _LOCAL_ENDINGS = frozenset(
 _LOCAL_NAME = "a name of a local network"
 _NAT64 = IPv6Network("64:ff9b::/96")
 _MAX_HOSTS = 4096  # whose kind is remembered for one browser context
+
+
+def not_sent(message: str, kind: str) -> FetchError:
+    """The error of a request that may not be sent, now or later."""
+    return FetchError(message, kind=kind, retryable=False, contacted=False)
+
+
+def check_upstream(proxy: str, upstreams: Collection[str]) -> None:
+    """FetchError if the operator does not trust this proxy, for which no guard decides about addresses."""
+    if proxy not in upstreams:
+        raise not_sent("a proxy can't be used here: it would bypass the address guard (serve.allow)", "proxy")
 
 
 class AddressGuard:
@@ -80,6 +91,11 @@ class AddressGuard:
         if len(labels) == 1 or labels[-1] in _LOCAL_ENDINGS or name.endswith(".home.arpa"):
             return _LOCAL_NAME
         return None
+
+    def check_host(self, host: str) -> None:
+        """FetchError if a proxy may not be asked for this host."""
+        if (reason := self.refuses_host(host)) is not None:
+            raise not_sent(f"{host} {_refusal(reason, _REFUSED)}", "address")
 
 
 def _hides_ascii(label: str) -> bool:

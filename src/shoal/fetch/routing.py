@@ -21,7 +21,6 @@ from shoal.urls.normalize import host_of
 
 # Learns which pages of a host need a browser. All workers of a store share what was learned, and it expires.
 
-
 Need: TypeAlias = Literal["http", "browser"]
 
 _AGREEING = 2

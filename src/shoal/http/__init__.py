@@ -1,4 +1,8 @@
-"""Requests and responses: what a spider yields and receives."""
+"""Requests and responses: what a spider yields and receives.
+
+The room does no I/O, except that `login.py` reads secrets. It imports `selector` and `urls`. Start with `request.py`
+and `response.py`.
+"""
 
 from __future__ import annotations
 

@@ -162,12 +162,13 @@ class Form:
 
 def _controls(response: Response, element: Element) -> list[Element]:
     """Return the controls inside the form, and those elsewhere that belong to it by their ``form`` attribute."""
-    id = element.attr("id")
-    own = [control for control in element.select(_CONTROLS) if control.attr("form") in (None, id)]
-    return own + (_elsewhere(response, element, id) if id else [])
+    own = [control for control in element.select(_CONTROLS) if control.attr("form") in (None, element.attr("id"))]
+    return own + _elsewhere(response, element)
 
 
-def _elsewhere(response: Response, element: Element, id: str) -> list[Element]:
+def _elsewhere(response: Response, element: Element) -> list[Element]:
+    if not (id := element.attr("id")):
+        return []
     inside, tags = set(element.select(_CONTROLS)), _CONTROLS.split(", ")
     controls = [control for control in response.document.select("[form]") if control.attr("form") == id]
     return [control for control in controls if control not in inside and control.tag in tags]
@@ -175,8 +176,7 @@ def _elsewhere(response: Response, element: Element, id: str) -> list[Element]:
 
 def _outside(response: Response, element: Element) -> list[Pair]:
     """Return what the controls elsewhere send. A form with copies of them encodes their values."""
-    id = element.attr("id")
-    controls = _elsewhere(response, element, id) if id else []
+    controls = _elsewhere(response, element)
     if not controls:
         return []
     from shoal.selector import parsing

@@ -45,8 +45,9 @@ _MAX_SLOW = 50_000  # such links that need quoting
 _MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
 _TEXT = re.compile(
     r"\s*(?:text/(?:plain|csv|css|markdown|javascript|tab-separated-values)|application/(?:[\w.-]+\+)?(?:json|javascript))"
-    r"\s*(?:;|$)", re.IGNORECASE,
-)  # fmt: skip
+    r"\s*(?:;|$)",
+    re.IGNORECASE,
+)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
@@ -432,7 +433,6 @@ def href_of(link: str | Selector) -> str | None:
 
 
 # Choose links by regular expression, and make the links of a document absolute.
-
 
 Patterns: TypeAlias = str | re.Pattern[str] | Sequence[str | re.Pattern[str]]
 

@@ -25,7 +25,6 @@ from shoal.selector.documents import encoding_of
 
 # One URL of a sitemap, with its date and other values.
 
-
 _W3C = re.compile(
     r"(\d{4})(?:-(\d\d?)(?:-(\d\d?)(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*(Z|[+-]\d\d:?\d\d)?)?)?)?",
     re.IGNORECASE,
@@ -121,7 +120,6 @@ def read_since(value: datetime | date | str) -> datetime:
 # unknown, the file is cut off. Search engines read them all the same, and so does this scanner. It replaces
 # references to single characters only, never the entities that a file defines: a small file cannot grow into a
 # large text.
-
 
 _ATTRIBUTE = re.compile(r"""(?<![^\s=<>"'/])([^\s=<>"'/]{1,200}+)\s*+=\s*+(?:"([^"<]*+)"|'([^'<]*+)')""")
 _CLOSED_QUOTES = re.compile(r"""(?:[^"']++|"[^"]*+"|'[^']*+')*+""")

@@ -170,7 +170,6 @@ def remove_namespaces(root: Root) -> None:
 
 # Recognize and parse pages that are XML: feeds, sitemaps and other documents.
 
-
 _XML_TYPE = re.compile(r"\s*[\w.+-]+/(?:(?!xhtml)[\w.-]+\+)?xml\s*(?:;|$)", re.IGNORECASE)
 _HTML_TYPE = re.compile(r"\s*(?:text/html|application/xhtml\+xml)\s*(?:;|$)", re.IGNORECASE)
 _SPACE = rb"(?:\xef\xbb\xbf)?\s*"

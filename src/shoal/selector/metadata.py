@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 
 import turbohtml
-from turbohtml import Document, Element, Node
+from turbohtml import Document, Element
 
 from shoal.errors import SelectorError, TooComplexError
 
@@ -19,7 +19,7 @@ _VALUES = ("content", "href", "src", "data", "datetime", "value")
 
 def read_feed(document: Document, size: int) -> turbohtml.Feed | None:
     """Return an RSS, Atom or RDF document as a feed, or else None. TooComplexError if its entries are huge."""
-    _check_texts(document.select("item, entry"), size)
+    _check_lengths((len(entry.text) + 1 for entry in document.select("item, entry")), size)
     feed, root = document.feed(), document.root
     if root is None:
         return feed
@@ -119,10 +119,6 @@ def read_structured_data(document: Document, size: int, url: str) -> turbohtml.S
         return document.structured_data(url)
     except (RecursionError, ValueError) as exc:
         raise SelectorError(f"cannot read the structured data of {url}: {exc}") from exc
-
-
-def _check_texts(elements: Iterable[Node], size: int) -> None:
-    _check_lengths((len(element.text) + 1 for element in elements), size)
 
 
 def _check_records(document: Document, size: int, url: str) -> None:

@@ -32,7 +32,6 @@ from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
 # Finds queries that matched on no page of a crawl: they usually have a typo.
 
-
 T = TypeVar("T")
 
 _MAX_QUERIES = 1000

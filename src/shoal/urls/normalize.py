@@ -28,7 +28,6 @@ from shoal.errors import RequestError, TooComplexError
 # Encoding one name takes 0.1 ms, and a malicious name took 30 ms. So names that are too long for the DNS are
 # refused before they are encoded, and the result is cached.
 
-
 MAX_PER_PAGE = 100
 
 _MAX_NAME = 253  # of the DNS
@@ -420,8 +419,10 @@ def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], b
     if joiner.is_exhausted:
         log.warning(
             "too many links, ignored the rest url=%s: more than %d need quoting, or they have more than %d characters",
-            base[:200], _MAX_SLOW, _MAX_CHARACTERS,
-        )  # fmt: skip
+            base[:200],
+            _MAX_SLOW,
+            _MAX_CHARACTERS,
+        )
     return list(urls), complete
 
 

@@ -357,7 +357,7 @@ class PageWatch:
         refused = attached and self._settings.downloads == "refuse"
         if not refused and document.status not in (204, 205):
             document.body = await self._read(request)
-        with tolerated("aborting a request"):
+        async with tolerated("aborting a request"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         if refused:
             self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))

@@ -34,7 +34,6 @@ from shoal.fetch.resolving import Names
 # kernel says which user a socket belongs to. Another process of the same user can still connect, and on other
 # systems everybody.
 
-
 _SOCK_DIAG = 4  # a protocol of netlink; see sock_diag(7)
 _BY_FAMILY = 20
 _REQUEST = 1
@@ -99,8 +98,6 @@ def _hex(address: Address) -> str:
     (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
     return f"{number:08X}:{address[1]:04X}"
 
-
-__all__ = ["Gateway", "GatewayLimits", "Listener"]
 
 log = logging.getLogger("shoal.browser")
 
@@ -177,7 +174,7 @@ class Gateway:
 class Listener:
     """The way out of one browser context. Use it as the context's proxy, also for loopback addresses.
 
-    It serves only processes of this user, as far as the system tells (`gateway_peer`). What it can't serve it answers
+    It serves only processes of this user, as far as the system tells (`is_own`). What it can't serve it answers
     with the status 400, 403, 502 or 504 and a header ``Proxy-Status``, which no site can send through it.
     """
 
@@ -269,6 +266,7 @@ class Listener:
     # -- for the conversations
 
     def report(self, failure: FetchError | None, site: Site | None) -> None:
+        """Report whether a site was reached (no failure) or not."""
         if failure is not None:
             if (
                 failure.kind == "address"
@@ -287,6 +285,7 @@ class Listener:
                     del self._failures[next(iter(self._failures))]
 
     def take(self, site: Site) -> Pipe | None:
+        """Return an open connection that is not in use."""
         for pipe, (pipe_site, _) in [*reversed(self._kept.items())]:
             if pipe_site == site:
                 if pipe.pending:  # an answer that nobody asked for
@@ -298,6 +297,7 @@ class Listener:
         return None
 
     def keep(self, site: Site, pipe: Pipe) -> None:
+        """Keep a connection for the next request."""
         same = sum(pipe_site == site for pipe_site, _ in self._kept.values())
         if self.closed or not pipe.open or same >= _MAX_KEPT_PER_SITE or len(self._kept) >= _MAX_KEPT:
             pipe.abort()

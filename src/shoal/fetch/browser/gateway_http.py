@@ -260,7 +260,6 @@ def _after_whole_chunks(data: bytes, at: int) -> int:
 
 # One connection of the gateway: read and written by tasks, or joined with another connection.
 
-
 _ENOUGH = 256 * 1024  # bytes that wait to be read; then the sender has to wait
 _RESET = struct.pack("ii", 1, 0)
 _MAX_WRITE_BUFFER = 256 * 1024
@@ -312,7 +311,7 @@ class Pipe(asyncio.Protocol):
         self.ended = False
         self.kept = False
         """Whether it has served a request before."""
-        self.on_end: Callable[[], None] | None = None
+        self.on_end: Callable[[], object] | None = None
         self.failure: FetchError | None = None
         """Why the gateway ended this connection. A waiting reader or writer gets it."""
         self._meter = meter

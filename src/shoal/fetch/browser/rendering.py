@@ -113,8 +113,12 @@ class Rendering:
     async def _show(self) -> Response:
         watch, options = self._watch, self._options
         try:
-            await self._load()
-            await self._wait()
+            timeout = self._limit * 1000
+            await self._race(self._page.goto(self._request.url, wait_until="domcontentloaded", timeout=timeout))
+            if options.wait_for is None:
+                await self._race(self._settled())
+            else:
+                await self._wait_for(options.wait_for)
             if options.actions:
                 await self._race(watch.begin_actions())
                 for number, action in enumerate(options.actions, 1):
@@ -152,17 +156,6 @@ class Rendering:
         if sent is not None:
             await self._tab.context.cookies.put(sent)
 
-    async def _load(self) -> None:
-        timeout = self._limit * 1000
-        await self._race(self._page.goto(self._request.url, wait_until="domcontentloaded", timeout=timeout))
-
-    async def _wait(self) -> None:
-        condition = self._options.wait_for
-        if condition is None:
-            await self._race(self._settled())
-        else:
-            await self._wait_for(condition)
-
     async def _settled(self) -> None:
         """Wait until the page has loaded, is quiet and has text; if it never is, not longer than `browser.settle`."""
         from playwright.async_api import Error
@@ -184,15 +177,13 @@ class Rendering:
         if isinstance(condition, int):
             await self._race(asyncio.sleep(min(condition / 1000, seconds)))
         elif condition in LOAD_STATES:
-            await self._race(self._page.wait_for_load_state(LOAD_STATES[condition], timeout=seconds * 1000))
+            await self._race(self._page.wait_for_load_state(condition, timeout=seconds * 1000))
         else:
             try:
                 await self._race(self._page.wait_for_selector(condition, state="attached", timeout=seconds * 1000))
             except Late:
-                raise FetchError(
-                    f"no element {condition!r:.100} appeared within {self._limit:g} s (wait_for)",
-                    kind="wait_for", retryable=True,
-                ) from None  # fmt: skip
+                message = f"no element {condition!r:.100} appeared within {self._limit:g} s (wait_for)"
+                raise FetchError(message, kind="wait_for", retryable=True) from None
 
     def _left(self) -> float:
         """Seconds until shortly before the deadline."""

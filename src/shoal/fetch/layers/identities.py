@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from enum import Enum, auto
 from functools import partial
 from typing import TypeVar
@@ -15,14 +14,13 @@ from shoal.config import IdentitySettings
 from shoal.errors import ConfigError, FetchError, FrontierError, ProxyError
 from shoal.fetch.layers import Postponed
 from shoal.fetch.layers.identity_facts import DAY, Identity, IdentityCounts, IdentityFacts, Removal
-from shoal.fetch.layers.throttle import parse_retry_after
+from shoal.fetch.layers.throttle import retry_after_of
 from shoal.fetch.sessions.session import Session
 from shoal.http import Request, Response
 from shoal.ports import Fetch, Hosts, HostUpdate
 from shoal.urls.normalize import host_of, origin_of
 
 # The rules of identities: how long they rest, which error is whose fault, and what a failure costs. They do no I/O.
-
 
 _UNRELATED = frozenset({"too large", "request", "address"})
 """Kinds of errors that no other identity would change."""
@@ -70,7 +68,6 @@ def free_failures(settings: IdentitySettings, identities: int) -> int:
 
 
 # What one process remembers of its identities. The store decides; this saves calls to it, and rates failures.
-
 
 _MAX_ENTRIES = 50_000
 _RECHECK_SECONDS = 5.0  # a rest that is remembered longer than this is asked for again
@@ -235,7 +232,7 @@ class Identities:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         if request.proxy is not None:
-            return await self._session.fetch(request, fetch)
+            return await self._session(request, fetch)
         host = host_of(request.url)
         try:
             identity = await self._choose(host)
@@ -248,7 +245,7 @@ class Identities:
     async def _fetch(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> Response:
         self._counts.requests += 1
         try:
-            response = await self._session.fetch(request, partial(_send_as, identity, fetch), identity.name)
+            response = await self._session(request, partial(_send_as, identity, fetch), identity.name)
         except FetchError as error:
             await self._failed(identity, host, request, error)
             raise
@@ -398,7 +395,7 @@ class Identities:
         return Postponed(reason, contacted=True)
 
     async def _retire(self, name: str, host: str, streak: int, response: Response) -> None:
-        retry_after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), self._settings.max_rest)
+        retry_after = retry_after_of(response, self._settings.max_rest)
         seconds = rest_seconds(self._settings, streak, retry_after.total_seconds() if retry_after is not None else 0.0)
         is_final = streak + 1 >= self._settings.give_up_after
         if is_final:
@@ -455,5 +452,4 @@ async def _send_as(identity: Identity, fetch: Fetch, request: Request) -> Respon
     """Send a request as the identity. Headers of the request itself win."""
     own = {name.lower() for name in request.headers}
     headers = {name: value for name, value in identity.headers.items() if name.lower() not in own}
-    proxy = identity.upstream(host_of(request.url))
-    return await fetch(request.replace(proxy=proxy, headers={**headers, **request.headers}))
+    return await fetch(request.replace(proxy=identity.proxy, headers={**headers, **request.headers}))

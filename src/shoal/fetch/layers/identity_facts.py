@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -116,19 +116,17 @@ class IdentityFacts:
 
 # The identities of a worker: read from its settings and from files of proxies.
 
-
 _MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 class Identity(Struct, frozen=True):
     """Who a host sees: a way out, and the headers and cookies that belong to it.
 
-    ``name`` is the URL of the proxy without its password. ``upstream`` returns the proxy for a host; most identities
-    have one for all hosts, a Tor circuit may have one for each.
+    ``name`` is the URL of the proxy without its password.
     """
 
     name: str
-    upstream: Callable[[str], str]
+    proxy: str
     headers: dict[str, str] = {}
 
 
@@ -140,12 +138,8 @@ def make_roster(proxies: Sequence[str], settings: IdentitySettings) -> list[Iden
         headers = settings.headers[number % len(settings.headers)] if settings.headers else {}
         name = _unused(name_of(proxy), names)
         names.add(name)
-        roster.append(Identity(name, _always(proxy), headers))
+        roster.append(Identity(name, proxy, headers))
     return roster
-
-
-def _always(proxy: str) -> Callable[[str], str]:
-    return lambda host: proxy
 
 
 def name_of(proxy: str) -> str:

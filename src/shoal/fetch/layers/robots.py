@@ -56,12 +56,7 @@ class Robots:
     each of them.
     """
 
-    def __init__(
-        self,
-        config: RobotsSettings,
-        user_agent: str,
-        frontier: Hosts,
-    ) -> None:
+    def __init__(self, config: RobotsSettings, user_agent: str, frontier: Hosts) -> None:
         self._config = config
         self._frontier = frontier
         self._user_agent = user_agent

@@ -153,11 +153,6 @@ class CookieJar:
             if not self.domains[domain]:
                 self._forget(domain)
 
-    def clear(self) -> None:
-        self.domains.clear()
-        self._sizes.clear()
-        self._size = 0
-
     def _drop(self, domain: str, key: tuple[str, str]) -> None:
         self._count(domain, -_bytes_of(self.domains[domain].pop(key)))
 

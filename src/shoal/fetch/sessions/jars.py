@@ -71,6 +71,11 @@ def _size_of(cookie: Cookie) -> int:
     return 60 + len(cookie.name) + len(cookie.domain) + 4 * (len(cookie.value) + len(cookie.path))
 
 
+def quoted(jar: str) -> str:
+    """The name of a jar as a part of a key."""
+    return quote(jar, safe="")[:_MAX_NAME]
+
+
 class JarKeys:
     """The keys of a run's jars in its store."""
 
@@ -78,7 +83,7 @@ class JarKeys:
         self.prefix = f"run/{run_id}/jar/"
 
     def key(self, jar: str, site: str) -> str:
-        return f"{self.prefix}{quote(jar, safe='')[:_MAX_NAME]}/{quote(site, safe='')}"
+        return f"{self.prefix}{quoted(jar)}/{quote(site, safe='')}"
 
     def parts(self, key: str) -> tuple[str, str]:
         """The jar and the site of a key."""

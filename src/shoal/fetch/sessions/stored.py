@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from shoal.errors import DECODING_ERRORS, ConfigError, RequestError, StoreError
 from shoal.fetch.sessions.cookies import Cookie, CookieJar, invalid_part, is_public_suffix, site_of
-from shoal.fetch.sessions.jars import Changes, Jars, SiteCookies
+from shoal.fetch.sessions.jars import Changes, Jars, SiteCookies, quoted
 from shoal.fetch.sessions.login import LoginState, login_state
 from shoal.ports import Documents, Queue
 from shoal.ports.documents import StoredValue
@@ -29,7 +29,6 @@ from shoal.urls.normalize import host_of, normalize_url
 # extensions.
 #
 # Errors name the line or the entry, and never its content: it may be a secret.
-
 
 CookieFormat: TypeAlias = Literal["netscape", "playwright"]
 
@@ -318,7 +317,7 @@ class StoredSession:
             await self._imported(jar).change(lambda _: None)
 
     def _imported(self, jar: str) -> StoredValue[_Import]:
-        return StoredValue(self._documents, f"run/{self._run_id}/imported/{quote(jar, safe='')[:150]}", _Import)
+        return StoredValue(self._documents, f"run/{self._run_id}/imported/{quoted(jar)}", _Import)
 
 
 async def import_session(documents: Documents, queue: Queue, run_id: str, imported: SessionImport) -> None:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import deque
@@ -70,10 +71,7 @@ async def version_of(program: str) -> str:
 async def _run(program: str, *words: str) -> tuple[int, str]:
     """The exit code and the output of a short command."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            program, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, env=_environ(),
-        )  # fmt: skip
+        process = await _spawn(program, *words)
     except OSError as exc:
         raise TorError(f"cannot run {program}: {exc.strerror}. {_INSTALL}") from exc
     try:
@@ -88,9 +86,12 @@ async def _run(program: str, *words: str) -> tuple[int, str]:
     return process.returncode, output.decode("utf-8", "replace")
 
 
-def _environ() -> dict[str, str]:
-    """The environment of the daemon, without the passwords of this process."""
-    return {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
+async def _spawn(*words: str) -> asyncio.subprocess.Process:
+    """Start a program in an environment without the passwords of this process."""
+    environment = {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
+    return await asyncio.create_subprocess_exec(
+        *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
 
 
 class Folder:
@@ -266,11 +267,7 @@ async def start_process(program: str, settings: TorSettings, folder: Folder, *mo
         where = f"tor.torrc ({settings.torrc}) is wrong" if settings.torrc is not None else "it refuses its settings"
         raise TorError(f"Tor cannot start: {where}: {why}")
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), program, *words,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env=_environ(),
-        )  # fmt: skip
+        process = await _spawn(sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), program, *words)
     except OSError as exc:
         raise TorError(f"cannot start Tor: {exc.strerror}") from exc
     return TorProcess(process)
