@@ -57,7 +57,7 @@ Place = HttpConnection | None
 """A connection that can be used, or None: the permission to open one."""
 
 
-class _Origin:
+class _Connections:
     """The connections to one origin."""
 
     __slots__ = ("busy", "checked_at", "idle", "timer", "waiters", "waits", "waits_since", "worked")
@@ -83,7 +83,7 @@ class ConnectionPool:
 
     def __init__(self, keep_alive_seconds: float) -> None:
         self._keep_alive = keep_alive_seconds
-        self._origins: dict[str, _Origin] = {}
+        self._origins: dict[str, _Connections] = {}
         self._idle_since: dict[HttpConnection, float] = {}  # the longest idle one first
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -97,7 +97,7 @@ class ConnectionPool:
         """A place for one request. If it is a future, pass it to `wait`."""
         connections = self._origins.get(origin)
         if connections is None:
-            connections = self._origins[origin] = _Origin()
+            connections = self._origins[origin] = _Connections()
         if connections.idle:
             connections.busy += 1
             connection = connections.idle.pop()
@@ -145,7 +145,7 @@ class ConnectionPool:
         else:
             self._forget_unused(origin, connections)
 
-    def _check(self, origin: str, connections: _Origin) -> None:
+    def _check(self, origin: str, connections: _Connections) -> None:
         """Let waiting requests open as many connections as there are, unless this process is busy."""
         now, worked = time.monotonic(), time.process_time()
         is_busy = worked - connections.worked > _BUSY * (now - connections.checked_at)
@@ -165,7 +165,7 @@ class ConnectionPool:
         else:
             self._forget_unused(origin, connections)
 
-    def _keep(self, connections: _Origin, connection: HttpConnection) -> None:
+    def _keep(self, connections: _Connections, connection: HttpConnection) -> None:
         connections.idle.append(connection)
         self._idle_since[connection] = asyncio.get_running_loop().time()
         if len(self._idle_since) > _MANY_IDLE and len(connections.idle) > 1:
@@ -183,7 +183,7 @@ class ConnectionPool:
             self._forget_unused(connection.origin, connections)
             connection.abort()
 
-    def _forget_unused(self, origin: str, connections: _Origin) -> None:
+    def _forget_unused(self, origin: str, connections: _Connections) -> None:
         if not (connections.busy or connections.idle or connections.waiters or connections.timer):
             del self._origins[origin]
 

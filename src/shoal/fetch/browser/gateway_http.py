@@ -349,7 +349,7 @@ class Pipe(asyncio.Protocol):
         self._buffer += data
         if len(self._buffer) > _ENOUGH and not self._paused:
             self._pause(True)
-        self._wake_reader()
+        _wake(self._reading)
 
     def eof_received(self) -> bool:
         self._end()
@@ -358,9 +358,8 @@ class Pipe(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._reset = exc is not None
-        self._wake_writer()
-        if self._closing is not None and not self._closing.done():
-            self._closing.set_result(None)
+        _wake(self._writing)
+        _wake(self._closing)
         if self._other is not None:
             if exc is None and self.failure is None:
                 self._other.close()
@@ -376,7 +375,7 @@ class Pipe(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.active = True
         self._blocked = False
-        self._wake_writer()
+        _wake(self._writing)
         if self._other is not None:
             self._other._pause(False)
 
@@ -548,7 +547,7 @@ class Pipe(asyncio.Protocol):
         if self.ended:
             return
         self.ended = True
-        self._wake_reader()
+        _wake(self._reading)
         if self._other is not None:
             self._pass_end_on()
         if self.on_end is not None:
@@ -573,13 +572,10 @@ class Pipe(asyncio.Protocol):
         else:
             self.transport.resume_reading()
 
-    def _wake_reader(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_result(None)
 
-    def _wake_writer(self) -> None:
-        if self._writing is not None and not self._writing.done():
-            self._writing.set_result(None)
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 def _end_of_head(buffer: bytearray, start: int) -> int:

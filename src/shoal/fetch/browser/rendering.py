@@ -247,15 +247,8 @@ class Rendering:
         status, received = watch.shown
         headers = [(name, value) for name, value in received if name.lower() not in _REPLACED]
         self._keep_exchange(watch.source, body)
-        response = RenderedResponse(
-            self._request.url,
-            status=status or 200,
-            headers=[*headers, ("Content-Type", "text/html; charset=utf-8")],
-            body=body,
-            request=self._request,
-            elapsed=self._watch.latency,
-        )
-        return response.rendered(
+        headers.append(("Content-Type", "text/html; charset=utf-8"))
+        return self._response(status or 200, headers, body).rendered(
             screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console),
             shown_url=page.url.partition("#")[0] if page.url.startswith("http") else "",
         )  # fmt: skip
@@ -283,19 +276,19 @@ class Rendering:
     def _other(self, document: LoadedDocument) -> Response:
         """The response for a redirect or a file."""
         self._keep_exchange(self._watch.source if document.url else document.body, None)
-        response = RenderedResponse(
-            self._request.url,
-            status=document.status,
-            headers=document.headers,
-            body=document.body,
-            request=self._request,
-            elapsed=self._watch.latency,
-        ).rendered(console=list(self._tab.console))
+        response = self._response(document.status, document.headers, document.body)
+        response.rendered(console=list(self._tab.console))
         response.next_post = document.post
         if self._watch.acting:  # the next page does not need what was done to reach it
             actions = self._options.actions[self._done :]
             response.next_render = structs.replace(self._options, actions=actions, wait_for=None)
         return response
+
+    def _response(self, status: int, headers: list[tuple[str, str]], body: bytes) -> RenderedResponse:
+        request, latency = self._request, self._watch.latency
+        return RenderedResponse(
+            request.url, status=status, headers=headers, body=body, request=request, elapsed=latency
+        )
 
     def _keep_exchange(self, source: bytes | None, rendered: bytes | None) -> None:
         """Keep what was sent and received for the document, if the exchange is wanted."""
