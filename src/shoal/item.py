@@ -148,8 +148,8 @@ class ItemTypes:
             return record
 
     def _find(self, name: str) -> type | None:
-        for each in self._spider.__mro__:
-            kind = vars(sys.modules.get(each.__module__, object)).get(name)
+        for base in self._spider.__mro__:
+            kind = vars(sys.modules.get(base.__module__, object)).get(name)
             if isinstance(kind, type) and kind.__name__ == name:
                 return kind
         return None

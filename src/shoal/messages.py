@@ -35,8 +35,8 @@ def printable(text: str, *, lines: bool = False) -> str:
     return (_UNSAFE_IN_LINES if lines else _UNSAFE).sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
@@ -67,7 +67,6 @@ class LogFilter(logging.Filter):
 
 
 # Suggestions in messages: the nearest known name for an unknown one, and how to install a missing package.
-
 
 _LONGER = 2.4
 """Times the length of a known name: nothing that is longer is near it."""

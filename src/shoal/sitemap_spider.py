@@ -102,8 +102,8 @@ class SitemapSpider(Spider):
                     if entry.is_sitemap:
                         if self._choice.follows(url):
                             children[url] = None
-                    elif (found := self.page_request(url, entry)) is not None:
-                        yield found
+                    elif (output := self.page_request(url, entry)) is not None:
+                        yield output
                 except RequestError as error:
                     portion.skipped += 1
                     self.log.debug("sitemap entry skipped url=%s: %s", response.url, error)
@@ -117,19 +117,19 @@ class SitemapSpider(Spider):
     def _locs(self, entry: SitemapEntry) -> Iterator[str]:
         yield entry.loc
         if self._choice.alternates:
-            yield from (each.url for each in entry.alternates)
+            yield from (alternate.url for alternate in entry.alternates)
 
     def _requests(self, response: Response, urls: list[str], level: int, budget: int) -> Iterator[Request]:
         """Yield the requests for the sitemaps of an index. They share the rest of the budget, so that indexes that list
         new indexes forever come to an end, whichever workers read them."""
         if level >= _MAX_LEVEL or len(urls) > budget:
-            kept = 0 if level >= _MAX_LEVEL else budget
+            allowed = 0 if level >= _MAX_LEVEL else budget
             self.log.warning(
                 "%d sitemaps are not read url=%s: it is nested %d levels deep, and only %d more sitemaps are allowed",
-                len(urls) - kept, response.url, level, budget,
+                len(urls) - allowed, response.url, level, budget,
             )  # fmt: skip
-            self.stats.inc("sitemaps not read", len(urls) - kept)
-            urls = urls[:kept]
+            self.stats.inc("sitemaps not read", len(urls) - allowed)
+            urls = urls[:allowed]
         share = (budget - len(urls)) // len(urls) if urls else 0
         for url in urls:
             yield Request(url, "parse_sitemap", cb_kwargs={"level": level + 1, "budget": share}, render=False)
@@ -265,7 +265,6 @@ def _sets_body_limit(settings: Mapping[str, object]) -> bool:
 
 # The spiders of `shoal map`: they list the URLs of a site, and fetch only what that needs.
 
-
 SETTINGS = {"scope.max_depth": 3, "scope.max_pages": 1000, MAX_BODY: 50 * 1024 * 1024}
 """Limits for a site that may be endless. A sitemap counts as a page."""
 _SITEMAP_FILE = re.compile(r"\.(xml|xml\.gz|gz|txt|rss|atom)$", re.IGNORECASE)
@@ -299,8 +298,8 @@ class MapSpider(SitemapSpider):
         self, response: Response, level: int = 0, budget: int | None = None, skip: int = 0
     ) -> AsyncIterator[object]:
         try:
-            async for found in super().parse_sitemap(response, level, budget, skip):
-                yield found
+            async for output in super().parse_sitemap(response, level, budget, skip):
+                yield output
         except SitemapError as error:
             self.log.info("sitemap not read url=%s: %s", response.url, error)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib import import_module
 from inspect import Parameter, getsource, signature
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeVar, cast
 
@@ -177,9 +178,9 @@ class Spider:
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        found = [f"`{name}`; {instead}" for name, instead in _FOREIGN_NAMES.items() if name in vars(cls)]
-        if found:
-            raise SpiderError(f"{cls.__name__}: Shoal does not use {'. It does not use '.join(found)}")
+        mistakes = [f"`{name}`; {instead}" for name, instead in _FOREIGN_NAMES.items() if name in vars(cls)]
+        if mistakes:
+            raise SpiderError(f"{cls.__name__}: Shoal does not use {'. It does not use '.join(mistakes)}")
 
     if not TYPE_CHECKING:  # a type checker reports these itself
         logger = _ForeignAttribute("use `self.log`")
@@ -289,13 +290,13 @@ class Spider:
 
     def callback(self, name: str | None) -> Callable[..., object]:
         """Return the method with this name. SpiderError if the spider does not have it."""
-        found: object = getattr(self, name or "parse", None)
-        if not callable(found) or (name or "").startswith("__"):
+        method: object = getattr(self, name or "parse", None)
+        if not callable(method) or (name or "").startswith("__"):
             hint = did_you_mean(name or "", self._own_methods())
             raise SpiderError(
                 f"{type(self).__name__} has no method {name!r}, but a request has it as its callback{hint}"
             )
-        return found
+        return method
 
     def _own_methods(self) -> list[str]:
         """The methods that may be callbacks: those that the spider adds, and ``parse``."""
@@ -309,11 +310,10 @@ def check_declared(kind: type[Spider], arguments: Iterable[str]) -> None:
     if kind.__init__ is Spider.__init__:
         _check_used(kind, arguments)
         return
-    parameters = [each for each in signature(kind.__init__).parameters.values() if each.name != "self"]
-    declared = [
-        each.name for each in parameters if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    ]
-    accepts_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
+    parameters = [parameter for parameter in signature(kind.__init__).parameters.values() if parameter.name != "self"]
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    declared = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    accepts_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     for name in arguments:
         if name in declared or (accepts_any and (not declared or _is_data(kind, name))):
             continue
@@ -332,8 +332,8 @@ def _check_used(kind: type[Spider], arguments: Iterable[str]) -> None:
         if re.search(rf"\b{re.escape(name)}\b", source):
             continue
         read = re.findall(r"\b(?:self|spider)\.([a-z]\w*)", source)
-        known = [each for each in (*dir(kind), *read) if each[0] != "_" and not callable(getattr(kind, each, None))]
-        hint = did_you_mean(name, known)
+        names = (*dir(kind), *read)
+        hint = did_you_mean(name, [own for own in names if own[0] != "_" and not callable(getattr(kind, own, None))])
         if hint:
             raise SpiderError(f"{kind.__name__} has no argument {name!r}{hint}")
         _log.warning("%s: nothing in its code reads the argument %r", kind.__name__, name)
@@ -353,11 +353,11 @@ def _source_of(kind: type[Spider]) -> str | None:
 
 def _report_similar_names(kind: type[Spider]) -> None:
     """Log attributes that have no effect, and whose names are similar to ones that have."""
-    known = [name for name in Spider.__annotations__ if name[0] != "_"]
+    options = [name for name in Spider.__annotations__ if name[0] != "_"]
     for name, value in vars(kind).items():
-        if name[0] == "_" or callable(value) or name in known or isinstance(value, property | classmethod):
+        if name[0] == "_" or callable(value) or name in options or isinstance(value, property | classmethod):
             continue
-        near = get_close_matches(name, [each for each in known if each not in vars(kind)], 1, 0.8)
+        near = get_close_matches(name, [option for option in options if option not in vars(kind)], 1, 0.8)
         if near and not re.search(rf"\b(?:self|cls|spider)\.{name}\b", _source_of(kind) or name):
             _log.warning("%s.%s has no effect; did you mean %s?", kind.__name__, name, near[0])
 
@@ -391,15 +391,17 @@ def load_spider(reference: str) -> type[Spider]:
     """
     if reference.startswith(SCRAPY):
         return cast("type[Spider]", import_module("shoal.scrapy.project").load_scrapy_spider(reference))
-    path_text, _, wanted = reference.partition(".py:")
-    path = Path(path_text + ".py" if wanted else reference)
+    path_text, _, class_name = reference.partition(".py:")
+    path = Path(path_text + ".py" if class_name else reference)
     spiders = in_file = spiders_in(path)
-    if wanted:
-        spiders = [spider for spider in in_file if wanted in (spider.__name__, spider.spider_name())]
+    if class_name:
+        spiders = [spider for spider in in_file if class_name in (spider.__name__, spider.spider_name())]
     if len(spiders) == 1:
         return spiders[0]
     if not spiders:
-        which = f"no spider {wanted!r}" if wanted else "no spider: write a class that inherits from shoal.Spider"
+        which = (
+            f"no spider {class_name!r}" if class_name else "no spider: write a class that inherits from shoal.Spider"
+        )
         known = f"; it has {', '.join(spider.__name__ for spider in in_file)}" if in_file else ""
         raise SpiderError(f"{path}: {which}{known}")
     names = ", ".join(f"{path}:{spider.__name__}" for spider in spiders)
@@ -446,10 +448,10 @@ def classes_in(path: Path, base: type[T], *, as_main: bool = False) -> list[type
         module.__name__ = module_name
     classes = dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
     if as_main:
-        for each in classes:
-            if each.__module__ == "__main__":
-                each.__module__ = module_name
-    return [each for each in classes if issubclass(each, base) and each.__module__ == module_name]
+        for kind in classes:
+            if kind.__module__ == "__main__":
+                kind.__module__ = module_name
+    return [kind for kind in classes if issubclass(kind, base) and kind.__module__ == module_name]
 
 
 def _code_of(loader: object, module_name: str) -> CodeType | None:
@@ -460,20 +462,15 @@ def _code_of(loader: object, module_name: str) -> CodeType | None:
 
 def line_in(exc: BaseException) -> tuple[str, int] | None:
     """The last line of the error's traceback that is neither in Python's libraries nor in Shoal."""
-    found, trace = None, exc.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
+    last = None
+    for frame, line in walk_tb(exc.__traceback__):
+        name = frame.f_code.co_filename
         if not name.startswith("<") and "site-packages" not in name and not name.startswith(_NOT_OF_THE_USER):
-            found = (name, trace.tb_lineno)
-        trace = trace.tb_next
-    return found
+            last = name, line
+    return last
 
 
 def _line_in(path: Path, exc: BaseException) -> int:
     """Return the last line of this file in the error's traceback."""
-    line, trace, name = 0, exc.__traceback__, str(path.resolve())
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == name:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    lines = [line for frame, line in walk_tb(exc.__traceback__) if frame.f_code.co_filename == str(path.resolve())]
+    return lines[-1] if lines else 0

@@ -105,7 +105,7 @@ class Client:
 
     async def fetch(self, path: str, *, render: Any = False, **options: Any) -> Response:
         request = Request(self.site.url + path, render=render, **options)
-        return await self.session.fetch(request, self.fetcher.fetch)
+        return await self.session(request, self.fetcher.fetch)
 
     async def cookies(self, path: str = "/show", *, render: Any = False, **options: Any) -> list[str]:
         """The cookies that the site gets."""

@@ -121,7 +121,7 @@ def test_names_are_unique_and_headers_take_turns() -> None:
     roster = make_roster(proxies, IdentitySettings(headers=({"X": "1"}, {"X": "2"})))
     assert [each.name for each in roster] == ["http://a@h:1", "http://a@h:1#2", "http://b@h:1"]
     assert [each.headers["X"] for each in roster] == ["1", "2", "1"]
-    assert [each.upstream(HOST) for each in roster] == ["http://a:1@h:1", "http://a:2@h:1", "http://b:1@h:1"]
+    assert [each.proxy for each in roster] == ["http://a:1@h:1", "http://a:2@h:1", "http://b:1@h:1"]
 
 
 def test_a_file_of_proxies(tmp_path: Path) -> None:

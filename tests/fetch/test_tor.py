@@ -39,9 +39,6 @@ class FakeTor:
     def url_of(self, circuit: Circuit) -> str:
         return f"socks5://{circuit.user}:{circuit.password}@127.0.0.1:1"
 
-    def renew(self, isolation: str) -> None:
-        self.circuits.renew(isolation)
-
     def arrived(self, epoch: int) -> None:
         pass
 

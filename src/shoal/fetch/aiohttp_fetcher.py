@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import ModuleType
@@ -19,157 +19,36 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
-from shoal.config import DnsSettings, HttpSettings
-from shoal.errors import ConfigError, FetchError, ProxyError
-from shoal.fetch.connecting import Connector, RefusedAddressError, one_line, system_text, unresolved
-from shoal.fetch.guard import AddressGuard
+from shoal.errors import FetchError, ProxyError
+from shoal.fetch.connecting import (
+    Connector,
+    RefusedAddressError,
+    one_line,
+    refused_by_socks,
+    system_text,
+    through_proxy,
+    unresolved,
+)
+from shoal.fetch.guard import check_upstream, not_sent
 from shoal.fetch.http_connection import too_large
-from shoal.fetch.page_fetcher import LimitedFetcher, default_headers, without_verification
-from shoal.fetch.resolving import Names, ResolvedAddress
+from shoal.fetch.page_fetcher import PageFetcher, default_headers, make_response, without_verification
+from shoal.fetch.resolving import ResolvedAddress
 from shoal.http import Request, Response
-from shoal.http.decompress import decompress
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
 from shoal.messages import pip_install
-from shoal.ports import Fetcher
 from shoal.urls.normalize import host_of
 
-# SOCKS5 proxies. The proxy resolves the host names, so no name leaves this machine by another way.
 
+class HttpFetcher(PageFetcher):
+    """Fetches pages with aiohttp, directly or through a proxy."""
 
-SCHEMES = ("socks5://", "socks5h://")
-"""They mean the same here: the proxy resolves the names."""
-Connect = Callable[..., aiohttp.TCPConnector]
-"""Makes a connector whose connections go through a proxy. It takes the arguments of `aiohttp.TCPConnector`."""
-_MAX_SESSIONS = 256
-_NOT_ALLOWED = 2  # reply codes of RFC 1928
-_HOST_REPLIES = (3, 4, 5, 6)  # network or host unreachable, connection refused, TTL expired
-
-
-class SocksSessions:
-    """Keeps connections open through any number of proxies.
-
-    Each proxy URL, with its user and password, has connections of its own. So requests with different credentials never
-    share one. The sessions that were not used for longest are closed when there are too many.
-    """
-
-    def __init__(
-        self,
-        open_session: Callable[[Connect], aiohttp.ClientSession],
-        resolve: Callable[[str], Awaitable[Sequence[ResolvedAddress]]],
-    ) -> None:
-        self._open_session = open_session
-        self._resolve = resolve
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self._in_use: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def use(self, proxy: str, host: str) -> AsyncIterator[aiohttp.ClientSession]:
-        """The session of this proxy. FetchError if the proxy does not connect to the host."""
-        library = _library()
-        proxy = await self._with_address(proxy, host)
-        connect = partial(library.ProxyConnector.from_url, proxy.replace("socks5h:", "socks5:", 1), rdns=True)
-        session = self._sessions.pop(proxy, None) or self._open_session(connect)
-        self._sessions[proxy] = session  # the one that was used last is the last one
-        self._in_use[proxy] += 1
-        try:
-            yield session
-        except library.ProxyConnectionError as exc:
-            raise ProxyError(_message(host, f"no connection to the proxy: {exc}"), retryable=True) from exc
-        except library.ProxyTimeoutError as exc:
-            raise ProxyError(_message(host, f"the proxy did not answer in time: {exc}"), retryable=True) from exc
-        except library.ProxyError as exc:
-            if exc.error_code is None:  # it refused the password, or does not speak SOCKS5
-                raise ProxyError(_message(host, f"the proxy refused: {exc}"), retryable=False) from exc
-            who = "the host did not answer the proxy" if exc.error_code in _HOST_REPLIES else "the proxy refused"
-            error = FetchError(
-                _message(host, f"{who}: {exc}"),
-                kind="proxy", retryable=exc.error_code != _NOT_ALLOWED, contacted=False,
-            )  # fmt: skip
-            error.socks_reply = int(exc.error_code)
-            raise error from exc
-        except EOFError as exc:  # the library does not wrap it
-            raise ProxyError(_message(host, "the proxy closed the connection"), retryable=True) from exc
-        finally:
-            self._in_use[proxy] -= 1
-            if len(self._sessions) > _MAX_SESSIONS:
-                await self._close_oldest()
-
-    async def _with_address(self, proxy: str, host: str) -> str:
-        """The URL with an address instead of a name, which the library would look up in a thread without a deadline.
-        IPv4 comes first, as in the library."""
-        url = URL(proxy, encoded=True)
-        try:
-            addresses = await self._resolve(url.host or "")
-        except socket.gaierror as exc:
-            raise ProxyError(_message(host, str(unresolved("of the proxy", exc))), retryable=True) from exc
-        return str(url.with_host(min(addresses, key=lambda address: address.family).host))
-
-    async def _close_oldest(self) -> None:
-        unused = [proxy for proxy in self._sessions if not self._in_use[proxy]]
-        closing = []
-        for proxy in unused[: len(self._sessions) - _MAX_SESSIONS]:
-            del self._in_use[proxy]
-            closing.append(self._sessions.pop(proxy))
-        for session in closing:  # other requests may change the sessions meanwhile
-            await session.close()
-
-    async def close(self) -> None:
-        while self._sessions:
-            _, session = self._sessions.popitem()
-            await session.close()
-
-
-def _message(host: str, reason: str) -> str:
-    return f"no connection to {host} through the proxy: {reason}"
-
-
-def _library() -> ModuleType:
-    try:
-        import aiohttp_socks
-    except ImportError:
-        raise FetchError(
-            f"SOCKS proxies need aiohttp-socks: {pip_install('socks')}",
-            kind="proxy", retryable=False, contacted=False,
-        ) from None  # fmt: skip
-    return aiohttp_socks
-
-
-class HttpFetcher:
-    """Fetches pages over persistent connections. It does not follow redirects: each hop is a separate request, so that
-    politeness, scope and robots.txt apply to it.
-
-    With a guard, it never connects to a refused address. If a name has refused and other addresses, it uses the others:
-    a public site with a wrong DNS entry still works, and nothing private is reached. It uses only the proxies in
-    ``upstreams``, which the operator trusts, and asks them only for hosts that can be public.
-    """
-
-    def __init__(
-        self,
-        config: HttpSettings,
-        user_agent: str,
-        guard: AddressGuard | None = None,
-        upstreams: Collection[str] = (),
-        *,
-        max_file_bytes: int | None = None,
-        knows_addresses: bool = False,
-        dns: DnsSettings = DnsSettings(),
-    ) -> None:
-        """``max_file_bytes`` replaces the size limit for requests of files. ``knows_addresses``: exchanges have the
-        addresses of servers."""
-        if guard is not None and config.proxy is not None:
-            raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
-        self._config = config
-        self._max_file_bytes = max_file_bytes
-        self._user_agent = user_agent
-        self._guard = guard
-        self._upstreams = frozenset(upstreams)
-        self._knows_addresses = knows_addresses and config.proxy is None
+    def _set_up(self) -> None:
+        config = self._config
         self._session: aiohttp.ClientSession | None = None
         self._to_proxies: aiohttp.ClientSession | None = None
         """The session for HTTP proxies if there is a guard: the guard does not apply to the addresses of proxies."""
-        self._connector = Connector(guard, Names(dns, config.dns_cache_seconds))
-        self._proxy_connector = self._connector if guard is None else Connector(None, self._connector.names)
+        self._proxy_connector = self._connector if self._guard is None else Connector(None, self._connector.names)
         self._socks = SocksSessions(self._open_session, self._proxy_connector.resolve)
         self._timeout = aiohttp.ClientTimeout(
             total=config.total_timeout, sock_connect=config.connect_timeout, sock_read=config.read_timeout
@@ -178,14 +57,11 @@ class HttpFetcher:
     def _session_for(self, proxy: str | None) -> aiohttp.ClientSession:
         """The session for pages that are fetched directly or through an HTTP proxy."""
         if proxy is None or self._guard is None:
-            return self._session or self._open()
+            self._session = self._session or self._open_session(partial(_TcpConnector, self._connector))
+            return self._session
         if self._to_proxies is None:
             self._to_proxies = self._open_session(partial(_TcpConnector, self._proxy_connector))
         return self._to_proxies
-
-    def _open(self) -> aiohttp.ClientSession:
-        self._session = self._open_session(partial(_TcpConnector, self._connector))
-        return self._session
 
     def _open_session(self, connect: Connect) -> aiohttp.ClientSession:
         config = self._config
@@ -200,17 +76,12 @@ class HttpFetcher:
             skip_auto_headers=("Content-Type",),  # a body has the type that the request says, or none
             auto_decompress=False,  # `decompress` does it, with a limit
             cookie_jar=aiohttp.DummyCookieJar(),  # the cookies middleware keeps them
-            response_class=_AnswerWithAddress if self._knows_addresses else aiohttp.ClientResponse,
+            response_class=_AnswerWithAddress if self._knows_addresses and not config.proxy else aiohttp.ClientResponse,
             max_line_size=min(config.max_header_bytes, 65536),
             max_field_size=config.max_header_bytes,
         )
 
-    def limited_to(self, max_body_bytes: int) -> Fetcher:
-        """A fetcher with another size limit that shares these connections. Closing it does not close them."""
-        return LimitedFetcher(self, max_body_bytes, self._connector.names.new_caller())
-
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
-        """``max_body_bytes`` replaces the configured limit."""
         limit = self._config.max_body_bytes if max_body_bytes is None else max_body_bytes
         if request.callback == FILE_CALLBACK and max_body_bytes is None and self._max_file_bytes is not None:
             limit = self._max_file_bytes
@@ -221,7 +92,8 @@ class HttpFetcher:
             )
         proxy = request.proxy or self._config.proxy
         if proxy is not None and self._guard is not None:
-            self._check_upstream(proxy, request)
+            check_upstream(proxy, self._upstreams)
+            self._guard.check_host(URL(request.url, encoded=True).host or "")
         try:
             if proxy is None or proxy.startswith(("http://", "https://")):
                 return await self._exchange(self._session_for(proxy), request, proxy, timeout, limit)
@@ -230,25 +102,8 @@ class HttpFetcher:
                     return await self._exchange(session, request, None, timeout, limit)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise _explain(exc, request, timeout, proxy) from exc
-        raise FetchError(
-            f"the proxy {proxy.partition(':')[0]}:// is not supported; use http://, https:// or socks5://",
-            kind="proxy", retryable=False, contacted=False,
-        )  # fmt: skip
-
-    def _check_upstream(self, proxy: str, request: Request) -> None:
-        """FetchError if the guard does not allow this proxy, or this host behind a proxy."""
-        assert self._guard is not None
-        if proxy not in self._upstreams:
-            raise FetchError(
-                "a proxy can't be used here: it would bypass the address guard (serve.allow)",
-                kind="proxy", retryable=False, contacted=False,
-            )  # fmt: skip
-        reason = self._guard.refuses_host(URL(request.url, encoded=True).host or "")
-        if reason is not None:
-            raise FetchError(
-                f"{host_of(request.url)} is {reason}, which may not be contacted (serve.allow)",
-                kind="address", retryable=False, contacted=False,
-            )  # fmt: skip
+        scheme = proxy.partition(":")[0]
+        raise not_sent(f"the proxy {scheme}:// is not supported; use http://, https:// or socks5://", "proxy")
 
     async def _exchange(
         self,
@@ -280,14 +135,7 @@ class HttpFetcher:
             answer.release()  # closes the connection unless the whole body was read
         if exchanges is not None:
             exchanges.append(_exchange_of(answer, request, body, began, elapsed))
-        coding = answer.headers.get("Content-Encoding")
-        flags: tuple[str, ...] = ()
-        if coding and body:
-            body, flags = decompress(body, coding, limit)
-        return Response(
-            request.url, status=answer.status, headers=answer.headers, body=body, request=request, elapsed=elapsed,
-            flags=flags,
-        )  # fmt: skip
+        return make_response(request, (answer.status, answer.headers, body, "", ()), elapsed, limit)
 
     async def _read(self, answer: aiohttp.ClientResponse, limit: int) -> bytes:
         """Read the body. FetchError as soon as it is too large."""
@@ -412,6 +260,11 @@ def _refused_login(host: str, reason: str) -> str:
     return f"the proxy did not connect to {host}: it answered 407 {reason:.160}. Check its user and password"
 
 
+_PASSING = frozenset({"timeout", "proxy", "dns", "connect", "reset", "half body"})
+"""Kinds of errors that a retry may not meet."""
+_NOT_CONTACTED = frozenset({"address", "proxy", "request", "dns"})
+
+
 def _explain_proxy(
     exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, proxy: str | None
 ) -> ProxyError | None:
@@ -434,58 +287,132 @@ def _explain(exc: Exception, request: Request, timeout: aiohttp.ClientTimeout, p
     """Turn the library's error into one line that names the setting, and say whether a retry can help."""
     host = host_of(request.url)
     detail = one_line(exc)
-    contacted = True
     if failed_proxy := _explain_proxy(exc, request, timeout, proxy):
         return failed_proxy
     match exc:
         case aiohttp.ConnectionTimeoutError():
-            kind, retryable = "timeout", True
-            message = f"no connection to {host} within {timeout.sock_connect:g} s (http.connect_timeout)"
+            kind, message = (
+                "timeout",
+                f"no connection to {host} within {timeout.sock_connect:g} s (http.connect_timeout)",
+            )
         case aiohttp.SocketTimeoutError():
-            kind, retryable = "timeout", True
-            message = f"{host} sent nothing for {timeout.sock_read:g} s (http.read_timeout)"
+            kind, message = "timeout", f"{host} sent nothing for {timeout.sock_read:g} s (http.read_timeout)"
         case TimeoutError():
-            kind, retryable = "timeout", True
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
-            message = f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
+            kind, message = "timeout", f"{host} did not send the whole page within {timeout.total:g} s ({whose})"
         case aiohttp.ClientConnectorError(os_error=RefusedAddressError(message=message)):
-            kind, retryable, contacted = "address", False, False
+            kind = "address"
         case aiohttp.ClientHttpProxyError():
-            kind, retryable, contacted = "proxy", True, False
-            message = f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
+            kind, message = "proxy", f"the proxy did not connect to {host}: it answered {exc.status} {exc.message}"
         case aiohttp.ClientConnectorDNSError() if isinstance(exc.os_error.__cause__, ValueError):
-            kind, retryable, contacted = "request", False, False
-            message = f"can't fetch {request.url}: {one_line(exc.os_error.__cause__)}"
+            kind, message = "request", f"can't fetch {request.url}: {one_line(exc.os_error.__cause__)}"
         case aiohttp.ClientConnectorDNSError():
-            kind, retryable, contacted = "dns", True, False
-            message = str(unresolved(host, exc.os_error))
+            kind, message = "dns", str(unresolved(host, exc.os_error))
         case aiohttp.ClientConnectorCertificateError():
-            kind, retryable = "tls", False
-            message = f"the certificate of {host} is not trusted: {one_line(exc.certificate_error)} (http.verify_tls)"
+            reason = one_line(exc.certificate_error)
+            kind, message = "tls", f"the certificate of {host} is not trusted: {reason} (http.verify_tls)"
         case aiohttp.ClientSSLError():
-            kind, retryable = "tls", False
-            message = f"no secure connection to {host}: {detail}"
+            kind, message = "tls", f"no secure connection to {host}: {detail}"
         case aiohttp.ClientConnectorError():
-            kind, retryable = "connect", True
-            message = f"no connection to {host}: {system_text(exc.os_error)}"
+            kind, message = "connect", f"no connection to {host}: {system_text(exc.os_error)}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
-            kind, retryable = "reset", True
-            message = f"{host} closed the connection: {system_text(exc) if isinstance(exc, OSError) else detail}"
+            reason = system_text(exc) if isinstance(exc, OSError) else detail
+            kind, message = "reset", f"{host} closed the connection: {reason}"
         case aiohttp.ClientPayloadError():
-            kind, retryable = "half body", True
-            message = f"the body is incomplete: {one_line(exc.__cause__ or exc)}"
+            kind, message = "half body", f"the body is incomplete: {one_line(exc.__cause__ or exc)}"
         case aiohttp.ClientResponseError() if exc.message.startswith("Got more than"):
-            kind, retryable = "protocol", False
-            message = f"{host} sent a header that is too long (http.max_header_bytes)"
+            kind, message = "protocol", f"{host} sent a header that is too long (http.max_header_bytes)"
         case aiohttp.ClientResponseError():
-            kind, retryable = "protocol", False
-            message = f"{host} sent invalid HTTP: {detail}"
+            kind, message = "protocol", f"{host} sent invalid HTTP: {detail}"
         case OSError():
-            kind, retryable = "connect", True
-            message = f"no connection to {host}: {system_text(exc)}"
+            kind, message = "connect", f"no connection to {host}: {system_text(exc)}"
         case _:
-            kind, retryable, contacted = "request", False, False
-            message = f"can't fetch {request.url}: {detail}"
+            kind, message = "request", f"can't fetch {request.url}: {detail}"
     if proxy is not None and kind != "proxy":
         message += " (through the proxy)"
-    return FetchError(message, kind=kind, retryable=retryable, contacted=contacted)
+    return FetchError(message, kind=kind, retryable=kind in _PASSING, contacted=kind not in _NOT_CONTACTED)
+
+
+# SOCKS5 proxies. The proxy resolves the host names, so no name leaves this machine by another way.
+
+SCHEMES = ("socks5://", "socks5h://")
+"""They mean the same here: the proxy resolves the names."""
+Connect = Callable[..., aiohttp.TCPConnector]
+"""Makes a connector whose connections go through a proxy. It takes the arguments of `aiohttp.TCPConnector`."""
+_MAX_SESSIONS = 256
+
+
+class SocksSessions:
+    """Keeps connections open through any number of proxies.
+
+    Each proxy URL, with its user and password, has connections of its own. So requests with different credentials never
+    share one. The sessions that were not used for longest are closed when there are too many.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[Connect], aiohttp.ClientSession],
+        resolve: Callable[[str], Awaitable[Sequence[ResolvedAddress]]],
+    ) -> None:
+        self._open_session = open_session
+        self._resolve = resolve
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._in_use: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def use(self, proxy: str, host: str) -> AsyncIterator[aiohttp.ClientSession]:
+        """The session of this proxy. FetchError if the proxy does not connect to the host."""
+        library = _library()
+        proxy = await self._with_address(proxy, host)
+        connect = partial(library.ProxyConnector.from_url, proxy.replace("socks5h:", "socks5:", 1), rdns=True)
+        session = self._sessions.pop(proxy, None) or self._open_session(connect)
+        self._sessions[proxy] = session  # the one that was used last is the last one
+        self._in_use[proxy] += 1
+        try:
+            yield session
+        except library.ProxyConnectionError as exc:
+            raise ProxyError(through_proxy(host, f"no connection to the proxy: {exc}"), retryable=True) from exc
+        except library.ProxyTimeoutError as exc:
+            raise ProxyError(through_proxy(host, f"the proxy did not answer in time: {exc}"), retryable=True) from exc
+        except library.ProxyError as exc:
+            if exc.error_code is None:  # it refused the password, or does not speak SOCKS5
+                raise ProxyError(through_proxy(host, f"the proxy refused: {exc}"), retryable=False) from exc
+            raise refused_by_socks(host, int(exc.error_code), exc) from exc
+        except EOFError as exc:  # the library does not wrap it
+            raise ProxyError(through_proxy(host, "the proxy closed the connection"), retryable=True) from exc
+        finally:
+            self._in_use[proxy] -= 1
+            if len(self._sessions) > _MAX_SESSIONS:
+                await self._close_oldest()
+
+    async def _with_address(self, proxy: str, host: str) -> str:
+        """The URL with an address instead of a name, which the library would look up in a thread without a deadline.
+        IPv4 comes first, as in the library."""
+        url = URL(proxy, encoded=True)
+        try:
+            addresses = await self._resolve(url.host or "")
+        except socket.gaierror as exc:
+            raise ProxyError(through_proxy(host, str(unresolved("of the proxy", exc))), retryable=True) from exc
+        return str(url.with_host(min(addresses, key=lambda address: address.family).host))
+
+    async def _close_oldest(self) -> None:
+        unused = [proxy for proxy in self._sessions if not self._in_use[proxy]]
+        closing = []
+        for proxy in unused[: len(self._sessions) - _MAX_SESSIONS]:
+            del self._in_use[proxy]
+            closing.append(self._sessions.pop(proxy))
+        for session in closing:  # other requests may change the sessions meanwhile
+            await session.close()
+
+    async def close(self) -> None:
+        while self._sessions:
+            _, session = self._sessions.popitem()
+            await session.close()
+
+
+def _library() -> ModuleType:
+    try:
+        import aiohttp_socks
+    except ImportError:
+        raise not_sent(f"SOCKS proxies need aiohttp-socks: {pip_install('socks')}", "proxy") from None
+    return aiohttp_socks

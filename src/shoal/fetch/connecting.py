@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 from asyncio import AbstractEventLoop, Event, get_running_loop
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import aiohappyeyeballs
@@ -20,27 +20,17 @@ from shoal.fetch.resolving import Caller, Names, ResolvedAddress
 
 _NEXT_ADDRESS_AFTER = 0.25  # seconds until the next address is tried beside one that does not answer (RFC 8305)
 
+HOST_REPLIES = {3: "network unreachable", 4: "host unreachable", 5: "connection refused", 6: "TTL expired"}
+"""The replies of RFC 1928 that say something about the host. Others say something about the proxy."""
+_NOT_ALLOWED = 2
+
 
 class RefusedAddressError(OSError):
     """The guard refuses an address. The text is always the same: aiohttp replaces errors with different texts."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(errno.EACCES, "the address is refused")
-        self.reason = reason
         self.message = f"{address} is {reason}, which may not be contacted (serve.allow)"
-
-
-def guarded_sockets(guard: AddressGuard) -> Callable[[AddrInfoType], socket.socket]:
-    """Return a socket factory. It sees the resolved address that is connected to, so no DNS trick can bypass it."""
-
-    def make(target: AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, (address, *_) = target
-        reason = guard.refuses(address)
-        if reason is not None:
-            raise RefusedAddressError(address, reason)
-        return socket.socket(family, kind, protocol)
-
-    return make
 
 
 class Connector:
@@ -49,7 +39,13 @@ class Connector:
     def __init__(self, guard: AddressGuard | None, names: Names) -> None:
         self.names = names
         self._guard = guard
-        self._sockets = None if guard is None else guarded_sockets(guard)
+
+    def _socket(self, target: AddrInfoType) -> socket.socket:
+        """Make a socket. The guard sees the resolved address that is connected to, so no DNS trick can bypass it."""
+        family, kind, protocol, _, (address, *_) = target
+        if self._guard is not None and (reason := self._guard.refuses(address)) is not None:
+            raise RefusedAddressError(address, reason)
+        return socket.socket(family, kind, protocol)
 
     async def connect(self, host: str, port: int) -> socket.socket:
         """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
@@ -64,7 +60,7 @@ class Connector:
         loop = cast(AbstractEventLoop, _ConnectingLoop(get_running_loop()))
         try:
             return await aiohappyeyeballs.start_connection(
-                targets, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER, socket_factory=self._sockets, loop=loop
+                targets, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER, socket_factory=self._socket, loop=loop
             )
         except (RuntimeError, ValueError) as exc:  # uvloop's and Python's errors for odd addresses
             raise OSError(errno.EADDRNOTAVAIL, str(exc)) from exc
@@ -120,6 +116,19 @@ def unresolved(host: str, error: BaseException | None) -> FetchError:
     return FetchError(message, kind="dns", retryable=True, contacted=False)
 
 
+def through_proxy(host: str, reason: str) -> str:
+    return f"no connection to {host} through the proxy: {reason}"
+
+
+def refused_by_socks(host: str, reply: int, text: object) -> FetchError:
+    """The error of a page that a SOCKS proxy did not connect to. ``reply``: its code of RFC 1928."""
+    who = "the host did not answer the proxy" if reply in HOST_REPLIES else "the proxy refused"
+    message, is_allowed = through_proxy(host, f"{who}: {text}"), reply != _NOT_ALLOWED
+    error = FetchError(message, kind="proxy", retryable=is_allowed, contacted=False)
+    error.socks_reply = reply
+    return error
+
+
 def system_text(exc: OSError) -> str:
     """The system's text for an error. Event loops replace it with an address."""
     return os.strerror(exc.errno) if exc.errno and exc.errno > 0 else one_line(exc)
@@ -138,7 +147,6 @@ def one_line(exc: BaseException) -> str:
 #
 # The TLS of asyncio and uvloop does neither: uvloop allocates 256 KB for each connection, and a new connection to a
 # known host costs a full handshake.
-
 
 _PORTION = 1 << 13
 """Bytes that are decrypted at once. OpenSSL keeps a buffer of 4/3 of the largest portion until the connection closes.

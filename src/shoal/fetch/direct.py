@@ -9,17 +9,13 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from shoal.config import DnsSettings, HttpSettings
 from shoal.errors import FetchError
 from shoal.fetch.connecting import (
-    Connector,
     RefusedAddressError,
     TlsClient,
     TlsTransport,
@@ -27,22 +23,20 @@ from shoal.fetch.connecting import (
     system_text,
     unresolved,
 )
-from shoal.fetch.guard import AddressGuard
+from shoal.fetch.guard import not_sent
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
 from shoal.fetch.page_fetcher import (
     FREE_BYTES,
-    LimitedFetcher,
     PageFetcher,
+    ReceivedResponse,
     body_room,
     default_headers,
+    make_response,
     without_verification,
 )
-from shoal.fetch.resolving import Names
 from shoal.http import Request, Response
-from shoal.http.decompress import decompress
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
-from shoal.ports import Fetcher
 from shoal.urls.normalize import host_of, origin_of
 
 # The connections of a fetcher: which ones are idle, and when a new one may be opened.
@@ -51,7 +45,6 @@ from shoal.urls.normalize import host_of, origin_of
 # has TLS connections waits for a moment until one of them is free. While requests wait and this process has nothing
 # to do, the number of connections doubles every few milliseconds. A fast server is used over a few connections, a
 # slow one soon over as many as there are requests, and a busy crawler spends its time on pages.
-
 
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _MANY_IDLE = 256  # with more than these, no host keeps a second one: each needs 50 KB for TLS
@@ -64,7 +57,7 @@ Place = HttpConnection | None
 """A connection that can be used, or None: the permission to open one."""
 
 
-class _Origin:
+class _Connections:
     """The connections to one origin."""
 
     __slots__ = ("busy", "checked_at", "idle", "timer", "waiters", "waits", "waits_since", "worked")
@@ -90,7 +83,7 @@ class ConnectionPool:
 
     def __init__(self, keep_alive_seconds: float) -> None:
         self._keep_alive = keep_alive_seconds
-        self._origins: dict[str, _Origin] = {}
+        self._origins: dict[str, _Connections] = {}
         self._idle_since: dict[HttpConnection, float] = {}  # the longest idle one first
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -102,25 +95,25 @@ class ConnectionPool:
 
     def take(self, origin: str) -> Place | asyncio.Future[Place]:
         """A place for one request. If it is a future, pass it to `wait`."""
-        known = self._origins.get(origin)
-        if known is None:
-            known = self._origins[origin] = _Origin()
-        if known.idle:
-            known.busy += 1
-            connection = known.idle.pop()
+        connections = self._origins.get(origin)
+        if connections is None:
+            connections = self._origins[origin] = _Connections()
+        if connections.idle:
+            connections.busy += 1
+            connection = connections.idle.pop()
             del self._idle_since[connection]
             return connection
-        known.waits += 1
-        if known.busy == 0 or known.waits >= _MAX_WAITS or self._closed or not origin.startswith("https:"):
-            known.waits = 0
-            known.busy += 1
+        connections.waits += 1
+        if connections.busy == 0 or connections.waits >= _MAX_WAITS or self._closed or not origin.startswith("https:"):
+            connections.waits = 0
+            connections.busy += 1
             return None
         waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        known.waiters.append(waiter)
-        if known.timer is None:
-            known.waits_since = known.checked_at = time.monotonic()
-            known.worked = time.process_time()
-            known.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, known))
+        connections.waiters.append(waiter)
+        if connections.timer is None:
+            connections.waits_since = connections.checked_at = time.monotonic()
+            connections.worked = time.process_time()
+            connections.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, connections))
         return waiter
 
     async def wait(self, origin: str, waiter: asyncio.Future[Place]) -> Place:
@@ -134,49 +127,49 @@ class ConnectionPool:
 
     def give_back(self, origin: str, connection: Place) -> None:
         """Return a place. Pass the connection if there is one: it is kept if it can be used again, else closed."""
-        known = self._origins[origin]
+        connections = self._origins[origin]
         if connection is not None:
             if connection.reusable and self._keep_alive > 0 and not self._closed:
                 connection.remember_session()
             else:
                 connection.abort()
                 connection = None
-        while known.waiters:
-            waiter = known.waiters.popleft()
+        while connections.waiters:
+            waiter = connections.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(connection)  # it takes over the place, too
                 return
-        known.busy -= 1
+        connections.busy -= 1
         if connection is not None:
-            self._keep(known, connection)
+            self._keep(connections, connection)
         else:
-            self._forget_unused(origin, known)
+            self._forget_unused(origin, connections)
 
-    def _check(self, origin: str, known: _Origin) -> None:
+    def _check(self, origin: str, connections: _Connections) -> None:
         """Let waiting requests open as many connections as there are, unless this process is busy."""
         now, worked = time.monotonic(), time.process_time()
-        is_busy = worked - known.worked > _BUSY * (now - known.checked_at)
-        known.checked_at, known.worked = now, worked
-        if not is_busy or now > known.waits_since + _MAX_WAIT:
-            known.waits_since = now
-            more = known.busy
-            while known.waiters and more:
-                waiter = known.waiters.popleft()
+        is_busy = worked - connections.worked > _BUSY * (now - connections.checked_at)
+        connections.checked_at, connections.worked = now, worked
+        if not is_busy or now > connections.waits_since + _MAX_WAIT:
+            connections.waits_since = now
+            more = connections.busy
+            while connections.waiters and more:
+                waiter = connections.waiters.popleft()
                 if not waiter.done():
                     waiter.set_result(None)
-                    known.busy += 1
+                    connections.busy += 1
                     more -= 1
-        known.timer = None
-        if known.waiters:
-            known.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, known))
+        connections.timer = None
+        if connections.waiters:
+            connections.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, connections))
         else:
-            self._forget_unused(origin, known)
+            self._forget_unused(origin, connections)
 
-    def _keep(self, known: _Origin, connection: HttpConnection) -> None:
-        known.idle.append(connection)
+    def _keep(self, connections: _Connections, connection: HttpConnection) -> None:
+        connections.idle.append(connection)
         self._idle_since[connection] = asyncio.get_running_loop().time()
-        if len(self._idle_since) > _MANY_IDLE and len(known.idle) > 1:
-            self.drop(known.idle[0])
+        if len(self._idle_since) > _MANY_IDLE and len(connections.idle) > 1:
+            self.drop(connections.idle[0])
         elif len(self._idle_since) > _MAX_IDLE:
             self.drop(next(iter(self._idle_since)))
         if self._sweeper is None:
@@ -185,13 +178,13 @@ class ConnectionPool:
     def drop(self, connection: HttpConnection) -> None:
         """Close an idle connection, or forget one that closed by itself."""
         if self._idle_since.pop(connection, None) is not None:
-            known = self._origins[connection.origin]
-            known.idle.remove(connection)
-            self._forget_unused(connection.origin, known)
+            connections = self._origins[connection.origin]
+            connections.idle.remove(connection)
+            self._forget_unused(connection.origin, connections)
             connection.abort()
 
-    def _forget_unused(self, origin: str, known: _Origin) -> None:
-        if not (known.busy or known.idle or known.waiters or known.timer):
+    def _forget_unused(self, origin: str, connections: _Connections) -> None:
+        if not (connections.busy or connections.idle or connections.waiters or connections.timer):
             del self._origins[origin]
 
     def _sweep(self) -> None:
@@ -209,23 +202,22 @@ class ConnectionPool:
         return asyncio.get_running_loop().call_later(seconds, call)
 
     def close(self) -> None:
-        """Close all idle connections. Requests that wait for a connection may open one, which is the fetcher's to
-        refuse."""
+        """Close all idle connections. Requests that wait for one may open a connection: the fetcher refuses that."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         for connection in list(self._idle_since):
             self.drop(connection)
-        for known in self._origins.values():
-            if known.timer is not None:
-                known.timer.cancel()
-                known.timer = None
-            for waiter in known.waiters:
+        for connections in self._origins.values():
+            if connections.timer is not None:
+                connections.timer.cancel()
+                connections.timer = None
+            for waiter in connections.waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-                    known.busy += 1
-            known.waiters.clear()
+                    connections.busy += 1
+            connections.waiters.clear()
 
 
 _BUFFER = 1 << 16  # bytes that are received at once
@@ -237,54 +229,29 @@ _UNSAFE = re.compile(r"[\r\n\0]")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class DirectFetcher:
-    """Fetches pages over persistent connections. It has the limits, errors and guard of `HttpFetcher`, and like
-    it does not follow redirects. Requests through a proxy are sent by an `HttpFetcher`.
+class DirectFetcher(PageFetcher):
+    """Fetches pages with its own connections. It has the limits and errors of `HttpFetcher`, which sends its requests
+    through a proxy.
 
     If the server closes a connection that was used before instead of answering, the request is repeated once on a new
     connection, provided that its method allows it.
     """
 
-    def __init__(
-        self,
-        config: HttpSettings,
-        user_agent: str,
-        guard: AddressGuard | None = None,
-        upstreams: Collection[str] = (),
-        *,
-        max_file_bytes: int | None = None,
-        knows_addresses: bool = False,
-        dns: DnsSettings = DnsSettings(),
-    ) -> None:
-        """The arguments are those of `HttpFetcher`."""
+    def _set_up(self) -> None:
         self._proxied: PageFetcher | None = None
-        self._make_proxied = partial(
-            _proxied_fetcher, config, user_agent, guard, upstreams, max_file_bytes=max_file_bytes,
-            knows_addresses=knows_addresses, dns=dns,
-        )  # fmt: skip
-        if config.proxy is not None:
-            self._proxied = self._make_proxied()  # which checks the settings
-        self._config = config
-        self._max_file_bytes = max_file_bytes
-        self._connector = Connector(guard, Names(dns, config.dns_cache_seconds))
-        self._headers = {name.lower(): (name, value) for name, value in default_headers(config, user_agent).items()}
+        headers = default_headers(self._config, self._user_agent)
+        self._headers = {name.lower(): (name, value) for name, value in headers.items()}
         self._default_lines = _lines(self._headers.values())
         self._buffer = memoryview(bytearray(_BUFFER))
         self._tls: asyncio.Task[TlsClient] | None = None
-        self._pool = ConnectionPool(config.keep_alive_seconds)
+        self._pool = ConnectionPool(self._config.keep_alive_seconds)
         self._in_use: set[HttpConnection] = set()
         self._closed = False
 
-    def limited_to(self, max_body_bytes: int) -> Fetcher:
-        """A fetcher with another size limit that shares these connections. Closing it does not close them."""
-        return LimitedFetcher(self, max_body_bytes, self._connector.names.new_caller())
-
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
-        """``max_body_bytes`` replaces the configured limit."""
         config = self._config
         if request.proxy is not None or config.proxy is not None:
-            self._proxied = self._proxied or self._make_proxied()
-            return await self._proxied.fetch(request, max_body_bytes)
+            return await self._through_proxies().fetch(request, max_body_bytes)
         if max_body_bytes is None:
             max_body_bytes = config.max_body_bytes
             if request.callback == FILE_CALLBACK and self._max_file_bytes is not None:
@@ -312,12 +279,12 @@ class DirectFetcher:
         received = _received(connection)
         if room is not None and _is_coded(received) and max_body_bytes > FREE_BYTES:
             try:
-                return _response(request, received, elapsed, FREE_BYTES)
+                return make_response(request, received, elapsed, FREE_BYTES)
             except FetchError as exc:
                 if exc.kind != "too large":
                     raise
             await room.reserve(max_body_bytes)
-        return _response(request, received, elapsed, max_body_bytes)
+        return make_response(request, received, elapsed, max_body_bytes)
 
     async def _exchange(self, request: Request, message: bytes, limits: ResponseLimits) -> HttpConnection:
         """Send the request, and return the connection that has the response."""
@@ -345,6 +312,23 @@ class DirectFetcher:
             return connection
         finally:
             pool.give_back(origin, connection)
+
+    def _through_proxies(self) -> PageFetcher:
+        if self._proxied is None:
+            from shoal.fetch.aiohttp_fetcher import (
+                HttpFetcher,  # imports aiohttp, which takes 0.1 s and is seldom needed
+            )
+
+            self._proxied = HttpFetcher(
+                self._config,
+                self._user_agent,
+                self._guard,
+                self._upstreams,
+                max_file_bytes=self._max_file_bytes,
+                knows_addresses=self._knows_addresses,
+                dns=self._dns,
+            )
+        return self._proxied
 
     # -- what is sent
 
@@ -382,9 +366,9 @@ class DirectFetcher:
         try:
             async with asyncio.timeout_at(deadline):
                 tls = await self._tls_client() if scheme == "https" else None
-                found = await self._connector.resolve(name)
+                addresses = await self._connector.resolve(name)
                 async with connecting:
-                    await self._open(connection, await self._connector.connect_to(found, port), tls, name)
+                    await self._open(connection, await self._connector.connect_to(addresses, port), tls, name)
         except TimeoutError as exc:
             if exc.errno:  # of the system
                 raise _explain(exc, host) from exc
@@ -449,12 +433,6 @@ class DirectFetcher:
         await asyncio.sleep(0)  # the event loop closes the sockets
 
 
-def _proxied_fetcher(*arguments: Any, **options: Any) -> PageFetcher:
-    from shoal.fetch.aiohttp_fetcher import HttpFetcher  # imports aiohttp, which takes 0.1 s and is seldom needed
-
-    return HttpFetcher(*arguments, **options)
-
-
 def _lines(headers: Iterable[tuple[str, str]]) -> str:
     """ValueError if a value has a line break: a cookie from a server must not add a header."""
     text = ""
@@ -478,28 +456,21 @@ def _exchange_of(
     request: Request, message: bytes, connection: HttpConnection, began: float, elapsed: float
 ) -> Exchange:
     _, *lines = message.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    parts = (line.partition(b": ") for line in lines)
     return Exchange(
-        url=request.url, method=request.method, sent=[(name, value) for name, _, value in map(_split_line, lines)],
+        url=request.url, method=request.method, sent=[(name, value) for name, _, value in parts],
         sent_body=request.body, version=connection.version, status=connection.status, reason=connection.reason,
         received=list(connection.headers), body=bytes(connection.body), began=began, elapsed=elapsed,
         address=connection.address,
     )  # fmt: skip
 
 
-def _split_line(line: bytes) -> tuple[bytes, bytes, bytes]:
-    return line.partition(b": ")
-
-
-_Received: TypeAlias = tuple[int, CIMultiDictProxy[str], bytes, str, tuple[str, ...]]
-"""A response as it was received: status, headers, body, transfer coding, flags. A tuple is cheap: each page has one."""
-
-
-def _is_coded(received: _Received) -> bool:
+def _is_coded(received: ReceivedResponse) -> bool:
     _, headers, body, transfer_coding, _ = received
     return bool(body and (transfer_coding or "Content-Encoding" in headers))
 
 
-def _received(connection: HttpConnection) -> _Received:
+def _received(connection: HttpConnection) -> ReceivedResponse:
     headers = CIMultiDictProxy(
         CIMultiDict(
             [
@@ -513,28 +484,12 @@ def _received(connection: HttpConnection) -> _Received:
     return connection.status, headers, body, connection.transfer_coding, connection.flags
 
 
-def _response(request: Request, received: _Received, elapsed: float, limit: int) -> Response:
-    """The response with its body decompressed. FetchError if that is larger than ``limit``."""
-    status, headers, body, transfer_coding, flags = received
-    if transfer_coding and body:
-        body, odd = decompress(body, transfer_coding, limit)
-        flags += odd
-    coding = headers.get("Content-Encoding")
-    if coding and body:
-        body, odd = decompress(body, coding, limit)
-        flags += odd
-    return Response(
-        request.url, status=status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
-    )
-
-
 def _make_tls_client(verify: bool) -> TlsClient:
     return TlsClient(ssl.create_default_context() if verify else without_verification())
 
 
 def _unsendable(request: Request, exc: Exception) -> FetchError:
-    message = f"can't fetch {request.url}: {one_line(exc)}"
-    return FetchError(message, kind="request", retryable=False, contacted=False)
+    return not_sent(f"can't fetch {request.url}: {one_line(exc)}", "request")
 
 
 def _too_late(host: str) -> FetchError:
@@ -545,7 +500,7 @@ def _explain(exc: OSError, host: str) -> FetchError:
     """Explain why a connection failed, and whether a retry can help."""
     match exc:
         case RefusedAddressError():
-            return FetchError(exc.message, kind="address", retryable=False, contacted=False)
+            return not_sent(exc.message, "address")
         case ssl.SSLCertVerificationError():
             message = f"the certificate of {host} is not trusted: {one_line(exc)} (http.verify_tls)"
             return FetchError(message, kind="tls", retryable=False)

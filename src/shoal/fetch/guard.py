@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, FetchError
 
 # Special networks that some or all versions of Python treat as public.
 _RESERVED = tuple(
@@ -35,6 +35,17 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _MAX_HOSTS = 4096  # whose kind is remembered for one browser context
 
 
+def not_sent(message: str, kind: str) -> FetchError:
+    """The error of a request that may not be sent, now or later."""
+    return FetchError(message, kind=kind, retryable=False, contacted=False)
+
+
+def check_upstream(proxy: str, upstreams: Collection[str]) -> None:
+    """FetchError if the operator does not trust this proxy, for which no guard decides about addresses."""
+    if proxy not in upstreams:
+        raise not_sent("a proxy can't be used here: it would bypass the address guard (serve.allow)", "proxy")
+
+
 class AddressGuard:
     """Refuses every address that is not public, unless it is in ``allowed``.
 
@@ -50,18 +61,18 @@ class AddressGuard:
     def refuses(self, address: str) -> str | None:
         """Why the address may not be contacted (``a loopback address``); None if it may."""
         try:
-            found = ip_address(address)
+            literal = ip_address(address)
         except ValueError:
             return "not an IP address"  # but the system may read it as one: 127.1
-        target = _target(found)
-        if any(found in network or target in network for network in self._allowed):
+        target = _target(literal)
+        if any(literal in network or target in network for network in self._allowed):
             return None
         return _reason(target)
 
     def select(self, addresses: Sequence[str]) -> list[str]:
         """The addresses of a name that may be contacted. If one of them is public, only public ones."""
-        allowed = [each for each in addresses if self.refuses(each) is None]
-        return [each for each in allowed if _PUBLIC.refuses(each) is None] or allowed
+        allowed = [address for address in addresses if self.refuses(address) is None]
+        return [address for address in allowed if _PUBLIC.refuses(address) is None] or allowed
 
     def refuses_host(self, host: str) -> str | None:
         """Why a proxy, which resolves names by itself, may not be asked for this host; None if it may.
@@ -80,6 +91,11 @@ class AddressGuard:
         if len(labels) == 1 or labels[-1] in _LOCAL_ENDINGS or name.endswith(".home.arpa"):
             return _LOCAL_NAME
         return None
+
+    def check_host(self, host: str) -> None:
+        """FetchError if a proxy may not be asked for this host."""
+        if (reason := self.refuses_host(host)) is not None:
+            raise not_sent(f"{host} {_refusal(reason, _REFUSED)}", "address")
 
 
 def _hides_ascii(label: str) -> bool:
@@ -175,13 +191,13 @@ class PageReach:
 
     def select(self, host: str, addresses: Sequence[str]) -> ReachableAddresses:
         """Choose among the addresses that a name has now, at least one. An address in a URL has itself."""
-        allowed = [each for each in addresses if self._guard is None or self._guard.refuses(each) is None]
+        allowed = [address for address in addresses if self._guard is None or self._guard.refuses(address) is None]
         if self._guard is not None and not allowed:
             return ReachableAddresses([], _refusal(self._guard.refuses(addresses[0]), _REFUSED))
-        kinds = {each: self._kind_of(each) for each in allowed}
+        kinds = {address: self._kind_of(address) for address in allowed}
         now = min(kinds.values())
         kind = self._required(host, now)
-        selected = [each for each in allowed if kinds[each] is kind]
+        selected = [address for address in allowed if kinds[address] is kind]
         what = self._public.refuses(allowed[0]) or "a public address"
         return ReachableAddresses(selected, _refusal(what, self._why_not(host, kind)))
 

@@ -11,7 +11,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -20,7 +20,6 @@ from shoal.fetch.connecting import TlsTransport, one_line, system_text
 from shoal.fetch.page_fetcher import FREE_BYTES, BodyRoom
 
 # Reads responses that break the rules of HTTP, but whose meaning is clear, as curl and browsers do.
-
 
 _START = re.compile(rb"\s*(?:HTTP/|H?T?T?P?\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -32,20 +31,6 @@ _LENGTH = re.compile(rb"\d{1,18}")
 _NO_BODY = frozenset({204, 304})
 
 
-class Reader(Protocol):
-    """Receives the parts of a response, as from httptools."""
-
-    def on_status(self, status: bytes) -> None: ...
-
-    def on_header(self, name: bytes, value: bytes) -> None: ...
-
-    def on_headers_complete(self) -> None: ...
-
-    def on_body(self, part: bytes) -> None: ...
-
-    def on_message_complete(self) -> None: ...
-
-
 class LenientParser:
     """Has the interface of `HttpResponseParser`, and accepts more: spaces before a colon, bare CRs in lines and bare
     LFs after them, lines without a colon, equal lengths that are repeated, a length beside chunks, which then decide.
@@ -54,7 +39,7 @@ class LenientParser:
     what has no clear meaning, with HttpParserError: different lengths, NUL, and chunks without a size.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: HttpConnection) -> None:
         self._reader = reader
         self._data = bytearray()
         self._step: Callable[[], bool] = self._read_head
@@ -78,9 +63,9 @@ class LenientParser:
         return False
 
     def _take(self, count: int) -> bytes:
-        taken = bytes(self._data[:count])
+        data = bytes(self._data[:count])
         del self._data[:count]
-        return taken
+        return data
 
     # -- steps: each returns whether there may be more to read
 

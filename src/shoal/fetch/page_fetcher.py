@@ -4,24 +4,72 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Collection
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TypeAlias
 
-from shoal.config import HttpSettings
-from shoal.fetch.resolving import Caller, current_caller
+from multidict import CIMultiDictProxy
+
+from shoal.config import DnsSettings, HttpSettings
+from shoal.errors import ConfigError
+from shoal.fetch.connecting import Connector
+from shoal.fetch.guard import AddressGuard
+from shoal.fetch.resolving import Caller, Names, current_caller
 from shoal.http import Request, Response
-from shoal.http.decompress import ACCEPTED
+from shoal.http.decompress import ACCEPTED, decompress
 from shoal.ports import Fetcher
 
 
-class PageFetcher(Fetcher, Protocol):
-    """A fetcher whose size limit can be another one for each request."""
+class PageFetcher(ABC):
+    """Fetches pages over persistent connections. It does not follow redirects: each hop is a separate request, so that
+    politeness, scope and robots.txt apply to it.
 
-    def fetch(self, request: Request, max_body_bytes: int | None = None) -> Awaitable[Response]: ...
+    With a guard, it never connects to a refused address. If a name has refused and other addresses, it uses the others:
+    a public site with a wrong DNS entry still works, and nothing private is reached. It uses only the proxies in
+    ``upstreams``, which the operator trusts, and asks them only for hosts that can be public.
+    """
 
-    def limited_to(self, max_body_bytes: int) -> Fetcher: ...
+    def __init__(
+        self,
+        config: HttpSettings,
+        user_agent: str,
+        guard: AddressGuard | None = None,
+        upstreams: Collection[str] = (),
+        *,
+        max_file_bytes: int | None = None,
+        knows_addresses: bool = False,
+        dns: DnsSettings = DnsSettings(),
+    ) -> None:
+        """``max_file_bytes`` replaces the size limit for requests of files. ``knows_addresses``: exchanges have the
+        addresses of servers."""
+        if guard is not None and config.proxy is not None:
+            raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
+        self._config = config
+        self._user_agent = user_agent
+        self._guard = guard
+        self._upstreams = frozenset(upstreams)
+        self._max_file_bytes = max_file_bytes
+        self._knows_addresses = knows_addresses
+        self._dns = dns
+        self._connector = Connector(guard, Names(dns, config.dns_cache_seconds))
+        self._set_up()
+
+    @abstractmethod
+    def _set_up(self) -> None:
+        """Make what the fetcher itself needs. The last step of the constructor."""
+
+    @abstractmethod
+    async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
+        """``max_body_bytes`` replaces the configured limit."""
+
+    def limited_to(self, max_body_bytes: int) -> Fetcher:
+        """A fetcher with another size limit that shares these connections. Closing it does not close them."""
+        return LimitedFetcher(self, max_body_bytes, self._connector.names.new_caller())
+
+    @abstractmethod
+    async def close(self) -> None: ...
 
 
 FREE_BYTES = 512 * 1024
@@ -103,6 +151,25 @@ class LimitedFetcher:
 
     async def close(self) -> None:
         pass
+
+
+ReceivedResponse: TypeAlias = tuple[int, CIMultiDictProxy[str], bytes, str, tuple[str, ...]]
+"""A response as it was received: status, headers, body, transfer coding, flags. A tuple is cheap: each page has one."""
+
+
+def make_response(request: Request, received: ReceivedResponse, elapsed: float, limit: int) -> Response:
+    """The response with its body decompressed. FetchError if that is larger than ``limit``."""
+    status, headers, body, transfer_coding, flags = received
+    if transfer_coding and body:
+        body, odd = decompress(body, transfer_coding, limit)
+        flags += odd
+    coding = headers.get("Content-Encoding")
+    if coding and body:
+        body, odd = decompress(body, coding, limit)
+        flags += odd
+    return Response(
+        request.url, status=status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
+    )
 
 
 def default_headers(config: HttpSettings, user_agent: str) -> dict[str, str]:

@@ -117,11 +117,11 @@ class Names:
 
     async def resolve(self, host: str, caller: Caller | None = None) -> list[ResolvedAddress]:
         """The addresses of a host, the best one first. `UnresolvedError` if there is none, or none in time."""
-        known = self._known.get(host)
-        if known is not None and time.monotonic() < known.until:
-            if known.error is not None:
-                raise UnresolvedError(*known.error)
-            return known.addresses
+        name = self._known.get(host)
+        if name is not None and time.monotonic() < name.until:
+            if name.error is not None:
+                raise UnresolvedError(*name.error)
+            return name.addresses
         if literal := _literal(host):
             return literal
         key = caller or current_caller.get() or self._own, host
@@ -170,9 +170,9 @@ class Names:
         pause = min(2 * last.pause if last is not None and again else _FIRST_PAUSE, self._settings.failure_seconds)
         self._remember(host, _KnownName(now + pause, [], (error.errno or 0, error.reason), pause))
 
-    def _remember(self, host: str, known: _KnownName) -> None:
+    def _remember(self, host: str, name: _KnownName) -> None:
         self._known.pop(host, None)
-        self._known[host] = known
+        self._known[host] = name
         if len(self._known) > _MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
 
@@ -246,7 +246,7 @@ class CaresResolver:
                 return
             nodes = () if code else result.nodes
             if nodes:
-                infos = ((each.family, 0, socket.IPPROTO_TCP, "", _texts(each.addr)) for each in nodes)
+                infos = ((node.family, 0, socket.IPPROTO_TCP, "", _texts(node.addr)) for node in nodes)
                 future.set_result(_addresses(infos))
             elif code is None or code in self._missing:
                 future.set_exception(UnresolvedError(socket.EAI_NONAME))
@@ -311,7 +311,7 @@ def _new_future(loop: asyncio.AbstractEventLoop, unanswered: set[_Future]) -> _F
     future: _Future = loop.create_future()
     unanswered.add(future)
     future.add_done_callback(unanswered.discard)
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
+    future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be waiting
     return future
 
 

@@ -21,7 +21,6 @@ from shoal.urls.normalize import host_of
 
 # Learns which pages of a host need a browser. All workers of a store share what was learned, and it expires.
 
-
 Need: TypeAlias = Literal["http", "browser"]
 
 _AGREEING = 2
@@ -65,8 +64,8 @@ def _links(response: Response) -> int:
 def kind_of(url: str) -> str:
     """The kind of a page. Paths of a host that differ only in numbers and names are of one kind: ``/product/*``."""
     segments = urlsplit(url).path.split("/")[1:4]
-    kinds = ("*" if each and (number or _VARIABLE.fullmatch(each)) else each for number, each in enumerate(segments))
-    return "/" + "/".join(kinds)
+    names = ("*" if name and (number or _VARIABLE.fullmatch(name)) else name for number, name in enumerate(segments))
+    return "/" + "/".join(names)
 
 
 class LearnedNeeds(Struct, frozen=True):
@@ -82,7 +81,7 @@ _decoder = msgspec.json.Decoder(dict[str, LearnedNeeds])
 
 async def learned_needs(hosts: Hosts, host: str) -> dict[str, Need]:
     """What is known of the pages of a host, by kind."""
-    return {kind: each.need for kind, each in (await _recall(hosts, host)).items()}
+    return {kind: learned.need for kind, learned in (await _recall(hosts, host)).items()}
 
 
 async def _recall(hosts: Hosts, host: str) -> dict[str, LearnedNeeds]:
@@ -91,10 +90,10 @@ async def _recall(hosts: Hosts, host: str) -> dict[str, LearnedNeeds]:
     if stored is None:
         return {}
     try:
-        found = _decoder.decode(stored)
+        kinds = _decoder.decode(stored)
     except DECODING_ERRORS:  # another version wrote it
         return {}
-    return {kind: each for kind, each in found.items() if each.until > time.time()}
+    return {kind: learned for kind, learned in kinds.items() if learned.until > time.time()}
 
 
 class PageNeeds:
@@ -116,27 +115,27 @@ class PageNeeds:
                 self._known.clear()
             self._known[host] = await _recall(self._hosts, host)
             self._fresh_until[host] = time.monotonic() + _FRESH
-        found = self._known.get(host, {}).get(kind_of(url))
-        return found.need if found is not None and found.until > time.time() else None
+        learned = self._known.get(host, {}).get(kind_of(url))
+        return learned.need if learned is not None and learned.until > time.time() else None
 
     async def learn(self, url: str, need: Need) -> None:
         """Record what a successfully fetched page needed."""
         host, kind = host_of(url), kind_of(url)
         if len(self._seen) >= _MAX_KINDS:
             self._seen.clear()
-        seen = self._seen.setdefault((host, kind), [])
-        seen.append(need)
-        if seen[-_AGREEING:] != [need] * _AGREEING:
+        needs = self._seen.setdefault((host, kind), [])
+        needs.append(need)
+        if needs[-_AGREEING:] != [need] * _AGREEING:
             return
         del self._seen[host, kind]
-        known = self._known.setdefault(host, {})
+        kinds = self._known.setdefault(host, {})
         if self._hosts is not None:
-            known.update(await _recall(self._hosts, host))
-        known[kind] = LearnedNeeds(need, time.time() + _VALID)  # the others expire when they would have
-        while len(known) > _MAX_KINDS_PER_HOST:
-            del known[next(iter(known))]
+            kinds.update(await _recall(self._hosts, host))
+        kinds[kind] = LearnedNeeds(need, time.time() + _VALID)  # the others expire when they would have
+        while len(kinds) > _MAX_KINDS_PER_HOST:
+            del kinds[next(iter(kinds))]
         if self._hosts is not None:
-            await self._hosts.remember(f"render:{host}", _encoder.encode(known), _VALID)
+            await self._hosts.remember(f"render:{host}", _encoder.encode(kinds), _VALID)
 
 
 class Renderer(Protocol):

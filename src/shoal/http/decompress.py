@@ -46,10 +46,8 @@ def decompress(body: bytes, coding: str, limit: int) -> tuple[bytes, tuple[str, 
     """
     names = [part.strip().lower() for part in coding.split(",") if part.strip()]
     if len(names) > _MAX_CODINGS:
-        raise FetchError(
-            f"the body has {len(names)} content codings; at most {_MAX_CODINGS} are allowed",
-            kind="bad encoding", retryable=False,
-        )  # fmt: skip
+        message = f"the body has {len(names)} content codings; at most {_MAX_CODINGS} are allowed"
+        raise FetchError(message, kind="bad encoding", retryable=False)
     flags: tuple[str, ...] = ()
     for name in reversed(names):
         if name in ("identity", "chunked") or not body:
@@ -72,10 +70,8 @@ def _collect(chunks: Iterator[bytes], limit: int) -> tuple[bytes, bool]:
         for chunk in chunks:
             size += len(chunk)
             if size > limit:
-                raise FetchError(
-                    f"the decompressed body is larger than {limit} bytes (http.max_body_bytes)",
-                    kind="too large", retryable=False,
-                )  # fmt: skip
+                message = f"the decompressed body is larger than {limit} bytes (http.max_body_bytes)"
+                raise FetchError(message, kind="too large", retryable=False)
             parts.append(chunk)
     except _TruncatedError:
         if not size:

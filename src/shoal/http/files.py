@@ -57,19 +57,8 @@ _BY_TYPE = {
     "video/mp4": "mp4",
     "video/webm": "webm",
 }
-_IN_URLS = frozenset(_BY_TYPE.values()) | {
-    "htm",
-    "jsonl",
-    "md",
-    "odp",
-    "ods",
-    "odt",
-    "ppt",
-    "rtf",
-    "tar",
-    "tsv",
-    "yaml",
-}
+_WITHOUT_TYPE = ("htm", "jsonl", "md", "odp", "ods", "odt", "ppt", "rtf", "tar", "tsv", "yaml")
+_IN_URLS = frozenset((*_BY_TYPE.values(), *_WITHOUT_TYPE))
 _TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
 _IMAGES = frozenset({"jpg", "png", "gif", "webp"})
 

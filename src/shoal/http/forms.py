@@ -32,17 +32,17 @@ def find_form(response: Response, css: str | None, id: str | None, name: str | N
     forms = response.document.select("form")
     if css is not None:
         try:
-            chosen = [each for each in response.document.select(css) if each.tag == "form"]
+            chosen = [element for element in response.document.select(css) if element.tag == "form"]
         except ValueError as exc:
             raise SelectorError(f"bad CSS query {css!r}: {exc}") from exc
     else:
         chosen = [form for form in forms if id in (None, form.attr("id")) and name in (None, form.attr("name"))]
     if chosen:
         return Form(response, chosen[0])
-    wanted = {"css": css, "id": id, "name": name}
-    asked = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value is not None)
+    criteria = {"css": css, "id": id, "name": name}
+    query = ", ".join(f"{key}={value!r}" for key, value in criteria.items() if value is not None)
     have = ", ".join(_label(form) for form in forms[:_MAX_LISTED]) or "no forms"
-    raise RequestError(f"no form ({asked}) on {response.url}: the page has {have}")
+    raise RequestError(f"no form ({query}) on {response.url}: the page has {have}")
 
 
 def _label(form: Element) -> str:
@@ -65,10 +65,10 @@ class Form:
     @property
     def fields(self) -> dict[str, str | Upload | list[str | Upload]]:
         """The fields that would be sent now, without the button: a value, or a list for a repeated name."""
-        found: dict[str, list[str | Upload]] = {}
+        fields: dict[str, list[str | Upload]] = {}
         for name, value in self._pairs:
-            found.setdefault(name, []).append(value)
-        return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
+            fields.setdefault(name, []).append(value)
+        return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
     def fill(self, values: Mapping[str, Value] | None = None, /, **fields: Value) -> Form:
         """Return a copy with these fields changed; names that are not identifiers go into a dict.
@@ -76,12 +76,12 @@ class Form:
         A list sets several values, True checks a checkbox, False and None leave the field out, and ``(name, content)``
         is a file. RequestError for a field that the form does not have: use ``add`` for fields that a script adds.
         """
-        known = {name for control in self._controls if (name := control.attr("name"))}
+        names = {name for control in self._controls if (name := control.attr("name"))}
         changes = {**(values or {}), **fields}
         for name in changes:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(known)[:_MAX_LISTED])}"
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(names)[:_MAX_LISTED])}"
                 raise RequestError(f"the form has no field {name!r}{hint}")
         return self._with(changes)
 
@@ -90,17 +90,17 @@ class Form:
         return self._with({**(values or {}), **fields})
 
     def _with(self, changes: Mapping[str, Value]) -> Form:
-        made = object.__new__(Form)
-        made._response, made._element, made._controls = self._response, self._element, self._controls
+        form = object.__new__(Form)
+        form._response, form._element, form._controls = self._response, self._element, self._controls
         pairs: list[Pair] = []
-        left = {name: self._values(name, value) for name, value in changes.items()}
+        new = {name: self._values(name, value) for name, value in changes.items()}
         for name, value in self._pairs:
             if name not in changes:
                 pairs.append((name, value))
             else:  # the new values stand where the first of the old ones stood
-                pairs += [(name, each) for each in left.pop(name, [])]
-        made._pairs = pairs + [(name, each) for name, values in left.items() for each in values]
-        return made
+                pairs += [(name, new_value) for new_value in new.pop(name, [])]
+        form._pairs = pairs + [(name, value) for name, values in new.items() for value in values]
+        return form
 
     def _values(self, name: str, value: Value) -> list[str | Upload]:
         if value is None or value is False:
@@ -112,7 +112,7 @@ class Form:
             if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], bytes):
                 return [value]
             raise RequestError(f"a file is a pair of its name and its content in bytes, not {value!r:.80}")
-        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+        return [str(text) for text in value] if isinstance(value, list) else [str(value)]
 
     def submit(
         self,
@@ -146,45 +146,47 @@ class Form:
         own = pressed.attr("form" + name) if pressed is not None else None
         return own if own is not None else self._element.attr(name) or ""
 
-    def _button(self, wanted: str | None) -> Element | None:
+    def _button(self, label: str | None) -> Element | None:
         buttons = [control for control in self._controls if _is_submit(control)]
-        if wanted is None:
+        if label is None:
             return buttons[0] if buttons else None
-        for each in buttons:
-            if wanted in (each.attr("name"), each.attr("value"), each.text.strip()):
-                return each
+        for button in buttons:
+            if label in (button.attr("name"), button.attr("value"), button.text.strip()):
+                return button
         shown = buttons[:_MAX_LISTED]
-        have = ", ".join(f"{each.attr('name') or each.attr('value') or each.text.strip()!r:.40}" for each in shown)
-        raise RequestError(f"the form has no button {wanted!r}: it has {have or 'none'}")
+        have = ", ".join(
+            f"{button.attr('name') or button.attr('value') or button.text.strip()!r:.40}" for button in shown
+        )
+        raise RequestError(f"the form has no button {label!r}: it has {have or 'none'}")
 
 
 def _controls(response: Response, element: Element) -> list[Element]:
     """Return the controls inside the form, and those elsewhere that belong to it by their ``form`` attribute."""
-    id = element.attr("id")
-    own = [each for each in element.select(_CONTROLS) if each.attr("form") in (None, id)]
-    return own + (_elsewhere(response, element, id) if id else [])
+    own = [control for control in element.select(_CONTROLS) if control.attr("form") in (None, element.attr("id"))]
+    return own + _elsewhere(response, element)
 
 
-def _elsewhere(response: Response, element: Element, id: str) -> list[Element]:
-    inside = set(element.select(_CONTROLS))
-    named = [each for each in response.document.select("[form]") if each.attr("form") == id]
-    return [each for each in named if each not in inside and each.tag in ("input", "select", "textarea", "button")]
+def _elsewhere(response: Response, element: Element) -> list[Element]:
+    if not (id := element.attr("id")):
+        return []
+    inside, tags = set(element.select(_CONTROLS)), _CONTROLS.split(", ")
+    controls = [control for control in response.document.select("[form]") if control.attr("form") == id]
+    return [control for control in controls if control not in inside and control.tag in tags]
 
 
 def _outside(response: Response, element: Element) -> list[Pair]:
     """Return what the controls elsewhere send. A form with copies of them encodes their values."""
-    id = element.attr("id")
-    found = _elsewhere(response, element, id) if id else []
-    if not found:
+    controls = _elsewhere(response, element)
+    if not controls:
         return []
     from shoal.selector import parsing
 
     parts: list[str] = []
-    left = limit = max(_MAX_MARKUP[0], _MAX_MARKUP[1] * len(response.body))
-    for each in found:
-        parts.append(each.html)
-        left -= len(parts[-1])
-        if left < 0:  # buttons in buttons
+    room = limit = max(_MAX_MARKUP[0], _MAX_MARKUP[1] * len(response.body))
+    for control in controls:
+        parts.append(control.html)
+        room -= len(parts[-1])
+        if room < 0:  # buttons in buttons
             raise TooComplexError(f"the page is too complex: the fields of a form have more than {limit} characters")
     copy = parsing.parse("<form>" + "".join(parts) + "</form>").select_one("form")
     return list(copy.form_data()) if copy is not None else []

@@ -20,11 +20,7 @@ _MAX_CAPTURES = 20
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=600_000)]
 LoadState: TypeAlias = Literal["domcontentloaded", "load", "networkidle"]
-LOAD_STATES: dict[str, LoadState] = {
-    "domcontentloaded": "domcontentloaded",
-    "load": "load",
-    "networkidle": "networkidle",
-}
+LOAD_STATES: tuple[LoadState, ...] = get_args(LoadState)
 
 
 class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", kw_only=True):
@@ -151,7 +147,6 @@ class Captured(Struct, frozen=True):
 
 
 # Permission for a page to navigate while actions of the user run in it.
-
 
 Permit: TypeAlias = Callable[[str], Awaitable[float | None]]
 """Called with a URL on the host of the page. Returns the seconds to wait before the page navigates there; None if the

@@ -45,8 +45,9 @@ _MAX_SLOW = 50_000  # such links that need quoting
 _MAX_CONTENT_TYPE = 1000  # characters; the rest is ignored
 _TEXT = re.compile(
     r"\s*(?:text/(?:plain|csv|css|markdown|javascript|tab-separated-values)|application/(?:[\w.-]+\+)?(?:json|javascript))"
-    r"\s*(?:;|$)", re.IGNORECASE,
-)  # fmt: skip
+    r"\s*(?:;|$)",
+    re.IGNORECASE,
+)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';\s]+)", re.IGNORECASE)
 
 
@@ -205,9 +206,9 @@ class Response:
 
     def css(self, query: str) -> SelectorList:
         if self._selector is None and self._attributes.are_unknown:
-            found = _readers().select_strings(self._tree, query, self._attributes)
-            if found is not None:
-                return found
+            strings = _readers().select_strings(self._tree, query, self._attributes)
+            if strings is not None:
+                return strings
         return self.selector.css(query)
 
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
@@ -224,10 +225,10 @@ class Response:
 
     def re(self, pattern: str | re.Pattern[str]) -> list[str]:
         """Return all matches in the text: the groups if the pattern has any, or else the whole match."""
-        found: list[str] = []
+        texts: list[str] = []
         for match in re.finditer(pattern, self.text):
-            found.extend(match.groups(default="") if match.re.groups else [match[0]])
-        return found
+            texts.extend(match.groups(default="") if match.re.groups else [match[0]])
+        return texts
 
     @property
     def base_url(self) -> str:
@@ -344,7 +345,7 @@ class Response:
 
     def _hrefs(self, query: str) -> list[str]:
         if "::" in query:
-            return _up_to_limit(href_of(each) for each in self.css(query))
+            return _up_to_limit(href_of(result) for result in self.css(query))
         try:
             elements = self._tree.select(query)
         except ValueError as exc:
@@ -381,9 +382,9 @@ def _readers() -> _Readers:
 
 
 def _refuse_scrapy_arguments(options: Mapping[str, object]) -> None:
-    for each in options.keys() & {"css", "xpath"}:
-        query = f"{options[each]!r}" if each == "css" else f"response.xpath({options[each]!r})"
-        raise RequestError(f"follow_all has no argument {each!r}: write follow_all({query}, ...)")
+    for name in options.keys() & {"css", "xpath"}:
+        query = f"{options[name]!r}" if name == "css" else f"response.xpath({options[name]!r})"
+        raise RequestError(f"follow_all has no argument {name!r}: write follow_all({query}, ...)")
 
 
 def _inside(region: str, links: str) -> str:
@@ -399,11 +400,11 @@ def charset_in(content_type: str) -> str | None:
     return match[1] if match and match[1].lower() not in ("ascii", "us-ascii") else None
 
 
-def _up_to_limit(found: Iterable[str | None]) -> list[str]:
+def _up_to_limit(links: Iterable[str | None]) -> list[str]:
     """Return the links up to a total length: nested elements around one link all yield that link."""
     hrefs: list[str] = []
     room = _MAX_CHARACTERS
-    for href in found:
+    for href in links:
         if href is not None:
             room -= len(href)
             if room < 0:
@@ -433,7 +434,6 @@ def href_of(link: str | Selector) -> str | None:
 
 # Choose links by regular expression, and make the links of a document absolute.
 
-
 Patterns: TypeAlias = str | re.Pattern[str] | Sequence[str | re.Pattern[str]]
 
 _MAX_LINKS = 50_000
@@ -449,8 +449,8 @@ class LinkFilter:
         self._deny = _compile(deny)
 
     def accepts(self, url: str) -> bool:
-        return (not self._allow or any(each.search(url) for each in self._allow)) and not any(
-            each.search(url) for each in self._deny
+        return (not self._allow or any(pattern.search(url) for pattern in self._allow)) and not any(
+            pattern.search(url) for pattern in self._deny
         )
 
     def of(self, urls: Iterable[str]) -> list[str]:
@@ -461,7 +461,7 @@ def _compile(patterns: Patterns) -> list[re.Pattern[str]]:
     if isinstance(patterns, str | re.Pattern):
         patterns = [patterns]
     try:
-        return [re.compile(each) for each in patterns]
+        return [re.compile(pattern) for pattern in patterns]
     except (re.error, TypeError) as exc:
         raise RequestError(f"invalid regular expression in {patterns!r:.200}: {exc}") from exc
 

@@ -25,7 +25,6 @@ from shoal.selector.documents import encoding_of
 
 # One URL of a sitemap, with its date and other values.
 
-
 _W3C = re.compile(
     r"(\d{4})(?:-(\d\d?)(?:-(\d\d?)(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*(Z|[+-]\d\d:?\d\d)?)?)?)?",
     re.IGNORECASE,
@@ -121,7 +120,6 @@ def read_since(value: datetime | date | str) -> datetime:
 # unknown, the file is cut off. Search engines read them all the same, and so does this scanner. It replaces
 # references to single characters only, never the entities that a file defines: a small file cannot grow into a
 # large text.
-
 
 _ATTRIBUTE = re.compile(r"""(?<![^\s=<>"'/])([^\s=<>"'/]{1,200}+)\s*+=\s*+(?:"([^"<]*+)"|'([^'<]*+)')""")
 _CLOSED_QUOTES = re.compile(r"""(?:[^"']++|"[^"]*+"|'[^']*+')*+""")
@@ -404,15 +402,15 @@ class SitemapReader:
     def _read_lines(self, text: Iterator[str]) -> Iterator[SitemapEntry]:
         """A text file with one URL per line."""
         self.format = "text"
-        sample, found = "", False
+        sample, has_url = "", False
         for line in _lines(text):
             sample = sample or line
             if _URL_LINE.match(line) and len(line) <= _MAX_TEXT:
-                found = True
+                has_url = True
                 yield SitemapEntry(line)
             elif line:
                 self.skipped += 1
-        if not found:
+        if not has_url:
             raise SitemapError(f"it is not a sitemap: it begins with {sample[:_SAMPLE]!r}")
 
     def _read_markup(self, text: Iterator[str]) -> Iterator[SitemapEntry]:
@@ -556,5 +554,5 @@ def _decoder(encoding: str) -> codecs.IncrementalDecoder:
 
 def sitemaps_in_robots(text: str) -> list[str]:
     """The sitemaps that a robots.txt names, without duplicates."""
-    found = (_SITEMAP_LINE.match(line) for line in text[:_MAX_ROBOTS].splitlines())
-    return list(dict.fromkeys(match[1] for match in found if match))
+    matches = (_SITEMAP_LINE.match(line) for line in text[:_MAX_ROBOTS].splitlines())
+    return list(dict.fromkeys(match[1] for match in matches if match))

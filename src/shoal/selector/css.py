@@ -36,22 +36,24 @@ class _Part(NamedTuple):
     def elements(self, node: Node) -> list[Element]:
         """Return the matching elements at or below the node."""
         if self.outer is None:
-            found = self._selected(node)
+            elements = self._selected(node)
         else:
             below = [element for outer in self.outer.elements(node) for element in outer.select(self.selector)]
-            found = cast("list[Element]", _in_order(node, found=below))
-        return [each for each in found if all(text in each.text for text in self.contains)] if self.contains else found
+            elements = cast("list[Element]", _in_order(node, found=below))
+        if not self.contains:
+            return elements
+        return [element for element in elements if all(text in element.text for text in self.contains)]
 
     def _selected(self, node: Node) -> list[Element]:
         if not self.selector:
             return [cast("Element", node)]
         if type(node) is Document:
             return node.select(self.selector)
-        found = node.select(self.below)
+        elements = node.select(self.below)
         # A selector with combinators cannot match the node itself: it would start above or beside it.
         if self.below == self.selector and node.matches(self.selector):
-            found.insert(0, cast("Element", node))
-        return found
+            elements.insert(0, cast("Element", node))
+        return elements
 
 
 _in_order = XPath("$found | $found")
@@ -99,12 +101,12 @@ def find_strings(document: Document, query: str, budget: AttributeBudget) -> lis
     if reads == "texts":
         return cast("list[Root]", steps(document, **{name: part.elements(document) for name, part in parts.items()}))
     part = parts["e0"]
-    found = budget.read(
+    strings = budget.read(
         part.elements(document),
         lambda elements: cast("list[str]", steps(document, e0=elements)),
         part.selector + part.step,
     )
-    return cast("list[Root]", found)
+    return cast("list[Root]", strings)
 
 
 @lru_cache(maxsize=1024)
@@ -177,7 +179,7 @@ def _part(selector: str, bare: str, step: str) -> _Part:
     call = next(reversed(list(_CONTAINS_CALL.finditer(bare))), None)
     if call is not None:
         return _part_with_contains(selector, bare, step, call)
-    combinators = [found.span() for found in _COMBINATOR.finditer(bare)]
+    combinators = [match.span() for match in _COMBINATOR.finditer(bare)]
     start, end = combinators[-1] if combinators else (0, 0)
     # Nothing (or a star) before the pseudo-element means any element. If it only has to be below another element,
     # parsel includes that other element.

@@ -106,8 +106,8 @@ def top(root: Root) -> Root:
 
 def is_xml(node: Node) -> bool:
     """Whether the node belongs to an XML document. XHTML counts as HTML: the top of both is ``html``."""
-    found = cast("list[Element]", _top_element(node))
-    return bool(found) and found[0].tag != "html" and isinstance(found[0].parent, Document)
+    elements = cast("list[Element]", _top_element(node))
+    return bool(elements) and elements[0].tag != "html" and isinstance(elements[0].parent, Document)
 
 
 def content(root: Root) -> object:
@@ -124,7 +124,7 @@ def content(root: Root) -> object:
 
 def replace_entities(text: str) -> str:
     """Replace character references by their characters, except ``&amp;`` and ``&lt;``."""
-    return _ENTITY.sub(lambda found: unescape(found[0]), text) if "&" in text else text
+    return _ENTITY.sub(lambda match: unescape(match[0]), text) if "&" in text else text
 
 
 def attributes_of(element: Element) -> dict[str, str]:
@@ -169,7 +169,6 @@ def remove_namespaces(root: Root) -> None:
 
 
 # Recognize and parse pages that are XML: feeds, sitemaps and other documents.
-
 
 _XML_TYPE = re.compile(r"\s*[\w.+-]+/(?:(?!xhtml)[\w.-]+\+)?xml\s*(?:;|$)", re.IGNORECASE)
 _HTML_TYPE = re.compile(r"\s*(?:text/html|application/xhtml\+xml)\s*(?:;|$)", re.IGNORECASE)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 
 import turbohtml
-from turbohtml import Document, Element, Node
+from turbohtml import Document, Element
 
 from shoal.errors import SelectorError, TooComplexError
 
@@ -19,7 +19,7 @@ _VALUES = ("content", "href", "src", "data", "datetime", "value")
 
 def read_feed(document: Document, size: int) -> turbohtml.Feed | None:
     """Return an RSS, Atom or RDF document as a feed, or else None. TooComplexError if its entries are huge."""
-    _check_texts(document.select("item, entry"), size)
+    _check_lengths((len(entry.text) + 1 for entry in document.select("item, entry")), size)
     feed, root = document.feed(), document.root
     if root is None:
         return feed
@@ -121,10 +121,6 @@ def read_structured_data(document: Document, size: int, url: str) -> turbohtml.S
         raise SelectorError(f"cannot read the structured data of {url}: {exc}") from exc
 
 
-def _check_texts(elements: Iterable[Node], size: int) -> None:
-    _check_lengths((len(element.text) + 1 for element in elements), size)
-
-
 def _check_records(document: Document, size: int, url: str) -> None:
     """Each URL is joined with the base, and each name of RDFa with its vocabulary: both may be long."""
     base = document.select_one("base[href]")
@@ -141,10 +137,10 @@ def _check_records(document: Document, size: int, url: str) -> None:
 
 def _check_lengths(lengths: Iterable[int], size: int) -> None:
     fixed, multiple = _MAX_TEXT
-    left = limit = max(fixed, multiple * size)
+    room = limit = max(fixed, multiple * size)
     for length in lengths:
-        left -= length
-        if left < 0:
+        room -= length
+        if room < 0:
             raise TooComplexError(f"the page is too complex: its data has more than {limit} characters")
 
 
@@ -175,5 +171,5 @@ def _length_of(target: Element, added: int) -> int:
     if target.attr("itemref") is not None or target.select_one("[itemref]") is not None:
         raise TooComplexError("the page is too complex: the data that an itemref refers to has an itemref")
     properties = [target, *target.select("[itemprop]")]
-    values = sum(len(each.attr(name) or "") for each in properties for name in _VALUES)
+    values = sum(len(element.attr(name) or "") for element in properties for name in _VALUES)
     return len(target.text) + values + (added + 1) * len(properties)

@@ -112,9 +112,9 @@ class AttributeBudget:
         # No attribute is longer than the page.
         if len(elements) * self._size <= _MAX_ATTRIBUTES or (key and key == self._known):
             return get(elements)
-        found = [*self._measured([elements], get)]
+        parts = [*self._measured([elements], get)]
         self._known = key
-        return found[0] if len(found) == 1 else [value for values in found for value in values]
+        return parts[0] if len(parts) == 1 else [value for values in parts for value in values]
 
     def check(self) -> None:
         """Raise TooComplexError if all attributes together would be huge. Otherwise you may read any of them."""
@@ -137,7 +137,7 @@ class AttributeBudget:
 
         The system limits the memory meanwhile. Where it cannot, they are read in parts of at most half the limit.
         """
-        left = self._limit
+        room = self._limit
         for elements in groups:
             step = len(elements) if _memory.is_limited else self._limit // 2 // self._size
             for begin in range(0, len(elements), step):
@@ -146,8 +146,8 @@ class AttributeBudget:
                     values, length = _memory.limit(_with_length, (get, part), _BYTES_PER_CHARACTER * self._limit)
                 except MemoryError:
                     values, length = [], self._limit + 1
-                left -= length
-                if left < 0:
+                room -= length
+                if room < 0:
                     raise TooComplexError(
                         f"the page is too complex: the repeated attributes of its {self._size} bytes have more than "
                         f"{self._limit} characters"
@@ -333,7 +333,7 @@ class _Memory:
         """Bytes for one page, however large it is."""
         self._lock = threading.RLock()
         self._before = resource.getrlimit(RLIMIT_DATA)
-        self._ceiling = min((each for each in self._before if each != resource.RLIM_INFINITY), default=sys.maxsize)
+        self._ceiling = min((limit for limit in self._before if limit != resource.RLIM_INFINITY), default=sys.maxsize)
         self._open()
         os.register_at_fork(after_in_child=self._open)
 

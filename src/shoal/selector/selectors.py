@@ -32,7 +32,6 @@ from shoal.selector.xpath import Namespaces, XPathValue, find_xpath
 
 # Finds queries that matched on no page of a crawl: they usually have a typo.
 
-
 T = TypeVar("T")
 
 _MAX_QUERIES = 1000
@@ -70,19 +69,19 @@ class QueryUsage:
 
     def unmatched(self) -> dict[str, int]:
         """The queries that never matched, with their numbers of pages, most pages first."""
-        return {query: pages for query, (pages, _) in sorted(self._missed.items(), key=lambda each: -each[1][0])}
+        return {query: pages for query, (pages, _) in sorted(self._missed.items(), key=lambda item: -item[1][0])}
 
 
 current: ContextVar[QueryUsage | None] = ContextVar("shoal_query_usage", default=None)
 """The usage of the crawl that this task belongs to."""
 
 
-def counted(query: str, found: list[T]) -> list[T]:
+def counted(query: str, results: list[T]) -> list[T]:
     """Count a query and return what it found."""
     usage = current.get()
     if usage is not None and query not in usage.matched:
-        usage.count(query, bool(found))
-    return found
+        usage.count(query, bool(results))
+    return results
 
 
 def begin_page() -> None:
@@ -114,12 +113,12 @@ def find_jmespath(root: Root, query: str, options: dict[str, object]) -> list[Ro
         node = node.text
     data = load_json(node) if isinstance(node, str) else node
     try:
-        found = jmespath.search(query, data, **options)
+        result = jmespath.search(query, data, **options)
     except (ValueError, TypeError) as exc:  # JMESPathError is a ValueError
         raise SelectorError(f"bad JMESPath query {query!r}: {exc}") from exc
-    if found is None:
+    if result is None:
         return []
-    values = found if isinstance(found, list) else [found]
+    values = result if isinstance(result, list) else [result]
     return [JsonText(value) if isinstance(value, str) else value for value in values]
 
 
@@ -252,10 +251,10 @@ class Selector(_Searchable):
         node = top(self.root)
         if not isinstance(node, Element):
             return {}
-        found = attributes_of(node)
-        if any(name.startswith("xmlns") for name in found) and is_xml(node):
-            return {name: value for name, value in found.items() if name.partition(":")[0] != "xmlns"}
-        return found
+        attributes = attributes_of(node)
+        if any(name.startswith("xmlns") for name in attributes) and is_xml(node):
+            return {name: value for name, value in attributes.items() if name.partition(":")[0] != "xmlns"}
+        return attributes
 
     def text_content(self) -> str:
         """Return all text at and below the node, with its whitespace."""
@@ -296,10 +295,10 @@ class SelectorList(_Searchable, Sequence[Selector]):
     @classmethod
     def of(cls, roots: list[Root], namespaces: dict[str, str] | None = None) -> SelectorList:
         """Create a list of these results. It keeps ``roots`` itself, not a copy."""
-        made = cls.__new__(cls)
-        made._roots = roots
-        made._namespaces = namespaces
-        return made
+        members = cls.__new__(cls)
+        members._roots = roots
+        members._namespaces = namespaces
+        return members
 
     def __len__(self) -> int:
         return len(self._roots)
@@ -322,17 +321,17 @@ class SelectorList(_Searchable, Sequence[Selector]):
         return SelectorList.of(self._roots + other._roots, _merge(self._namespaces, other._namespaces))
 
     def css(self, query: str) -> SelectorList:
-        found = [each for root in self._roots for each in find_css(root, query)]
-        return SelectorList.of(counted(query, found) if self._roots else found, self._namespaces)
+        roots = [result for root in self._roots for result in find_css(root, query)]
+        return SelectorList.of(counted(query, roots) if self._roots else roots, self._namespaces)
 
     def xpath(self, query: str, namespaces: Mapping[str, str] | None = None, **variables: XPathValue) -> SelectorList:
         declared = _merge(self._namespaces, namespaces)
-        found = [each for root in self._roots for each in find_xpath(root, query, variables, declared)]
-        return SelectorList.of(counted(query, found) if self._roots else found, self._namespaces)
+        roots = [result for root in self._roots for result in find_xpath(root, query, variables, declared)]
+        return SelectorList.of(counted(query, roots) if self._roots else roots, self._namespaces)
 
     def jmespath(self, query: str, **options: object) -> SelectorList:
-        found = [each for root in self._roots for each in find_jmespath(root, query, options)]
-        return SelectorList.of(counted(query, found) if self._roots else found, self._namespaces)
+        roots = [result for root in self._roots for result in find_jmespath(root, query, options)]
+        return SelectorList.of(counted(query, roots) if self._roots else roots, self._namespaces)
 
     def get(self, default: Any = None) -> Any:
         """Return the first result (a string, or a JSON value), or the default if there is none."""
@@ -373,8 +372,8 @@ def select_strings(document: Document, query: str, budget: AttributeBudget) -> S
 
     The budget is not checked before. It limits what is read.
     """
-    found = find_strings(document, query, budget)
-    return None if found is None else SelectorList.of(counted(query, found))
+    strings = find_strings(document, query, budget)
+    return None if strings is None else SelectorList.of(counted(query, strings))
 
 
 class _ContentBudget:
@@ -386,14 +385,14 @@ class _ContentBudget:
         self._left = _MAX_CONTENT
 
     def content(self, root: Root) -> object:
-        found = content(root)
-        if isinstance(found, str):
-            self._left -= len(found)
+        text = content(root)
+        if isinstance(text, str):
+            self._left -= len(text)
             if self._left < 0:
                 raise TooComplexError(
                     f"the page is too complex: the results of a query have more than {_MAX_CONTENT} characters"
                 )
-        return found
+        return text
 
 
 def _merge(registered: Namespaces | None, more: Namespaces | None) -> dict[str, str] | None:
@@ -406,9 +405,9 @@ def _matches(content: object, pattern: Pattern[str], replace: bool) -> Iterator[
     text = str(content)
     if "extract" in pattern.groupindex:
         first = pattern.search(text)
-        found = iter([first["extract"]] if first and first["extract"] is not None else [])
+        texts = iter([first["extract"]] if first and first["extract"] is not None else [])
     elif pattern.groups:
-        found = (group for match in pattern.finditer(text) for group in match.groups(""))
+        texts = (group for match in pattern.finditer(text) for group in match.groups(""))
     else:
-        found = (match[0] for match in pattern.finditer(text))
-    return map(replace_entities, found) if replace else found
+        texts = (match[0] for match in pattern.finditer(text))
+    return map(replace_entities, texts) if replace else texts

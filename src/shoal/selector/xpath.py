@@ -49,12 +49,12 @@ def find_xpath(
             if not isinstance(root, JsonText):
                 return [root] if query.strip() == "." else []
             root = parse_html(root)
-        found = compiled(cast("Node", top(root)), **variables)
+        result = compiled(cast("Node", top(root)), **variables)
     except (ValueError, TypeError, re.error) as exc:
         raise SelectorError(f"bad XPath query {query!r}: {exc}") from exc
-    if isinstance(found, list):
-        return cast("list[Root]", found)
-    return [str(int(found)) if isinstance(found, bool) else str(found)]
+    if isinstance(result, list):
+        return cast("list[Root]", result)
+    return [str(int(result)) if isinstance(result, bool) else str(result)]
 
 
 @lru_cache(maxsize=1024)

@@ -28,7 +28,6 @@ from shoal.errors import RequestError, TooComplexError
 # Encoding one name takes 0.1 ms, and a malicious name took 30 ms. So names that are too long for the DNS are
 # refused before they are encoded, and the result is cached.
 
-
 MAX_PER_PAGE = 100
 
 _MAX_NAME = 253  # of the DNS
@@ -74,8 +73,8 @@ def non_ascii_host(url: str) -> str:
     """Return the host of a URL or link if it is not ASCII, or quoted, unchanged; or else an empty string."""
     if url.isascii() and "%" not in url:
         return ""
-    found = _NAME.match(url.translate(_IGNORED_LETTERS))
-    return found[1] if found is not None and not (found[1].isascii() and "%" not in found[1]) else ""
+    match = _NAME.match(url.translate(_IGNORED_LETTERS))
+    return match[1] if match is not None and not (match[1].isascii() and "%" not in match[1]) else ""
 
 
 log = logging.getLogger("shoal.urls")
@@ -314,17 +313,17 @@ def _with_lower_host(url: str) -> str:
 
 def _without_dots(path: str) -> str:
     """Resolve the segments ``.`` and ``..`` of a path, quoted or not."""
-    kept: list[str] = []
+    segments: list[str] = []
     segment = ""
     for written in path[1:].split("/"):
         segment = _DOT.sub(".", written) if "%" in written else written
         if segment == "..":
-            del kept[-1:]
+            del segments[-1:]
         elif segment != ".":
-            kept.append(written)
+            segments.append(written)
     if segment in (".", ".."):
-        kept.append("")
-    return "/" + "/".join(kept)
+        segments.append("")
+    return "/" + "/".join(segments)
 
 
 def _join(base: str, href: str) -> str:
@@ -398,21 +397,21 @@ def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], b
     """Return what ``resolve`` does, and whether no link was ignored because of a limit."""
     joiner = LinkJoiner(base)
     origin, quick = joiner.page.origin, joiner.page.quick
-    found: dict[str, None] = {}
+    urls: dict[str, None] = {}
     match = _WRITTEN_PATH.fullmatch
     complete = True
     for href in hrefs:
         if "/." not in href and match(href):
-            found[origin + href] = None
+            urls[origin + href] = None
         elif href and href[0] != "#":
             if joiner.room > 0 and href.isascii() and (url := quick(href)):  # as `join_other` does, without the call
                 joiner.room -= len(url)
-                found[url] = None
+                urls[url] = None
                 continue
             if _OTHER_SCHEME.match(href):
                 continue
             try:
-                found[joiner.join_other(href)] = None
+                urls[joiner.join_other(href)] = None
             except RequestError:
                 pass
             except TooComplexError:
@@ -420,9 +419,11 @@ def resolve_within_limits(base: str, hrefs: Iterable[str]) -> tuple[list[str], b
     if joiner.is_exhausted:
         log.warning(
             "too many links, ignored the rest url=%s: more than %d need quoting, or they have more than %d characters",
-            base[:200], _MAX_SLOW, _MAX_CHARACTERS,
-        )  # fmt: skip
-    return list(found), complete
+            base[:200],
+            _MAX_SLOW,
+            _MAX_CHARACTERS,
+        )
+    return list(urls), complete
 
 
 class LinkJoiner:

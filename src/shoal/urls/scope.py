@@ -47,16 +47,16 @@ class Scope:
         return None
 
     def _allows_host(self, host: str) -> bool:
-        known = self._hosts.get(host)
-        if known is None:
+        allowed = self._hosts.get(host)
+        if allowed is None:
             name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-            known = any(
+            allowed = any(
                 domain in (name, host) or name.endswith("." + domain) or host.endswith("." + domain)
                 for domain in self._domains
             )
             if len(self._hosts) < _MAX_HOSTS:
-                self._hosts[host] = known
-        return known
+                self._hosts[host] = allowed
+        return allowed
 
 
 def _domain(text: str) -> str:

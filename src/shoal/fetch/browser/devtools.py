@@ -177,8 +177,8 @@ class PageWatch:
 
     async def layout(self) -> tuple[float, float, float, float]:
         """How far the page is scrolled, and the width and height of the whole page. Its scripts cannot forge this."""
-        found = await self._session.send("Page.getLayoutMetrics")
-        view, whole = found["cssVisualViewport"], found["cssContentSize"]
+        metrics = await self._session.send("Page.getLayoutMetrics")
+        view, whole = metrics["cssVisualViewport"], metrics["cssContentSize"]
         return view["pageX"], view["pageY"], whole["width"], whole["height"]
 
     def crash(self) -> None:
@@ -230,9 +230,9 @@ class PageWatch:
     def _on_finished(self, event: Event) -> None:
         counted = self._sizes.get(event["requestId"], 0)
         self._count(event["requestId"], max(0, int(event["encodedDataLength"]) - counted))
-        wanted = self._wanted.pop(event["requestId"], None)
-        if wanted is not None:
-            self._do(self._keep(event["requestId"], wanted))
+        response = self._wanted.pop(event["requestId"], None)
+        if response is not None:
+            self._do(self._keep(event["requestId"], response))
         else:
             self._end(event["requestId"])
 
@@ -326,25 +326,25 @@ class PageWatch:
         return changes if added or own.method != "GET" else {}
 
     async def _decide_response(self, request: str, event: Event) -> None:
-        headers = [(each["name"], each["value"]) for each in event.get("responseHeaders", ())]
+        headers = [(header["name"], header["value"]) for header in event.get("responseHeaders", ())]
         status = event.get("responseStatusCode", 0)
-        found = {name.lower(): value for name, value in headers}
+        values = {name.lower(): value for name, value in headers}
         if self._navigations == 1:
             self.status, self.headers, self.sent = status, headers, event["request"]["headers"]
             self.latency = time.monotonic() - self._sent
         self.shown = status, headers
-        if found.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
+        if values.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})
             self._fail(FetchError("the gateway made no connection", kind="connect", retryable=True))
             return
-        if 300 <= status < 400 and "location" in found:
+        if 300 <= status < 400 and "location" in values:
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
-            url = urljoin(event["request"]["url"], found["location"])  # actions may have led to another page
+            url = urljoin(event["request"]["url"], values["location"])  # actions may have led to another page
             headers = [pair for pair in headers if pair[0].lower() != "location"]
             self._decided(LoadedDocument(status=status, headers=[*headers, ("Location", url)], url=url))
             return
-        content_type = found.get("content-type", "text/html").partition(";")[0].strip().lower()
-        attached = found.get("content-disposition", "").strip().lower().startswith("attachment")
+        content_type = values.get("content-type", "text/html").partition(";")[0].strip().lower()
+        attached = values.get("content-disposition", "").strip().lower().startswith("attachment")
         if status in (204, 205) or attached or content_type not in _HTML:
             await self._take(request, LoadedDocument(status=status, headers=headers), attached)
             return
@@ -357,7 +357,7 @@ class PageWatch:
         refused = attached and self._settings.downloads == "refuse"
         if not refused and document.status not in (204, 205):
             document.body = await self._read(request)
-        with tolerated("aborting a request"):
+        async with tolerated("aborting a request"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})
         if refused:
             self._fail(FetchError("the page is a download (browser.downloads)", kind="download", retryable=False))

@@ -18,10 +18,10 @@ from shoal.config import BrowserSettings, DnsSettings, HttpSettings
 from shoal.errors import BrowserError, FetchError
 from shoal.fetch.browser.gateway import Gateway
 from shoal.fetch.browser.gateway_conversation import GatewayLimits
-from shoal.fetch.browser.pages import ContextKey, Pages, Tab
+from shoal.fetch.browser.pages import CLOSE_TIMEOUT, ContextKey, Pages, Tab
 from shoal.fetch.browser.process import BrowserProcess, shortage, tolerated
 from shoal.fetch.browser.rendering import Rendering
-from shoal.fetch.guard import AddressGuard
+from shoal.fetch.guard import AddressGuard, check_upstream
 from shoal.fetch.layers import Postponed
 from shoal.fetch.page_fetcher import without_verification
 from shoal.fetch.sessions.session import SentCookies, browser_cookies, own_cookies
@@ -35,7 +35,6 @@ _CHECK_EVERY = 1.0
 _UNCLEAN = frozenset({"timeout", "browser", "too many requests", "too large"})
 """Kinds of errors after which a tab is closed: its page may still be loading, which would count for the next one."""
 _MAX_SUSPECTS = 10_000
-_COOKIES_TIMEOUT = 3.0
 
 
 class _Use(Struct, eq=False):
@@ -105,11 +104,8 @@ class BrowserFetcher:
     async def fetch(self, request: Request, options: Render, scope: str = "", upstream: str | None = None) -> Response:
         """Render a page with the cookies of this task's request. ``scope``: pages of different scopes share nothing.
         ``upstream``: a proxy."""
-        if upstream is not None and self._upstreams is not None and upstream not in self._upstreams:
-            raise FetchError(
-                "a proxy can't be used here: it would bypass the address guard (serve.allow)",
-                kind="proxy", retryable=False, contacted=False,
-            )  # fmt: skip
+        if upstream is not None and self._upstreams is not None:
+            check_upstream(upstream, self._upstreams)
         sent = browser_cookies.get()
         stack = AsyncExitStack()
         async with stack:
@@ -148,9 +144,8 @@ class BrowserFetcher:
         async def end() -> None:
             late.cancel()
             if sent is not None:
-                with tolerated("reading the cookies of a page"):
-                    async with asyncio.timeout(_COOKIES_TIMEOUT):
-                        await tab.context.cookies.take(sent)
+                async with tolerated("reading the cookies of a page", CLOSE_TIMEOUT):
+                    await tab.context.cookies.take(sent)
             await stack.aclose()
 
         def expire() -> None:
@@ -249,14 +244,11 @@ class BrowserFetcher:
             if session is None:
                 process = BrowserProcess(self._settings)
                 await process.launch()
-                session = _Session(process, self._pages(process))
-                self._session = session
+                pages = Pages(process, self._gateway, self._settings, self._user_agent, verify_tls=self._verify_tls)
+                session = self._session = _Session(process, pages)
                 if self._watchdog is None:
                     self._watchdog = asyncio.create_task(self._watch())
             return session
-
-    def _pages(self, process: BrowserProcess) -> Pages:
-        return Pages(process, self._gateway, self._settings, self._user_agent, verify_tls=self._verify_tls)
 
     def _end_if_unused(self, session: _Session) -> None:
         if not session.uses and (session.retired or session.process.ended) and session is not self._session:

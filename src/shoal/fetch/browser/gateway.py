@@ -34,7 +34,6 @@ from shoal.fetch.resolving import Names
 # kernel says which user a socket belongs to. Another process of the same user can still connect, and on other
 # systems everybody.
 
-
 _SOCK_DIAG = 4  # a protocol of netlink; see sock_diag(7)
 _BY_FAMILY = 20
 _REQUEST = 1
@@ -87,10 +86,10 @@ def _ask_kernel(peer: Address, local: Address) -> int | None:
 
 def _search_table(table: str, peer: Address, local: Address) -> int | None:
     """The same from the text of /proc/net/tcp."""
-    wanted = [_hex(peer), _hex(local)]
+    addresses = [_hex(peer), _hex(local)]
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if fields[1:3] == wanted:
+        if fields[1:3] == addresses:
             return int(fields[7]) if fields[9] != "0" else None
     return None
 
@@ -99,8 +98,6 @@ def _hex(address: Address) -> str:
     (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
     return f"{number:08X}:{address[1]:04X}"
 
-
-__all__ = ["Gateway", "GatewayLimits", "Listener"]
 
 log = logging.getLogger("shoal.browser")
 
@@ -158,7 +155,7 @@ class Gateway:
         return listener
 
     def _check(self) -> None:
-        self._listeners = {each for each in self._listeners if not each.closed}
+        self._listeners = {listener for listener in self._listeners if not listener.closed}
         for listener in self._listeners:
             listener._check()
         often = min(1.0, self.limits.header_timeout / 4, self.limits.idle_timeout / 4)
@@ -169,7 +166,7 @@ class Gateway:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.gather(*(each.close() for each in self._listeners))
+        await asyncio.gather(*(listener.close() for listener in self._listeners))
         self._to_sites.close()
         self._to_proxies.close()
 
@@ -177,7 +174,7 @@ class Gateway:
 class Listener:
     """The way out of one browser context. Use it as the context's proxy, also for loopback addresses.
 
-    It serves only processes of this user, as far as the system tells (`gateway_peer`). What it can't serve it answers
+    It serves only processes of this user, as far as the system tells (`is_own`). What it can't serve it answers
     with the status 400, 403, 502 or 504 and a header ``Proxy-Status``, which no site can send through it.
     """
 
@@ -243,7 +240,7 @@ class Listener:
         for pipe in [*self._kept]:
             pipe.abort()
         self._kept.clear()
-        tasks = [each.task for each in self._conversations]
+        tasks = [conversation.task for conversation in self._conversations]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -269,6 +266,7 @@ class Listener:
     # -- for the conversations
 
     def report(self, failure: FetchError | None, site: Site | None) -> None:
+        """Report whether a site was reached (no failure) or not."""
         if failure is not None:
             if (
                 failure.kind == "address"
@@ -287,8 +285,9 @@ class Listener:
                     del self._failures[next(iter(self._failures))]
 
     def take(self, site: Site) -> Pipe | None:
-        for pipe, (kept, _) in [*reversed(self._kept.items())]:
-            if kept == site:
+        """Return an open connection that is not in use."""
+        for pipe, (pipe_site, _) in [*reversed(self._kept.items())]:
+            if pipe_site == site:
                 if pipe.pending:  # an answer that nobody asked for
                     self._drop(pipe)
                     continue
@@ -298,7 +297,8 @@ class Listener:
         return None
 
     def keep(self, site: Site, pipe: Pipe) -> None:
-        same = sum(kept == site for kept, _ in self._kept.values())
+        """Keep a connection for the next request."""
+        same = sum(pipe_site == site for pipe_site, _ in self._kept.values())
         if self.closed or not pipe.open or same >= _MAX_KEPT_PER_SITE or len(self._kept) >= _MAX_KEPT:
             pipe.abort()
             return

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from math import inf
 from time import monotonic
-from typing import NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 from urllib.parse import unquote, urlsplit
 
 from shoal.errors import ConfigError, FetchError, ProxyError
@@ -30,17 +30,24 @@ from shoal.fetch.browser.gateway_http import (
     parse_response,
     written,
 )
-from shoal.fetch.connecting import Connector, one_line, system_text, unresolved
-from shoal.fetch.guard import PageReach
+from shoal.fetch.connecting import (
+    HOST_REPLIES,
+    Connector,
+    one_line,
+    refused_by_socks,
+    system_text,
+    through_proxy,
+    unresolved,
+)
+from shoal.fetch.guard import PageReach, not_sent
+
+if TYPE_CHECKING:
+    from shoal.fetch.browser.gateway import Listener
 
 # How the gateway reaches a site: directly, or through a proxy that resolves the names.
 
-
 _MAX_PROXY_HEAD = 16384
 _DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
-# RFC 1928: the replies that say something about the site. Others say something about the proxy.
-_SOCKS_REPLIES = {3: "network unreachable", 4: "host unreachable", 5: "connection refused", 6: "TTL expired"}
-_SOCKS_NOT_ALLOWED = 2
 
 
 class Upstream(Protocol):
@@ -106,7 +113,6 @@ class Proxied:
         if not valid:
             raise ConfigError("a proxy must be a URL such as socks5://user:password@host:1080; http and https work too")
         self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
-        self._scheme = parts.scheme
         self._connector = connector
         self._meter = meter
         self._reach = reach
@@ -153,7 +159,7 @@ class Proxied:
     async def _connect_http(self, pipe: Pipe, host: str, port: int) -> None:
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n".encode()]
-        lines += [b"%b: %b\r\n" % each for each in self.headers]
+        lines += [b"%b: %b\r\n" % header for header in self.headers]
         await pipe.write(b"".join([*lines, b"\r\n"]))
         answer = parse_response(await pipe.read_head(_MAX_PROXY_HEAD), to_head=True)
         while answer.status < 200:
@@ -166,14 +172,14 @@ class Proxied:
 
     async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
         """Do the SOCKS5 handshake (RFC 1928 and RFC 1929)."""
-        named = bool(self._user or self._password)
-        await pipe.write(b"\x05\x02\x02\x00" if named else b"\x05\x01\x00")
+        has_login = bool(self._user or self._password)
+        await pipe.write(b"\x05\x02\x02\x00" if has_login else b"\x05\x01\x00")
         version, chosen = await pipe.read_exactly(2)
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
-        if chosen != 0 and not (named and chosen == 2):
+        if chosen != 0 and not (has_login and chosen == 2):
             raise ValueError(
-                "it supports neither anonymous access nor user and password" if named else "it wants a password"
+                "it supports neither anonymous access nor user and password" if has_login else "it wants a password"
             )
         if chosen:
             user, password = self._user.encode(), self._password.encode()
@@ -184,30 +190,24 @@ class Proxied:
         version, reply, _, kind = await pipe.read_exactly(4)
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
-        if reply in _SOCKS_REPLIES:
-            reason = f"the host did not answer the proxy: {_SOCKS_REPLIES[reply]}"
-            self._fail(host, reason, retryable=True, socks_reply=reply)
         if reply:
-            retryable = reply != _SOCKS_NOT_ALLOWED
-            self._fail(host, f"the proxy refused: reply {reply}", retryable=retryable, socks_reply=reply)
+            raise refused_by_socks(host, reply, HOST_REPLIES.get(reply, f"reply {reply}"))
         size = {1: 4, 4: 16}.get(kind)
         if size is None:
             size = (await pipe.read_exactly(1))[0]
         await pipe.read_exactly(size + 2)
 
-    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool = False, socks_reply: int = 0) -> NoReturn:
+    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool) -> NoReturn:
         """``own``: the proxy itself failed, whatever the host is."""
-        message = f"no connection to {host} through the proxy: {reason}"
+        message = through_proxy(host, reason)
         if own:
             raise ProxyError(message, retryable=retryable)
-        error = FetchError(message, kind="proxy", retryable=retryable, contacted=False)
-        error.socks_reply = socks_reply
-        raise error
+        raise FetchError(message, kind="proxy", retryable=retryable, contacted=False)
 
 
 def refusal(host: str, reason: str) -> FetchError:
     """The error for a refused host. It does not show the address: callers must not explore private networks."""
-    return FetchError(f"{host} {reason}", kind="address", retryable=False, contacted=False)
+    return not_sent(f"{host} {reason}", "address")
 
 
 def _socks_address(host: str) -> bytes:
@@ -271,30 +271,10 @@ class Site(NamedTuple):
     port: int
 
 
-class Exit(Protocol):
-    """The parts of a listener that a conversation uses."""
-
-    limits: GatewayLimits
-    meter: Meter
-    upstream: Upstream
-
-    def report(self, failure: FetchError | None, site: Site | None) -> None:
-        """Report whether a site was reached (no failure) or not."""
-        ...
-
-    def take(self, site: Site) -> Pipe | None:
-        """Return an open connection that is not in use."""
-        ...
-
-    def keep(self, site: Site, pipe: Pipe) -> None:
-        """Keep a connection for the next request."""
-        ...
-
-
 class Conversation:
     """Serves one connection until it ends. It never raises."""
 
-    def __init__(self, client: Pipe, listener: Exit) -> None:
+    def __init__(self, client: Pipe, listener: Listener) -> None:
         self._client = client
         self._listener = listener
         self._upstream: Pipe | None = None
@@ -305,10 +285,7 @@ class Conversation:
         """Whether a part of the response was sent."""
         self.task = asyncio.create_task(self._run())
         self.task.add_done_callback(self._end)
-        client.on_end = self._cancel
-
-    def _cancel(self) -> None:
-        self.task.cancel()
+        client.on_end = self.task.cancel
 
     def check(self, now: float) -> None:
         """End the connection if it takes too long. Call it periodically."""
@@ -434,14 +411,14 @@ class Conversation:
         reuse = request.length == 0 and request.method in _REPEATABLE
         while True:
             upstream = await self._connect(site, tunnel=False, reuse=reuse)
-            kept, upstream.kept = upstream.kept, True
+            was_kept, upstream.kept = upstream.kept, True
             try:
                 return await self._exchange(request, site, path, upstream)
             except (EOFError, OSError) as exc:
                 if self._answered:
                     raise
                 upstream.abort()
-                if not kept:
+                if not was_kept:
                     message = f"{site.host} closed the connection"
                     raise FetchError(message, kind="reset", retryable=True) from exc
                 reuse = False  # the site closed a connection that was kept for too long
@@ -453,7 +430,7 @@ class Conversation:
         host, _ = absolute_target(request.target)
         target = f"http://{host}{path}" if out.absolute else path
         headers = [(b"Host", host.encode())]
-        headers += [each for each in forwarded(request) if each[0].lower() != b"host"]
+        headers += [header for header in forwarded(request) if header[0].lower() != b"host"]
         headers += out.headers
         await upstream.write(written(b"%b %b HTTP/1.1" % (request.method, target.encode()), headers))
         upload = asyncio.create_task(self._upload(upstream, request.length)) if request.length else None
@@ -535,7 +512,7 @@ async def _pass_body(source: Pipe, target: Pipe, length: int) -> bool:
 
 
 def _bad_request(exc: ValueError) -> FetchError:
-    return FetchError(f"invalid request: {exc}", kind="request", retryable=False, contacted=False)
+    return not_sent(f"invalid request: {exc}", "request")
 
 
 def _timeout(message: str) -> FetchError:

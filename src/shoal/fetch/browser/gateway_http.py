@@ -62,11 +62,11 @@ class ResponseHead(NamedTuple):
 
 def parse_request(head: bytes) -> RequestHead:
     lines = _lines(head)
-    found = _REQUEST_LINE.fullmatch(lines[0])
-    if found is None:
+    match = _REQUEST_LINE.fullmatch(lines[0])
+    if match is None:
         raise ValueError("not an HTTP/1.1 request")
     headers = _headers(lines)
-    method, target, version = found.groups()
+    method, target, version = match.groups()
     coding, lengths = _framing(headers)
     if coding and (lengths or coding != b"chunked" or version == b"0"):
         raise ValueError("ambiguous length of the body")
@@ -78,11 +78,11 @@ def parse_request(head: bytes) -> RequestHead:
 def parse_response(head: bytes, *, to_head: bool = False) -> ResponseHead:
     """``to_head``: it answers a HEAD request, so it has no body."""
     lines = _lines(head)
-    found = _STATUS_LINE.fullmatch(lines[0])
-    if found is None:
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
         raise ValueError("not an HTTP/1.1 response")
     headers = _headers(lines)
-    version, status = found[1], int(found[2])
+    version, status = match[1], int(match[2])
     persistent = _persistent(headers, version)
     coding, lengths = _framing(headers)
     declared = None if coding else _length(lengths)
@@ -96,7 +96,7 @@ def parse_response(head: bytes, *, to_head: bool = False) -> ResponseHead:
     else:
         length = UNTIL_CLOSE if declared is None else declared
     persistent = persistent and length != UNTIL_CLOSE
-    return ResponseHead(status, found[3] or b"", headers, persistent, length, declared)
+    return ResponseHead(status, match[3] or b"", headers, persistent, length, declared)
 
 
 def _lines(head: bytes) -> list[bytes]:
@@ -154,37 +154,37 @@ def _persistent(headers: Headers, version: bytes) -> bool:
 
 def authority(text: str, default_port: int) -> tuple[str, int]:
     """The host, without brackets, and the port."""
-    found = _AUTHORITY.fullmatch(text)
-    if found is None or len(found[1]) > 255:
+    match = _AUTHORITY.fullmatch(text)
+    if match is None or len(match[1]) > 255:
         raise ValueError("invalid host or port")
-    port = int(found[2] or default_port)
+    port = int(match[2] or default_port)
     if not 0 < port < 65536:
         raise ValueError("invalid host or port")
-    return found[1].strip("[]"), port
+    return match[1].strip("[]"), port
 
 
 def absolute_target(target: str) -> tuple[str, str]:
     """The authority and the path of an ``http://`` URL."""
-    found = _HTTP_URL.match(target)
-    if found is None:
+    match = _HTTP_URL.match(target)
+    if match is None:
         raise ValueError("not an http:// URL")
-    path = target[found.end() :].partition("#")[0]
-    return found[1], path if path.startswith("/") else "/" + path
+    path = target[match.end() :].partition("#")[0]
+    return match[1], path if path.startswith("/") else "/" + path
 
 
 def forwarded(head: RequestHead | ResponseHead) -> Headers:
     """The headers for the next connection, with the framing that was understood."""
     dropped = _HOP_BY_HOP | _options(head.headers)
-    kept = [each for each in head.headers if each[0].lower() not in dropped]
+    headers = [header for header in head.headers if header[0].lower() not in dropped]
     if head.length == CHUNKED:
-        kept.append((b"Transfer-Encoding", b"chunked"))
+        headers.append((b"Transfer-Encoding", b"chunked"))
     elif head.declared is not None:
-        kept.append((b"Content-Length", b"%d" % head.declared))
-    return kept
+        headers.append((b"Content-Length", b"%d" % head.declared))
+    return headers
 
 
 def written(first_line: bytes, headers: Headers) -> bytes:
-    return b"".join([first_line, b"\r\n", *(b"%b: %b\r\n" % each for each in headers), b"\r\n"])
+    return b"".join([first_line, b"\r\n", *(b"%b: %b\r\n" % header for header in headers), b"\r\n"])
 
 
 class Chunks:
@@ -237,10 +237,10 @@ class Chunks:
                 raise ValueError("invalid trailer")
             self.done = not line
             return
-        found = _CHUNK_SIZE.fullmatch(line)
-        if found is None:
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
             raise ValueError("invalid chunk")
-        size = int(found[1], 16)
+        size = int(match[1], 16)
         if size:
             self._left = size + 2
         else:
@@ -249,9 +249,9 @@ class Chunks:
 
 def _after_whole_chunks(data: bytes, at: int) -> int:
     """The position after all chunks that are complete and have no extension: a site may send thousands of tiny ones."""
-    while (found := _PLAIN_CHUNK_LINE.match(data, at)) is not None:
-        size = int(found[1], 16)
-        end = found.end() + size + 2
+    while (match := _PLAIN_CHUNK_LINE.match(data, at)) is not None:
+        size = int(match[1], 16)
+        end = match.end() + size + 2
         if not size or data[end - 2 : end] != b"\r\n":
             break
         at = end
@@ -259,7 +259,6 @@ def _after_whole_chunks(data: bytes, at: int) -> int:
 
 
 # One connection of the gateway: read and written by tasks, or joined with another connection.
-
 
 _ENOUGH = 256 * 1024  # bytes that wait to be read; then the sender has to wait
 _RESET = struct.pack("ii", 1, 0)
@@ -312,7 +311,7 @@ class Pipe(asyncio.Protocol):
         self.ended = False
         self.kept = False
         """Whether it has served a request before."""
-        self.on_end: Callable[[], None] | None = None
+        self.on_end: Callable[[], object] | None = None
         self.failure: FetchError | None = None
         """Why the gateway ended this connection. A waiting reader or writer gets it."""
         self._meter = meter
@@ -350,7 +349,7 @@ class Pipe(asyncio.Protocol):
         self._buffer += data
         if len(self._buffer) > _ENOUGH and not self._paused:
             self._pause(True)
-        self._wake_reader()
+        _wake(self._reading)
 
     def eof_received(self) -> bool:
         self._end()
@@ -359,9 +358,8 @@ class Pipe(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._reset = exc is not None
-        self._wake_writer()
-        if self._closing is not None and not self._closing.done():
-            self._closing.set_result(None)
+        _wake(self._writing)
+        _wake(self._closing)
         if self._other is not None:
             if exc is None and self.failure is None:
                 self._other.close()
@@ -377,7 +375,7 @@ class Pipe(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.active = True
         self._blocked = False
-        self._wake_writer()
+        _wake(self._writing)
         if self._other is not None:
             self._other._pause(False)
 
@@ -549,7 +547,7 @@ class Pipe(asyncio.Protocol):
         if self.ended:
             return
         self.ended = True
-        self._wake_reader()
+        _wake(self._reading)
         if self._other is not None:
             self._pass_end_on()
         if self.on_end is not None:
@@ -574,16 +572,13 @@ class Pipe(asyncio.Protocol):
         else:
             self.transport.resume_reading()
 
-    def _wake_reader(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_result(None)
 
-    def _wake_writer(self) -> None:
-        if self._writing is not None and not self._writing.done():
-            self._writing.set_result(None)
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 def _end_of_head(buffer: bytearray, start: int) -> int:
     """The position after the first empty line; -1 if there is none."""
-    found = [at + size for mark, size in ((b"\n\r\n", 3), (b"\n\n", 2)) if (at := buffer.find(mark, start)) >= 0]
-    return min(found, default=-1)
+    ends = [at + size for mark, size in ((b"\n\r\n", 3), (b"\n\n", 2)) if (at := buffer.find(mark, start)) >= 0]
+    return min(ends, default=-1)

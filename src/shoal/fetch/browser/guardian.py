@@ -24,7 +24,7 @@ def find(token: str) -> list[int]:
     """
     mark = f"{VARIABLE}={token}".encode()
     groups: dict[int, list[int]] = {}
-    wanted = set()
+    groups_with_token = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -35,21 +35,21 @@ def find(token: str) -> list[int]:
                 groups.setdefault(int(group), []).append(int(name))
                 with open(f"/proc/{name}/environ", "rb") as file:
                     if mark in file.read().split(b"\0"):
-                        wanted.add(int(group))
+                        groups_with_token.add(int(group))
             except OSError:  # ended meanwhile, or not readable
                 continue
-    return [pid for group in wanted - {os.getpgrp()} for pid in groups[group]]
+    return [pid for group in groups_with_token - {os.getpgrp()} for pid in groups[group]]
 
 
 def kill(token: str) -> int:
     """Send SIGKILL to all processes of this browser. Returns how many were found."""
-    found = find(token)
-    for pid in found:
+    pids = find(token)
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    return len(found)
+    return len(pids)
 
 
 def main() -> None:

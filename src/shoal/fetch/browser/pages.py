@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # Several pages may use a context at the same time, so its cookies are never cleared: only what has changed in the
 # jar is put into the context, and only what has changed in the context is put into the jar.
 
-
 _MAX_AGE = 400 * 86400.0  # seconds; browsers allow no more, and Playwright no date after the year 9999
 _OVER = 1.0
 """The end of a cookie that is removed. Playwright's ``clear_cookies`` may remove all for a moment."""
@@ -73,12 +72,12 @@ class ContextCookies:
                     self._note_put(cookie, shown)
 
     def _note_put(self, cookie: Cookie, shown: Mapping[CookieKey, Cookie]) -> None:
-        found = shown.get(cookie.key)
-        if found is None:  # the site may have ended it meanwhile; mostly the browser does not accept it
+        stored = shown.get(cookie.key)
+        if stored is None:  # the site may have ended it meanwhile; mostly the browser does not accept it
             log.debug("the browser does not accept the cookie %.100r of %s", cookie.name, cookie.domain)
             self._seen.pop(cookie.key, None)
         else:  # if another page has changed it meanwhile, `take` must see that
-            self._seen[cookie.key] = found if found.value == cookie.value else cookie
+            self._seen[cookie.key] = stored if stored.value == cookie.value else cookie
 
     async def take(self, sent: SentCookies) -> None:
         """After a page: put what has changed in the context into the jar."""
@@ -113,15 +112,15 @@ class ContextCookies:
 
 def _for_browser(cookie: Cookie, now: float) -> Any:
     domain = cookie.domain if cookie.host_only or _HOST.fullmatch(cookie.domain) else f".{cookie.domain}"
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "name": cookie.name, "value": cookie.value, "domain": domain, "path": cookie.path,
         "secure": cookie.secure, "httpOnly": cookie.http_only,
         "expires": -1 if cookie.expires is None else min(cookie.expires, now + _MAX_AGE),
     }  # fmt: skip
     same_site = cookie.same_site.capitalize()
     if same_site in ("Lax", "Strict") or (same_site == "None" and cookie.secure):  # browsers drop it otherwise
-        found["sameSite"] = same_site
-    return found
+        fields["sameSite"] = same_site
+    return fields
 
 
 def _from_browser(shown: Mapping[str, Any]) -> Cookie:
@@ -143,7 +142,7 @@ log = logging.getLogger("shoal.browser")
 
 _MAX_CONTEXTS = 32
 _OPEN_TIMEOUT = 15.0
-_CLOSE_TIMEOUT = 3.0
+CLOSE_TIMEOUT = 3.0
 _MAX_CONSOLE = (100, 1000)  # lines of a page, and characters of a line
 _IDLE = 0.3
 """Seconds after which the scripts of a page in an idle tab are ended."""
@@ -248,7 +247,7 @@ class Pages:
             context.idle.append(tab)
             asyncio.get_running_loop().call_later(_IDLE, self._leave_if_idle, tab, tab.watch.number)
         elif not tab.page.is_closed() and not self._process.ended:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 await tab.page.close()
 
     def _leave_if_idle(self, tab: Tab, number: int) -> None:
@@ -259,7 +258,7 @@ class Pages:
 
     async def _leave(self, tab: Tab) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 await tab.page.goto(_NOTHING, wait_until="commit")
                 await tab.watch.collect_garbage()
         except Exception as exc:  # its page does not unload
@@ -277,7 +276,7 @@ class Pages:
         if tab.page.is_closed():
             return False
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 if tab.watch.number % _COLLECT_EVERY == 0:
                     await tab.watch.collect_garbage()
                 else:
@@ -289,9 +288,8 @@ class Pages:
         return True
 
     async def _close_tab(self, tab: Tab) -> None:
-        with tolerated("closing a tab"):  # it ends with the browser
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await tab.page.close()
+        async with tolerated("closing a tab", CLOSE_TIMEOUT):  # it ends with the browser
+            await tab.page.close()
 
     def _do(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -317,7 +315,8 @@ class Pages:
             task = asyncio.create_task(self._open_context(key))
             for old in [old for old in self._contexts if key.supersedes(old)]:
                 self._drop(old)
-            self._drop_oldest()
+            if len(self._contexts) >= _MAX_CONTEXTS:
+                any(map(self._drop, [*self._contexts]))  # the one that was not used for longest
         self._contexts[key] = task
         return await asyncio.shield(task)
 
@@ -344,11 +343,6 @@ class Pages:
         for key in [key for key in self._contexts if key.scope == scope]:
             self._drop(key)
 
-    def _drop_oldest(self) -> None:
-        """Close the context that was not used for longest, if there are too many."""
-        if len(self._contexts) >= _MAX_CONTEXTS:
-            any(map(self._drop, [*self._contexts]))
-
     def _drop(self, key: ContextKey) -> bool:
         """Close a context. False if it is in use."""
         task = self._contexts[key]
@@ -359,9 +353,8 @@ class Pages:
         return True
 
     async def _close_context(self, context: Context) -> None:
-        with tolerated("closing a context"):  # it ends with the browser
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await context.browser_context.close()
+        async with tolerated("closing a context", CLOSE_TIMEOUT):  # it ends with the browser
+            await context.browser_context.close()
         await context.listener.close()
 
     # -- tabs
@@ -389,11 +382,10 @@ def _keep_line(lines: list[str]) -> Callable[[ConsoleMessage], None]:
 
 async def _dismiss(dialog: Dialog) -> None:
     """Dismiss a dialog, so that the page continues. Accept the question whether to leave the page."""
-    with tolerated("dismissing a dialog"):
+    async with tolerated("dismissing a dialog"):
         await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
 
 
 async def _close_popup(page: Page) -> None:
-    with tolerated("closing a popup"):
-        async with asyncio.timeout(_CLOSE_TIMEOUT):
-            await page.close()
+    async with tolerated("closing a popup", CLOSE_TIMEOUT):
+        await page.close()

@@ -9,11 +9,12 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,18 +30,17 @@ if TYPE_CHECKING:
 #
 # Otherwise they stay as zombies in a container whose first process is not an init.
 
-
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE = 0.02
 
 
 def children() -> set[int]:
     """The child processes of this process, zombies included."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def adopt() -> None:
@@ -127,11 +127,13 @@ def shortage() -> str:
     )
 
 
-@contextmanager
-def tolerated(step: str) -> Iterator[None]:
-    """Log an error in this block at debug level, instead of raising it. The library has no common base error."""
+@asynccontextmanager
+async def tolerated(step: str, timeout: float | None = None) -> AsyncIterator[None]:
+    """Log an error in this block at debug level, instead of raising it. The library has no common base error.
+    ``timeout``: seconds after which the block ends."""
     try:
-        yield
+        async with asyncio.timeout(timeout):
+            yield
     except Exception as exc:
         log.debug("%s failed: %s: %s", step, type(exc).__name__, exc)
 
@@ -211,7 +213,7 @@ class BrowserProcess:
         self._drivers = sorted(children() - before)
         self._guardian = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", guardian.__file__, self._token, *map(str, self._drivers),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
             self._browser = await self._playwright.chromium.launch(
@@ -235,7 +237,7 @@ class BrowserProcess:
     def _environment(self, folder: str) -> dict[str, str | float | bool]:
         """Chromium gets a home of its own, and no secrets."""
         passed: dict[str, str | float | bool] = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        short = [each for each in (folder, passed.pop("TMPDIR", "")) if each and len(str(each)) <= _MAX_SOCKET_FOLDER]
+        short = [path for path in (folder, passed.pop("TMPDIR", "")) if path and len(str(path)) <= _MAX_SOCKET_FOLDER]
         if short:
             passed["TMPDIR"] = short[0]
         return {**passed, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder,
@@ -255,12 +257,11 @@ class BrowserProcess:
     async def close(self) -> None:
         """Close it. After a deadline, kill it."""
         self.ended = True
-        with tolerated("closing the browser"):  # the kill below ends it anyway
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                if self._browser is not None:
-                    await self._browser.close()
-                if self._playwright is not None:
-                    await self._playwright.stop()
+        async with tolerated("closing the browser", _CLOSE_TIMEOUT):  # the kill below ends it anyway
+            if self._browser is not None:
+                await self._browser.close()
+            if self._playwright is not None:
+                await self._playwright.stop()
         await self.kill()
 
     async def kill(self) -> None:
@@ -269,9 +270,8 @@ class BrowserProcess:
         watch, self._guardian = self._guardian, None
         await asyncio.to_thread(guardian.kill, self._token)
         if self._playwright is not None:
-            with tolerated("stopping the driver"):
-                async with asyncio.timeout(_CLOSE_TIMEOUT):
-                    await self._playwright.stop()
+            async with tolerated("stopping the driver", _CLOSE_TIMEOUT):
+                await self._playwright.stop()
             self._playwright = None
         for pid in self._drivers:
             with suppress(ProcessLookupError):
@@ -323,8 +323,8 @@ def _profile_of(pid: int) -> str | None:
     words = _command(pid).decode(errors="replace").split("\0")
     if any(word.startswith("--type=") for word in words):
         return None
-    found = next((word.partition("=")[2] for word in words if word.startswith("--user-data-dir=")), "")
-    return found if os.path.basename(found).startswith("playwright_") else None
+    profile = next((word.partition("=")[2] for word in words if word.startswith("--user-data-dir=")), "")
+    return profile if os.path.basename(profile).startswith("playwright_") else None
 
 
 def _memory_of(pid: int) -> int:

@@ -113,8 +113,12 @@ class Rendering:
     async def _show(self) -> Response:
         watch, options = self._watch, self._options
         try:
-            await self._load()
-            await self._wait()
+            timeout = self._limit * 1000
+            await self._race(self._page.goto(self._request.url, wait_until="domcontentloaded", timeout=timeout))
+            if options.wait_for is None:
+                await self._race(self._settled())
+            else:
+                await self._wait_for(options.wait_for)
             if options.actions:
                 await self._race(watch.begin_actions())
                 for number, action in enumerate(options.actions, 1):
@@ -140,7 +144,7 @@ class Rendering:
         finally:
             if not task.done():
                 task.cancel()
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     # -- loading
 
@@ -151,17 +155,6 @@ class Rendering:
             sent = SentCookies(jars, jars.jar(""), 0, self._request.url, own)
         if sent is not None:
             await self._tab.context.cookies.put(sent)
-
-    async def _load(self) -> None:
-        timeout = self._limit * 1000
-        await self._race(self._page.goto(self._request.url, wait_until="domcontentloaded", timeout=timeout))
-
-    async def _wait(self) -> None:
-        wanted = self._options.wait_for
-        if wanted is None:
-            await self._race(self._settled())
-        else:
-            await self._wait_for(wanted)
 
     async def _settled(self) -> None:
         """Wait until the page has loaded, is quiet and has text; if it never is, not longer than `browser.settle`."""
@@ -177,22 +170,20 @@ class Rendering:
         except TimeoutError:
             return
 
-    async def _wait_for(self, wanted: str | int) -> None:
+    async def _wait_for(self, condition: str | int) -> None:
         from playwright.async_api import TimeoutError as Late
 
-        left = self._left()
-        if isinstance(wanted, int):
-            await self._race(asyncio.sleep(min(wanted / 1000, left)))
-        elif wanted in LOAD_STATES:
-            await self._race(self._page.wait_for_load_state(LOAD_STATES[wanted], timeout=left * 1000))
+        seconds = self._left()
+        if isinstance(condition, int):
+            await self._race(asyncio.sleep(min(condition / 1000, seconds)))
+        elif condition in LOAD_STATES:
+            await self._race(self._page.wait_for_load_state(condition, timeout=seconds * 1000))
         else:
             try:
-                await self._race(self._page.wait_for_selector(wanted, state="attached", timeout=left * 1000))
+                await self._race(self._page.wait_for_selector(condition, state="attached", timeout=seconds * 1000))
             except Late:
-                raise FetchError(
-                    f"no element {wanted!r:.100} appeared within {self._limit:g} s (wait_for)",
-                    kind="wait_for", retryable=True,
-                ) from None  # fmt: skip
+                message = f"no element {condition!r:.100} appeared within {self._limit:g} s (wait_for)"
+                raise FetchError(message, kind="wait_for", retryable=True) from None
 
     def _left(self) -> float:
         """Seconds until shortly before the deadline."""
@@ -223,8 +214,8 @@ class Rendering:
                 await page.keyboard.press(key)
             case Press(key=key, selector=str(selector)):
                 await page.locator(selector).first.press(key, timeout=patience)
-            case Wait(wait_for=wanted):
-                await self._wait_for(wanted)
+            case Wait(wait_for=condition):
+                await self._wait_for(condition)
             case Evaluate(script=script):
                 await page.evaluate(script)
             case Scroll(times=times):
@@ -256,15 +247,8 @@ class Rendering:
         status, received = watch.shown
         headers = [(name, value) for name, value in received if name.lower() not in _REPLACED]
         self._keep_exchange(watch.source, body)
-        response = RenderedResponse(
-            self._request.url,
-            status=status or 200,
-            headers=[*headers, ("Content-Type", "text/html; charset=utf-8")],
-            body=body,
-            request=self._request,
-            elapsed=self._watch.latency,
-        )
-        return response.rendered(
+        headers.append(("Content-Type", "text/html; charset=utf-8"))
+        return self._response(status or 200, headers, body).rendered(
             screenshot=screenshot, pdf=pdf, captured=list(watch.captured), console=list(self._tab.console),
             shown_url=page.url.partition("#")[0] if page.url.startswith("http") else "",
         )  # fmt: skip
@@ -292,19 +276,19 @@ class Rendering:
     def _other(self, document: LoadedDocument) -> Response:
         """The response for a redirect or a file."""
         self._keep_exchange(self._watch.source if document.url else document.body, None)
-        response = RenderedResponse(
-            self._request.url,
-            status=document.status,
-            headers=document.headers,
-            body=document.body,
-            request=self._request,
-            elapsed=self._watch.latency,
-        ).rendered(console=list(self._tab.console))
+        response = self._response(document.status, document.headers, document.body)
+        response.rendered(console=list(self._tab.console))
         response.next_post = document.post
         if self._watch.acting:  # the next page does not need what was done to reach it
-            left = self._options.actions[self._done :]
-            response.next_render = structs.replace(self._options, actions=left, wait_for=None)
+            actions = self._options.actions[self._done :]
+            response.next_render = structs.replace(self._options, actions=actions, wait_for=None)
         return response
+
+    def _response(self, status: int, headers: list[tuple[str, str]], body: bytes) -> RenderedResponse:
+        request, latency = self._request, self._watch.latency
+        return RenderedResponse(
+            request.url, status=status, headers=headers, body=body, request=request, elapsed=latency
+        )
 
     def _keep_exchange(self, source: bytes | None, rendered: bytes | None) -> None:
         """Keep what was sent and received for the document, if the exchange is wanted."""
@@ -323,8 +307,8 @@ class Rendering:
 
     def _explain(self, message: str) -> FetchError | ConnectionError:
         host = host_of(self._request.url)
-        found = _NET_ERROR.search(message)
-        if found is None:
+        match = _NET_ERROR.search(message)
+        if match is None:
             if "crash" in message.lower() or "closed" in message.lower():
                 return ConnectionError(message.splitlines()[0])
             is_late = "Timeout" in message and "exceeded" in message  # Playwright has a deadline of its own
@@ -332,7 +316,7 @@ class Rendering:
             return FetchError(
                 f"the browser could not show {host}: {message.splitlines()[0][:200]}", kind=kind, retryable=True
             )
-        code = found.group(1)
+        code = match.group(1)
         text = f"the browser got no page from {host}: {code}"
         if code.startswith(("ERR_CERT", "ERR_SSL")):
             return FetchError(f"{text} (http.verify_tls)", kind="tls", retryable=False)

@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from enum import Enum, auto
 from functools import partial
 from typing import TypeVar
@@ -15,14 +14,13 @@ from shoal.config import IdentitySettings
 from shoal.errors import ConfigError, FetchError, FrontierError, ProxyError
 from shoal.fetch.layers import Postponed
 from shoal.fetch.layers.identity_facts import DAY, Identity, IdentityCounts, IdentityFacts, Removal
-from shoal.fetch.layers.throttle import parse_retry_after
+from shoal.fetch.layers.throttle import retry_after_of
 from shoal.fetch.sessions.session import Session
 from shoal.http import Request, Response
 from shoal.ports import Fetch, Hosts, HostUpdate
 from shoal.urls.normalize import host_of, origin_of
 
 # The rules of identities: how long they rest, which error is whose fault, and what a failure costs. They do no I/O.
-
 
 _UNRELATED = frozenset({"too large", "request", "address"})
 """Kinds of errors that no other identity would change."""
@@ -70,7 +68,6 @@ def free_failures(settings: IdentitySettings, identities: int) -> int:
 
 
 # What one process remembers of its identities. The store decides; this saves calls to it, and rates failures.
-
 
 _MAX_ENTRIES = 50_000
 _RECHECK_SECONDS = 5.0  # a rest that is remembered longer than this is asked for again
@@ -235,7 +232,7 @@ class Identities:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         if request.proxy is not None:
-            return await self._session.fetch(request, fetch)
+            return await self._session(request, fetch)
         host = host_of(request.url)
         try:
             identity = await self._choose(host)
@@ -248,7 +245,7 @@ class Identities:
     async def _fetch(self, identity: Identity, host: str, request: Request, fetch: Fetch) -> Response:
         self._counts.requests += 1
         try:
-            response = await self._session.fetch(request, partial(_send_as, identity, fetch), identity.name)
+            response = await self._session(request, partial(_send_as, identity, fetch), identity.name)
         except FetchError as error:
             await self._failed(identity, host, request, error)
             raise
@@ -295,7 +292,7 @@ class Identities:
             if self._memory.assigned(host) is None:
                 self._memory.assign(host, name, min(_CACHE_SECONDS, self._settings.hold))
             return self._roster[name]
-        others = [each for each in self._roster if each != name]
+        others = [other for other in self._roster if other != name]
         random.shuffle(others)  # so that hosts are spread over the identities
         for other in others:
             if await self._is_available(other, host):
@@ -325,8 +322,8 @@ class Identities:
         rest = await self._facts.resting(name, host)
         if rest is None:
             return True
-        left = rest.returns - time.time()
-        self._memory.rest(name, host, left if 0 <= left <= 2 * DAY else _WAIT[0], is_final=rest.is_final)
+        seconds = rest.returns - time.time()
+        self._memory.rest(name, host, seconds if 0 <= seconds <= 2 * DAY else _WAIT[0], is_final=rest.is_final)
         return False
 
     async def _is_removed(self, name: str) -> bool:
@@ -344,12 +341,12 @@ class Identities:
     async def _unavailable(self, host: str) -> Exception:
         """Let the pages of a host wait in the frontier; give them up if no identity will return to it."""
         self._check_exhausted()
-        left = [name for name in self._roster if name not in self._removed]
-        if left and all(self._memory.is_final(name, host) for name in left):
+        names = [name for name in self._roster if name not in self._removed]
+        if names and all(self._memory.is_final(name, host) for name in names):
             message = f"{host} blocks every identity (identities.give_up_after); they try it again after a day"
             return FetchError(message, kind="blocked", retryable=False, contacted=False)
-        seconds = min(max(self._memory.returns_in(left, host), _WAIT[0]), _WAIT[1])
-        reason = f"no identity is available: {len(left)} rest, {len(self._removed)} are removed"
+        seconds = min(max(self._memory.returns_in(names, host), _WAIT[0]), _WAIT[1])
+        reason = f"no identity is available: {len(names)} rest, {len(self._removed)} are removed"
         await self._hosts.update_host(host, HostUpdate(block_for=seconds, block_reason=reason))
         return Postponed(reason, contacted=False)
 
@@ -398,8 +395,8 @@ class Identities:
         return Postponed(reason, contacted=True)
 
     async def _retire(self, name: str, host: str, streak: int, response: Response) -> None:
-        asked = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), self._settings.max_rest)
-        seconds = rest_seconds(self._settings, streak, asked.total_seconds() if asked is not None else 0.0)
+        retry_after = retry_after_of(response, self._settings.max_rest)
+        seconds = rest_seconds(self._settings, streak, retry_after.total_seconds() if retry_after is not None else 0.0)
         is_final = streak + 1 >= self._settings.give_up_after
         if is_final:
             seconds = max(seconds, DAY)
@@ -455,5 +452,4 @@ async def _send_as(identity: Identity, fetch: Fetch, request: Request) -> Respon
     """Send a request as the identity. Headers of the request itself win."""
     own = {name.lower() for name in request.headers}
     headers = {name: value for name, value in identity.headers.items() if name.lower() not in own}
-    proxy = identity.upstream(host_of(request.url))
-    return await fetch(request.replace(proxy=proxy, headers={**headers, **request.headers}))
+    return await fetch(request.replace(proxy=identity.proxy, headers={**headers, **request.headers}))

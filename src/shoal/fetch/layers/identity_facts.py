@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -116,19 +116,17 @@ class IdentityFacts:
 
 # The identities of a worker: read from its settings and from files of proxies.
 
-
 _MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 class Identity(Struct, frozen=True):
     """Who a host sees: a way out, and the headers and cookies that belong to it.
 
-    ``name`` is the URL of the proxy without its password. ``upstream`` returns the proxy for a host; most identities
-    have one for all hosts, a Tor circuit may have one for each.
+    ``name`` is the URL of the proxy without its password.
     """
 
     name: str
-    upstream: Callable[[str], str]
+    proxy: str
     headers: dict[str, str] = {}
 
 
@@ -140,12 +138,8 @@ def make_roster(proxies: Sequence[str], settings: IdentitySettings) -> list[Iden
         headers = settings.headers[number % len(settings.headers)] if settings.headers else {}
         name = _unused(name_of(proxy), names)
         names.add(name)
-        roster.append(Identity(name, _always(proxy), headers))
+        roster.append(Identity(name, proxy, headers))
     return roster
-
-
-def _always(proxy: str) -> Callable[[str], str]:
-    return lambda host: proxy
 
 
 def name_of(proxy: str) -> str:
@@ -168,10 +162,10 @@ def _unused(name: str, names: set[str]) -> str:
 
 def all_proxies(entries: Sequence[str]) -> list[str]:
     """The proxies of the setting ``proxies`` and of its files, each once."""
-    found: list[str] = []
+    proxies: list[str] = []
     for entry in entries:
-        found += read_proxies(Path(entry[1:])) if entry.startswith("@") else [entry]
-    return list(dict.fromkeys(found))
+        proxies += read_proxies(Path(entry[1:])) if entry.startswith("@") else [entry]
+    return list(dict.fromkeys(proxies))
 
 
 def read_proxies(file: Path) -> list[str]:
@@ -184,7 +178,7 @@ def read_proxies(file: Path) -> list[str]:
         raise ConfigError(f'"proxies": cannot read {file}: {exc.strerror}') from exc
     if len(text) > _MAX_FILE_BYTES:
         raise ConfigError(f'"proxies": {file} has more than {_MAX_FILE_BYTES} bytes')
-    found = []
+    proxies = []
     for number, line in enumerate(text.decode("utf-8-sig", "replace").splitlines(), 1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
@@ -192,10 +186,10 @@ def read_proxies(file: Path) -> list[str]:
         proxy = entry if "://" in entry else f"http://{entry}"
         if (problem := check_proxy(proxy)) is not None:
             raise ConfigError(f'"proxies": {file}, line {number}: a proxy {problem}')
-        found.append(proxy)
-    if not found:
+        proxies.append(proxy)
+    if not proxies:
         raise ConfigError(f'"proxies": {file} has no proxies. Write one in each line')
-    return found
+    return proxies
 
 
 # Counters of the identities of one process.

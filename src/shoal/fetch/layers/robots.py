@@ -56,12 +56,7 @@ class Robots:
     each of them.
     """
 
-    def __init__(
-        self,
-        config: RobotsSettings,
-        user_agent: str,
-        frontier: Hosts,
-    ) -> None:
+    def __init__(self, config: RobotsSettings, user_agent: str, frontier: Hosts) -> None:
         self._config = config
         self._frontier = frontier
         self._user_agent = user_agent
@@ -76,22 +71,22 @@ class Robots:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         origin = origin_of(request.url)
-        known = self._rules.get(origin)
-        if known is None or known.error is not None or known.expires <= time.monotonic():
-            known = await self._rules_of(origin, fetch)
-        if known.rules is not None and not known.rules.can_fetch(normalize_url(request.url), self._user_agent):
+        rules = self._rules.get(origin)
+        if rules is None or rules.error is not None or rules.expires <= time.monotonic():
+            rules = await self._rules_of(origin, fetch)
+        if rules.rules is not None and not rules.rules.can_fetch(normalize_url(request.url), self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
         return await fetch(request)
 
     async def allows(self, url: str) -> bool:
         """Whether the page is known to be allowed. It fetches no robots.txt."""
         origin = origin_of(url)
-        known = self._rules.get(origin)
-        if known is None or known.expires <= time.monotonic():
-            known = await self._recall(origin)
-        if known is None or known.error is not None:
+        rules = self._rules.get(origin)
+        if rules is None or rules.expires <= time.monotonic():
+            rules = await self._recall(origin)
+        if rules is None or rules.error is not None:
             return False
-        return known.rules is None or known.rules.can_fetch(normalize_url(url), self._user_agent)
+        return rules.rules is None or rules.rules.can_fetch(normalize_url(url), self._user_agent)
 
     async def fetch_first(self, request: Request, fetch: Fetch) -> Response:
         """Fetch only the robots.txt that applies to the request, unless it is known. The request itself is Postponed,
@@ -101,15 +96,15 @@ class Robots:
 
     async def _rules_of(self, origin: str, fetch: Fetch) -> RobotsRules:
         """The rules of an origin. Postponed if they had to be fetched: that fetch takes the place of the page."""
-        known, now = self._rules.get(origin), time.monotonic()
-        if known is None or known.expires <= now:
-            known = await self._recall(origin)
-        if known is None:
+        rules, now = self._rules.get(origin), time.monotonic()
+        if rules is None or rules.expires <= now:
+            rules = await self._recall(origin)
+        if rules is None:
             await self._learn(origin, fetch)
             raise Postponed("robots.txt was fetched first", contacted=True)
-        if known.error is not None:
-            raise _unavailable(origin, known.error, known.expires - now, contacted=False)
-        return known
+        if rules.error is not None:
+            raise _unavailable(origin, rules.error, rules.expires - now, contacted=False)
+        return rules
 
     async def _recall(self, origin: str) -> RobotsRules | None:
         """The rules that another worker or an earlier process fetched."""
@@ -163,8 +158,8 @@ class Robots:
             hold = error.retry_after.total_seconds()
         delay = before.crawl_delay if before is not None else None
         # A copy: the traceback of the error keeps everything on the stack alive, such as the body of a page.
-        kept = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
-        self._keep(origin, RobotsRules(None, delay, time.monotonic() + hold, 1000, kept, failures))
+        copy = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
+        self._keep(origin, RobotsRules(None, delay, time.monotonic() + hold, 1000, copy, failures))
         return hold
 
     def _keep(self, origin: str, rules: RobotsRules) -> None:

@@ -18,7 +18,6 @@ from shoal.urls.normalize import host_of
 
 # Which answers are errors, whether a retry can help, and when to retry.
 
-
 MAX_RETRY_AFTER = ThrottleSettings().max_retry_after
 
 
@@ -42,9 +41,7 @@ class StatusCheck:
             kind=f"http {status}",
             retryable=status in self._retried,
             status=status,
-            retry_after=parse_retry_after(
-                response.headers.get("Retry-After"), datetime.now(UTC), self._max_retry_after
-            ),
+            retry_after=retry_after_of(response, self._max_retry_after),
             contacted=not response.from_cache,
         )
         error.response = response
@@ -66,6 +63,11 @@ class RetryPolicy:
             return error.retry_after.total_seconds()
         delay = self._config.base_delay * 2.0 ** min(attempt - 1, 60)
         return min(self._config.max_delay, delay * (0.75 + 0.5 * self._random()))
+
+
+def retry_after_of(response: Response, limit: float) -> timedelta | None:
+    """The wait that the answer asks for. None: none."""
+    return parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), limit)
 
 
 def parse_retry_after(value: str | None, now: datetime, limit: float = MAX_RETRY_AFTER) -> timedelta | None:
@@ -148,8 +150,8 @@ class Throttle:
         """Start from the delay in the frontier, which any worker may have learned."""
         host = self._hosts.get(lease.host)
         if (host.delay if host is not None else 0.0) != lease.learned_delay:
-            known = host or LearnedDelay()
-            self._learn(lease.host, LearnedDelay(known.usual, known.recent, lease.learned_delay))
+            learned = host or LearnedDelay()
+            self._learn(lease.host, LearnedDelay(learned.usual, learned.recent, lease.learned_delay))
             self._reported[lease.host] = lease.learned_delay
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
@@ -162,9 +164,7 @@ class Throttle:
                 await self._overloaded(name, started, error.status, error.retry_after)
             raise
         if response.status in _OVERLOADED:  # a spider may handle these statuses itself
-            retry_after = parse_retry_after(
-                response.headers.get("Retry-After"), datetime.now(UTC), self._config.max_retry_after
-            )
+            retry_after = retry_after_of(response, self._config.max_retry_after)
             await self._overloaded(name, started, response.status, retry_after)
         elif not response.from_cache:
             host = self._learn(

@@ -96,19 +96,19 @@ class CookieJar:
         """The cookies for a URL, those with the longest path first."""
         host, path = _host_and_path(url)
         now = self.clock()
-        found: list[Cookie] = []
+        cookies: list[Cookie] = []
         domain = host
         while domain:
             if (bucket := self.domains.get(domain)) is not None:
                 self.domains[domain] = self.domains.pop(domain)
-                found += [
+                cookies += [
                     cookie
                     for cookie in bucket.values()
                     if _applies(cookie, host, path, now) and (url.startswith("https:") or not cookie.secure)
                 ]
             domain = domain.partition(".")[2]
-        found.sort(key=lambda cookie: -len(cookie.path))
-        return found
+        cookies.sort(key=lambda cookie: -len(cookie.path))
+        return cookies
 
     def all(self) -> list[Cookie]:
         """All cookies, by domain."""
@@ -152,11 +152,6 @@ class CookieJar:
             self._drop(domain, (name, path))
             if not self.domains[domain]:
                 self._forget(domain)
-
-    def clear(self) -> None:
-        self.domains.clear()
-        self._sizes.clear()
-        self._size = 0
 
     def _drop(self, domain: str, key: tuple[str, str]) -> None:
         self._count(domain, -_bytes_of(self.domains[domain].pop(key)))
@@ -251,14 +246,14 @@ def _read_date(text: str) -> datetime | None:
     clock: list[int] = []
     day = month = year = None
     for token in _DATE_TOKEN.findall(text[:_MAX_DATE_LENGTH]):
-        if not clock and (found := _TIME.match(token)):
-            clock = list(map(int, found.groups()))
-        elif day is None and (found := _DAY.match(token)):
-            day = int(found[1])
+        if not clock and (match := _TIME.match(token)):
+            clock = list(map(int, match.groups()))
+        elif day is None and (match := _DAY.match(token)):
+            day = int(match[1])
         elif month is None and (name := token[:3].lower()) in _MONTHS:
             month = _MONTHS.index(name) + 1
-        elif year is None and (found := _YEAR.match(token)):
-            year = int(found[1])
+        elif year is None and (match := _YEAR.match(token)):
+            year = int(match[1])
     if not clock or day is None or month is None or year is None:
         return None
     if year < 100:

@@ -71,6 +71,11 @@ def _size_of(cookie: Cookie) -> int:
     return 60 + len(cookie.name) + len(cookie.domain) + 4 * (len(cookie.value) + len(cookie.path))
 
 
+def quoted(jar: str) -> str:
+    """The name of a jar as a part of a key."""
+    return quote(jar, safe="")[:_MAX_NAME]
+
+
 class JarKeys:
     """The keys of a run's jars in its store."""
 
@@ -78,7 +83,7 @@ class JarKeys:
         self.prefix = f"run/{run_id}/jar/"
 
     def key(self, jar: str, site: str) -> str:
-        return f"{self.prefix}{quote(jar, safe='')[:_MAX_NAME]}/{quote(site, safe='')}"
+        return f"{self.prefix}{quoted(jar)}/{quote(site, safe='')}"
 
     def parts(self, key: str) -> tuple[str, str]:
         """The jar and the site of a key."""
@@ -385,14 +390,14 @@ class Jars:
     async def stored(self) -> dict[str, dict[str, SiteCookies]]:
         """The stored cookies of each site, by jar."""
         assert self._documents is not None
-        found: dict[str, dict[str, SiteCookies]] = {}
+        jars: dict[str, dict[str, SiteCookies]] = {}
         after = ""
         while documents := await self._documents.list_documents(self._keys.prefix, after=after, limit=_MAX_LISTED):
             for document in documents:
                 name, site = self._keys.parts(document.key)
-                found.setdefault(name, {})[site] = _read(document.value)
+                jars.setdefault(name, {})[site] = _read(document.value)
             after = documents[-1].key
-        return found
+        return jars
 
     async def change_site(self, jar: str, site: str, update: Callable[[SiteCookies], SiteCookies]) -> None:
         """Replace the stored cookies of a site by the result of ``update``, which may be called several times."""

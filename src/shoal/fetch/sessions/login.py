@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NoReturn
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -29,7 +28,7 @@ from shoal.config import LoginSettings
 from shoal.errors import DECODING_ERRORS, FetchError, FrontierError, LoginError, describe
 from shoal.fetch.layers import Postponed
 from shoal.fetch.sessions.cookies import Cookie, CookieKey
-from shoal.fetch.sessions.jars import Jar, Jars
+from shoal.fetch.sessions.jars import Jar, Jars, quoted
 from shoal.fetch.sessions.session import HostTurns, Persist, fetch_with
 from shoal.http import Request, Response
 from shoal.http.login import Login
@@ -75,7 +74,7 @@ class LoginState(Struct, frozen=True, kw_only=True):
 
 def login_state(documents: Documents, run_id: str, jar: str) -> StoredValue[LoginState]:
     """The stored state of a login."""
-    return StoredValue(documents, f"run/{run_id}/login/{quote(jar, safe='')[:150]}", LoginState)
+    return StoredValue(documents, f"run/{run_id}/login/{quoted(jar)}", LoginState)
 
 
 class _Proof(Struct, array_like=True):
@@ -203,9 +202,9 @@ class LoginKeeper:
         return f"logged in {self._run_id} {jar.name}"
 
     async def _proof(self, jar: Jar) -> _Proof:
-        found = await self._persist(lambda: self._frontier.recall(self._proof_key(jar)))
+        stored = await self._persist(lambda: self._frontier.recall(self._proof_key(jar)))
         try:
-            return _Proof(0, "") if found is None else msgspec.msgpack.decode(found, type=_Proof)
+            return _Proof(0, "") if stored is None else msgspec.msgpack.decode(stored, type=_Proof)
         except DECODING_ERRORS:  # another program wrote it
             return _Proof(0, "")
 

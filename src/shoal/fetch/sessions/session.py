@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # The host is blocked for all runs until its pages in flight have ended and its delay is over, during the request,
 # and for one delay after it. Blocks are short and renewed, so that one of a process that died ends soon.
 
-
 T = TypeVar("T")
 
 _BLOCK = 1.0  # seconds; a longer delay takes its place
@@ -104,10 +103,7 @@ class Session:
         self.login = login
         self._keep = keep
 
-    async def __call__(self, request: Request, fetch: Fetch) -> Response:
-        return await self.fetch(request, fetch)
-
-    async def fetch(self, request: Request, fetch: Fetch, identity: str = "") -> Response:
+    async def __call__(self, request: Request, fetch: Fetch, identity: str = "") -> Response:
         """Fetch a page with the cookies of its jar. Postponed while a login is under way, and if the page is logged
         out."""
         if not self._keep:
@@ -161,8 +157,8 @@ def make_session(
 
 def jar_name(request: Request, identity: str = "") -> str:
     """The name of the jar of a request."""
-    named = request.meta.get(COOKIE_JAR)
-    return identity if named is None else f"{identity}#{named}"
+    name = request.meta.get(COOKIE_JAR)
+    return identity if name is None else f"{identity}#{name}"
 
 
 # -- requests with the cookies of a jar
@@ -190,15 +186,15 @@ class SentCookies(Struct):
         if len(cookies) > _MAX_BROWSER_COOKIES:
             site = site_of_url(self.url)
             cookies = [cookie for cookie in cookies if cookie.key in known or site_of(cookie.domain) == site]
-        wanted = {cookie.key: cookie for cookie in cookies}
+        by_key = {cookie.key: cookie for cookie in cookies}
         if self.own:
             for cookie in jar.cookies_for(self.url):
                 if cookie.name in self.own:
-                    wanted.pop(cookie.key, None)
+                    by_key.pop(cookie.key, None)
             for name, value in self.own.items():
                 if (own := read_cookie(f"{name}={value}; Path=/", self.url, now)) is not None:
-                    wanted[own.key] = own
-        return wanted
+                    by_key[own.key] = own
+        return by_key
 
     def keep(self, cookies: Iterable[Cookie]) -> None:
         """Keep cookies that the page has set, or ended. Those of an earlier epoch are dropped."""
@@ -219,8 +215,7 @@ browser_cookies: ContextVar[SentCookies | None] = ContextVar("browser_cookies", 
 
 async def fetch_with(jars: Jars, jar: Jar, request: Request, fetch: Fetch, *, is_login: bool = False) -> Response:
     """Fetch a page with the cookies of a jar, and keep those that it sets."""
-    header = _cookie_header(request)
-    own = request.cookies if header is None else _read_header(header)
+    header, own = _cookie_header(request), own_cookies(request)
     sent = SentCookies(jars, jar, jar.epoch, request.url, own, header is not None, is_login)
     browser_cookies.set(sent)  # each page has a task of its own
     cookies = jar.cookies.pairs_for(request.url) if jar.cookies.domains and header is None else []
@@ -244,11 +239,8 @@ async def send(request: Request, cookies: Sequence[tuple[str, str]], fetch: Fetc
 
 def own_cookies(request: Request) -> dict[str, str]:
     """The cookies of the request itself: those of its ``Cookie`` header, if it has one."""
-    header = _cookie_header(request)
-    return request.cookies if header is None else _read_header(header)
-
-
-def _read_header(header: str) -> dict[str, str]:
+    if (header := _cookie_header(request)) is None:
+        return request.cookies
     pairs = (pair.partition("=") for pair in header.split(";") if "=" in pair)
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from shoal.errors import DECODING_ERRORS, ConfigError, RequestError, StoreError
 from shoal.fetch.sessions.cookies import Cookie, CookieJar, invalid_part, is_public_suffix, site_of
-from shoal.fetch.sessions.jars import Changes, Jars, SiteCookies
+from shoal.fetch.sessions.jars import Changes, Jars, SiteCookies, quoted
 from shoal.fetch.sessions.login import LoginState, login_state
 from shoal.ports import Documents, Queue
 from shoal.ports.documents import StoredValue
@@ -29,7 +29,6 @@ from shoal.urls.normalize import host_of, normalize_url
 # extensions.
 #
 # Errors name the line or the entry, and never its content: it may be a secret.
-
 
 CookieFormat: TypeAlias = Literal["netscape", "playwright"]
 
@@ -318,7 +317,7 @@ class StoredSession:
             await self._imported(jar).change(lambda _: None)
 
     def _imported(self, jar: str) -> StoredValue[_Import]:
-        return StoredValue(self._documents, f"run/{self._run_id}/imported/{quote(jar, safe='')[:150]}", _Import)
+        return StoredValue(self._documents, f"run/{self._run_id}/imported/{quoted(jar)}", _Import)
 
 
 async def import_session(documents: Documents, queue: Queue, run_id: str, imported: SessionImport) -> None:
@@ -338,18 +337,18 @@ def usable_cookies(file: CookieFile) -> list[Cookie]:
         raise ConfigError("all cookies of the session file have expired; record the session again")
     for cookie in lasting:
         jar.put(cookie)
-    kept = jar.all()
+    usable = jar.all()
     domains = {cookie.domain for cookie in lasting if jar.get(cookie.key) is None}
     if len(lasting) < len(file.cookies):
         log.warning(
             "%d of %d cookies have expired and are left out", len(file.cookies) - len(lasting), len(file.cookies)
         )
     if domains:
-        named = ", ".join(sorted(domains)[:5])
-        log.warning("cookies of %s are left out: a domain has up to 50 cookies and 64 KB", named)
+        names = ", ".join(sorted(domains)[:5])
+        log.warning("cookies of %s are left out: a domain has up to 50 cookies and 64 KB", names)
     if file.origins:
         log.warning("the session file also has local storage, which is left out: only cookies are imported")
-    return kept
+    return usable
 
 
 async def read_logins(documents: Documents, run_id: str) -> dict[str, LoginState]:
@@ -375,17 +374,17 @@ def _new_epoch(sites: Mapping[str, SiteCookies], login: LoginState | None) -> in
     return new_epoch(max((0 if login is None else login.epoch, *epochs)))
 
 
-def _with_changes(changes: Changes, epoch: int, now: float, found: SiteCookies) -> SiteCookies:
-    changed = found.changed(changes, now)
+def _with_changes(changes: Changes, epoch: int, now: float, stored: SiteCookies) -> SiteCookies:
+    changed = stored.changed(changes, now)
     return replace(changed, epoch=max(changed.epoch, epoch))
 
 
-def _without_cookies(epoch: int, found: SiteCookies) -> SiteCookies:
-    return found if found.epoch > epoch else SiteCookies(epoch)  # a login was faster
+def _without_cookies(epoch: int, stored: SiteCookies) -> SiteCookies:
+    return stored if stored.epoch > epoch else SiteCookies(epoch)  # a login was faster
 
 
-def _imported_at(epoch: int, now: float, found: LoginState | None) -> LoginState:
-    state = found or LoginState()
+def _imported_at(epoch: int, now: float, stored: LoginState | None) -> LoginState:
+    state = stored or LoginState()
     if state.epoch > epoch:  # a login was faster
         return state
     return replace(state, epoch=epoch, at=now, unproven=0, failures=0, reason="", stopped=False)

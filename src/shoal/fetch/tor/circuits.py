@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+PROBE_EVERY = 2.0
+"""Seconds between two checks whether a daemon still answers."""
 _MAX_KEPT = 10_000
 """Isolation keys whose circuit is remembered. A forgotten one gets another circuit."""
 _RENEW_PAUSE = 10.0
@@ -29,7 +31,7 @@ class Circuit(NamedTuple):
     password: str
 
 
-class _Current(Struct):
+class _CircuitInUse(Struct):
     circuit: Circuit
     pages: int = 0
     renewed: float = float("-inf")
@@ -45,13 +47,13 @@ class Circuits:
         self._clock = clock
         self._secret = secrets.token_bytes(16)
         self._generations = count(1)
-        self._current: dict[str, _Current] = {}
+        self._current: dict[str, _CircuitInUse] = {}
 
     def take(self, isolation: str) -> Circuit:
         """The circuit for the next page of an isolation key."""
         current = self._current.pop(isolation, None)
         if current is None:
-            current = _Current(self._new(isolation))
+            current = _CircuitInUse(self._new(isolation))
         elif self._pages is not None and current.pages >= self._pages:
             current.circuit, current.pages = self._new(isolation), 0
         current.pages += 1
@@ -82,7 +84,6 @@ class Circuits:
 
 
 # How long pages wait while a daemon runs but has no connection to its network.
-
 
 _SECONDS = (1.0, 30.0)
 """Of a wait, first and at most."""

@@ -8,18 +8,16 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from shoal.config import TorSettings
 from shoal.errors import TorError
-from shoal.fetch.tor.circuits import Circuit, Circuits, Hold
+from shoal.fetch.tor.circuits import PROBE_EVERY, Circuit, Circuits, Hold
 from shoal.fetch.tor.process import Folder, TorProcess, describe_exit, find_program, start_process, version_of
 
 # The control connection to a Tor daemon: asks for its state. Every call has a deadline.
-
 
 _MAX_LINE = 64 * 1024
 _PHASE = re.compile(r'PROGRESS=(\d+).*?SUMMARY="([^"]*)"(?:.*?WARNING="([^"]*)")?')
@@ -57,13 +55,13 @@ class Control:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_MAX_LINE)
         except (OSError, ValueError) as exc:
             raise ControlError(f"cannot connect to its control port: {exc}") from exc
-        made = cls(reader, writer, timeout)
+        control = cls(reader, writer, timeout)
         try:
-            await made.ask(f"AUTHENTICATE {cookie.hex()}")
+            await control.ask(f"AUTHENTICATE {cookie.hex()}")
         except BaseException:
             writer.close()
             raise
-        return made
+        return control
 
     async def ask(self, command: str) -> list[str]:
         """The lines of the answer, without their status codes. ControlError if there is none in time, or it is an
@@ -99,10 +97,10 @@ class Control:
 
     async def bootstrap(self) -> Bootstrap:
         """The startup progress of the daemon."""
-        found = _PHASE.search((await self.ask("GETINFO status/bootstrap-phase"))[0])
-        if found is None:
+        match = _PHASE.search((await self.ask("GETINFO status/bootstrap-phase"))[0])
+        if match is None:
             raise ControlError("it did not report its startup progress")
-        return Bootstrap(int(found[1]), found[2], found[3] or "")
+        return Bootstrap(int(match[1]), match[2], match[3] or "")
 
     async def is_connected(self) -> bool:
         """Whether the daemon has a connection to a relay. Its own report of circuits stays
@@ -111,10 +109,10 @@ class Control:
 
     async def socks_port(self) -> int:
         answer = (await self.ask("GETINFO net/listeners/socks"))[0]
-        found = re.search(r'"127\.0\.0\.1:(\d+)"', answer)
-        if found is None:
+        match = re.search(r'"127\.0\.0\.1:(\d+)"', answer)
+        if match is None:
             raise ControlError(f"it has no SOCKS port: {answer!r:.200}")
-        return int(found[1])
+        return int(match[1])
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,14 +126,11 @@ class Control:
 log = logging.getLogger("shoal.tor")
 
 _POLL_STARTING = 0.1
-_PROBE_EVERY = 2.0
 _RESTART_AFTER = (0.5, 30.0)
 """Seconds before a restart: the first pause, and the longest."""
 _STEADY = 60.0
 """A daemon that ran for this many seconds resets the pause before a restart."""
 _CHECK_READY = 1.0
-
-OnProgress = Callable[[int, str], None]
 
 
 class TorDaemon:
@@ -157,7 +152,6 @@ class TorDaemon:
         self._supervising: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._hold = Hold()
-        self._on_progress: OnProgress = lambda percent, summary: None
 
     # -- for others
 
@@ -171,10 +165,9 @@ class TorDaemon:
         """The process of the daemon. None while there is none."""
         return self._pid
 
-    async def start(self, on_progress: OnProgress = lambda percent, summary: None) -> None:
+    async def start(self) -> None:
         """Check the program and its configuration, and start the daemon. It gets ready later. TorError if it cannot
         start."""
-        self._on_progress = on_progress
         self._program = find_program(self._settings)
         await version_of(self._program)
         self._folder = Folder()
@@ -196,20 +189,12 @@ class TorDaemon:
             if self._supervising.done():
                 await self._supervising
 
-    def proxy(self, isolation: str) -> str:
-        """The proxy URL for the next page of an isolation key, which has a circuit of its own."""
-        return self.url_of(self.circuits.take(isolation))
-
     def url_of(self, circuit: Circuit) -> str:
         """The proxy URL of a circuit. TorError while there is no daemon."""
         if self._address is None:
             raise TorError("Tor is not ready")
         host, port = self._address
         return f"socks5://{circuit.user}:{circuit.password}@{host}:{port}"
-
-    def renew(self, isolation: str) -> None:
-        """Use another circuit for the next pages of an isolation key."""
-        self.circuits.renew(isolation)
 
     def arrived(self, epoch: int) -> None:
         """Nothing to remember: the daemon itself says whether it is connected."""
@@ -311,7 +296,7 @@ class TorDaemon:
                 self._hold.reset()
                 self._changed.set()
                 while True:
-                    await asyncio.sleep(_PROBE_EVERY)
+                    await asyncio.sleep(PROBE_EVERY)
                     await control.bootstrap()
         except ControlError as exc:
             return f"hangs: {exc}"
@@ -323,7 +308,7 @@ class TorDaemon:
             state = await control.bootstrap()
             if state.percent > shown:
                 shown = state.percent
-                self._on_progress(state.percent, state.summary)
+                log.info("Tor: %d %%, %s", state.percent, state.summary[:1].lower() + state.summary[1:])
             if state.percent >= 100:
                 return ""
             if time.monotonic() >= deadline:
@@ -340,11 +325,11 @@ def _has_text(file: Path) -> bool:
 
 
 def _explain(reason: str, complaints: str) -> str:
-    said = f" It said: {complaints}" if complaints else ""
+    quote = f" It said: {complaints}" if complaints else ""
     hint = (
         "Check that this machine can reach the Tor network, or set bridges in tor.torrc; tor.bootstrap_timeout sets "
         "how long to wait"
     )
     if os.strerror(errno.ENOSPC) in complaints:
         hint = "Make room there, or set TMPDIR"
-    return f"Tor did not get ready: the daemon {reason}.{said} {hint}"
+    return f"Tor did not get ready: the daemon {reason}.{quote} {hint}"

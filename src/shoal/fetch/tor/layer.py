@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from shoal.config import Config, TorSettings
 from shoal.errors import FetchError, TorError
-from shoal.fetch.guard import AddressGuard
+from shoal.fetch.guard import AddressGuard, not_sent
 from shoal.fetch.layers import Postponed
-from shoal.fetch.tor.circuits import Circuit, Circuits, Hold
+from shoal.fetch.tor.circuits import PROBE_EVERY, Circuit, Circuits, Hold
 from shoal.http import Request, Response
 from shoal.ports import Fetch
 from shoal.urls.normalize import host_of
@@ -37,8 +37,6 @@ class Tor(Protocol):
     def epoch(self) -> int: ...
 
     def url_of(self, circuit: Circuit) -> str: ...
-
-    def renew(self, isolation: str) -> None: ...
 
     def arrived(self, epoch: int) -> None:
         """Something came through the network of the daemon of this epoch."""
@@ -79,19 +77,11 @@ class TorLayer:
         """Run until the daemon is closed. TorError if it can never be used."""
         await self.tor.keep()
 
-    def isolation_of(self, url: str) -> str:
-        """The key of the circuit for a URL."""
-        return f"{self._run_id} {host_of(url)}"
-
-    def renew(self, url: str) -> None:
-        """Use another circuit for the next requests to the host of a URL."""
-        self.tor.renew(self.isolation_of(url))
-
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         self._check(request)
         if not self.tor.ready:
             raise Postponed("Tor is not ready", contacted=False)
-        isolation, epoch, sent = self.isolation_of(request.url), self.tor.epoch, time.monotonic()
+        isolation, epoch, sent = f"{self._run_id} {host_of(request.url)}", self.tor.epoch, time.monotonic()
         circuit = self.tor.circuits.take(isolation)
         try:
             response = await fetch(request.replace(proxy=self.tor.url_of(circuit)))
@@ -110,18 +100,12 @@ class TorLayer:
     def _check(self, request: Request) -> None:
         """FetchError for a request that may not be sent through Tor."""
         if request.proxy is not None:
-            raise FetchError(
-                "the request has a proxy of its own, but this run goes through Tor (tor.enabled); remove one of them",
-                kind="proxy", retryable=False, contacted=False,
-            )  # fmt: skip
+            message = (
+                "the request has a proxy of its own, but this run goes through Tor (tor.enabled); remove one of them"
+            )
+            raise not_sent(message, "proxy")
         if self._guard is not None:
-            host = urlsplit(request.url).hostname or ""
-            reason = self._guard.refuses_host(host)
-            if reason is not None:
-                raise FetchError(
-                    f"{host} is {reason}, which may not be contacted (serve.allow)",
-                    kind="address", retryable=False, contacted=False,
-                )  # fmt: skip
+            self._guard.check_host(urlsplit(request.url).hostname or "")
 
 
 def _may_be_cut_off(error: FetchError) -> bool:
@@ -142,18 +126,12 @@ async def open_tor(config: Config, run_id: str, guard: AddressGuard | None, stac
 
     daemon = TorDaemon(settings)
     stack.push_async_callback(daemon.close)
-    await daemon.start(_log_progress)
+    await daemon.start()
     return TorLayer(daemon, run_id, settings, guard)
-
-
-def _log_progress(percent: int, summary: str) -> None:
-    log.info("Tor: %d %%, %s", percent, summary[:1].lower() + summary[1:])
 
 
 # A Tor daemon that another program runs. Only its SOCKS port is known.
 
-
-_PROBE_EVERY = 2.0
 _RESOLVE = 0xF0  # a command that only Tor has
 _LITERAL = "192.0.2.1"  # which the daemon answers with by itself, even before it is connected
 _RECENT = 10.0
@@ -215,10 +193,6 @@ class ExistingTor:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"socks5://{circuit.user}:{circuit.password}@{host}:{self._port}"
 
-    def renew(self, isolation: str) -> None:
-        """Use another circuit for the next pages of an isolation key."""
-        self.circuits.renew(isolation)
-
     def arrived(self, epoch: int) -> None:
         """Something came through the network of the daemon."""
         if epoch == self.epoch:
@@ -260,7 +234,7 @@ class ExistingTor:
             if self.epoch == 0 and loop.time() >= deadline:
                 raise TorError(f"the Tor daemon at {self._url} (tor.url) does not answer: {problem}. Is it running?")
             with suppress(TimeoutError):
-                async with asyncio.timeout(_PROBE_EVERY if self._answers else _PROBE_EVERY / 4):
+                async with asyncio.timeout(PROBE_EVERY if self._answers else PROBE_EVERY / 4):
                     await self._probe_now.wait()
 
     def _lost(self, problem: str) -> None:

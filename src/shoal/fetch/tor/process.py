@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import deque
@@ -47,21 +48,21 @@ def find_program(settings: TorSettings) -> str:
     name = settings.executable or "tor"
     # A normal user often has no sbin in PATH, and Debian installs it there.
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    found = shutil.which(name, path=places)
-    if found is None:
+    path = shutil.which(name, path=places)
+    if path is None:
         what = "Tor is not installed" if settings.executable is None else f"tor.executable: there is no program {name}"
         raise TorError(f"{what}. {_INSTALL}")
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 async def version_of(program: str) -> str:
     """The version of the program. TorError if it is not Tor, or too old."""
     code, text = await _run(program, "--version")
-    found = re.search(r"Tor version (\d+)\.(\d+)\.(\d+)([\w.-]*)", text)
-    if found is None:
+    match = re.search(r"Tor version (\d+)\.(\d+)\.(\d+)([\w.-]*)", text)
+    if match is None:
         raise TorError(f"{program} is not Tor: `{program} --version` ended with code {code}. {_INSTALL}")
-    version = f"{found[1]}.{found[2]}.{found[3]}{found[4].rstrip('.')}"
-    if tuple(map(int, found.group(1, 2, 3))) < _OLDEST:
+    version = f"{match[1]}.{match[2]}.{match[3]}{match[4].rstrip('.')}"
+    if tuple(map(int, match.group(1, 2, 3))) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise TorError(f"{program} is Tor {version}, which is too old: Shoal needs {oldest} or later. {_INSTALL}")
     return version
@@ -70,10 +71,7 @@ async def version_of(program: str) -> str:
 async def _run(program: str, *words: str) -> tuple[int, str]:
     """The exit code and the output of a short command."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            program, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, env=_environ(),
-        )  # fmt: skip
+        process = await _spawn(program, *words)
     except OSError as exc:
         raise TorError(f"cannot run {program}: {exc.strerror}. {_INSTALL}") from exc
     try:
@@ -88,9 +86,12 @@ async def _run(program: str, *words: str) -> tuple[int, str]:
     return process.returncode, output.decode("utf-8", "replace")
 
 
-def _environ() -> dict[str, str]:
-    """The environment of the daemon, without the passwords of this process."""
-    return {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
+async def _spawn(*words: str) -> asyncio.subprocess.Process:
+    """Start a program in an environment without the passwords of this process."""
+    environment = {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
+    return await asyncio.create_subprocess_exec(
+        *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
 
 
 class Folder:
@@ -99,9 +100,9 @@ class Folder:
     def __init__(self) -> None:
         """TorError if it cannot be created."""
         _delete_abandoned()
-        made = None
+        folder = None
         try:
-            made = self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            folder = self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             # It is locked before it gets its name, so that nobody finds it without the lock.
             with (self.path / "lock-new").open("w") as file:
                 self._lock = os.dup(file.fileno())
@@ -109,8 +110,8 @@ class Folder:
             (self.path / "lock-new").rename(self.path / "owner")
             (self.path / "data").mkdir(mode=0o700)
         except OSError as exc:
-            if made is not None:
-                shutil.rmtree(made, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             place = tempfile.gettempdir()
             raise TorError(
                 f"cannot create a folder for Tor in {place}: {exc.strerror}. Make room there, or set TMPDIR"
@@ -196,9 +197,9 @@ class TorProcess:
                     return
                 continue
             log.debug("tor: %s", line)
-            found = re.search(r"\[(warn|err)\] (.*)", line)
-            if found is not None and not _is_expected(found[2]):
-                self._last.append(found[2][:300])
+            match = re.search(r"\[(warn|err)\] (.*)", line)
+            if match is not None and not _is_expected(match[2]):
+                self._last.append(match[2][:300])
 
 
 _EXPECTED = (
@@ -261,16 +262,12 @@ async def start_process(program: str, settings: TorSettings, folder: Folder, *mo
     ]  # fmt: skip
     code, text = await _run(program, *words, "--verify-config")
     if code:
-        said = re.findall(r"\[(?:warn|err)\] (.*)", text)
-        why = " ".join(line for line in said if not _is_expected(line)) or text.strip()[-300:]
+        complaints = re.findall(r"\[(?:warn|err)\] (.*)", text)
+        why = " ".join(line for line in complaints if not _is_expected(line)) or text.strip()[-300:]
         where = f"tor.torrc ({settings.torrc}) is wrong" if settings.torrc is not None else "it refuses its settings"
         raise TorError(f"Tor cannot start: {where}: {why}")
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), program, *words,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env=_environ(),
-        )  # fmt: skip
+        process = await _spawn(sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), program, *words)
     except OSError as exc:
         raise TorError(f"cannot start Tor: {exc.strerror}") from exc
     return TorProcess(process)
