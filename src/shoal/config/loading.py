@@ -22,14 +22,20 @@ from shoal.config.layers import (
     read_settings,
     read_toml,
 )
-from shoal.config.root import ANY_REDIS, OTHER_NAMES, REDIS_VARIABLES, Config, own_names, redis_from_environ
+from shoal.config.root import (
+    ANY_REDIS,
+    OTHER_NAMES,
+    REDIS_VARIABLES,
+    UNUSABLE,
+    Config,
+    own_names,
+    redis_from_environ,
+)
 from shoal.errors import ConfigError
 
 # Tables of the file that are not settings of a run. Other packages read them.
 _OTHER_TABLES = ("spiders", "schedules", "notifications")
 
-# By mode, the kinds of frontiers that it cannot use.
-_UNUSABLE = {"standalone": ("redis", "postgresql"), "distributed": ("memory", "sqlite")}
 _REMEDY = {
     "standalone": "remove the mode, or choose a frontier of one process: memory: or sqlite:///file",
     "distributed": "a fleet needs redis://host:port/number or postgresql://host/database",
@@ -139,13 +145,13 @@ class _Layer(Struct, frozen=True):
 
     def with_names(self, names: Mapping[str, object], redis: Mapping[str, str], where: str) -> _Layer:
         """Add the `OTHER_NAMES` of this layer. ``where`` stands before a name in its source."""
-        found = own_names(names, self.settings, redis)
-        sources = {key: where + name for key, (name, _) in found.items()}
+        renamed = own_names(names, self.settings, redis)
+        sources = {key: where + name for key, (name, _) in renamed.items()}
         return replace(
             self,
-            settings={**self.settings, **{key: value for key, (_, value) in found.items()}},
+            settings={**self.settings, **{key: value for key, (_, value) in renamed.items()}},
             source=lambda key: sources.get(key) or self.source(key),
-            keeps_redis="frontier" in found and not names.keys() & set(REDIS_VARIABLES),
+            keeps_redis="frontier" in renamed and not names.keys() & set(REDIS_VARIABLES),
         )
 
 
@@ -169,7 +175,7 @@ class _Merge:
         """Add the values of a stronger layer. Return a sentence if its mode and its frontier contradict each other.
         For ``keeps_redis`` see `_Layer`."""
         mode, kind = read.get("mode"), frontier_kind(read.get("frontier"))
-        unusable = _UNUSABLE[str(mode)] if mode is not None else ()
+        unusable = UNUSABLE[str(mode)] if mode is not None else ()
         problems = []
         if kind in unusable:
             frontier = masked(Config, "frontier", read["frontier"])
@@ -186,7 +192,7 @@ class _Merge:
         weaker = frontier_kind(self.values.get("frontier"))
         if mode is not None and "frontier" not in read and (mode == "standalone" or weaker in unusable):
             self._overrule("frontier", source("mode"))
-        elif mode is None and kind in _UNUSABLE["distributed"] and self.values.get("mode") == "distributed":
+        elif mode is None and kind in UNUSABLE["distributed"] and self.values.get("mode") == "distributed":
             self._overrule("mode", source("frontier"))
         return problems
 
@@ -229,10 +235,10 @@ def _split_names(settings: Mapping[str, object]) -> tuple[dict[str, object], dic
 
 
 def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
-    known = {env_name(key): key for key in keys(Config)}
+    variables = {env_name(key): key for key in keys(Config)}
     ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _OTHER_VARIABLES}
     problems = []
-    for name in sorted(ours.keys() - known.keys()):
+    for name in sorted(ours.keys() - variables.keys()):
         key = name.removeprefix("SHOAL_").lower().replace("__", ".")
         problems.append(f'{name}: unknown key "{key}"{nearest(Config, key, env_name)}')
-    return {known[name]: text for name, text in ours.items() if name in known}, problems
+    return {variables[name]: text for name, text in ours.items() if name in variables}, problems

@@ -76,25 +76,25 @@ def _number(name: str, text: str, default: int) -> int:
 
 
 def own_names(
-    named: Mapping[str, object], layer: Mapping[str, object], redis: Mapping[str, str]
+    renamed: Mapping[str, object], layer: Mapping[str, object], redis: Mapping[str, str]
 ) -> dict[str, tuple[str, object]]:
     """The settings that `OTHER_NAMES` of one layer set: by dotted key, the other name and the value.
 
     ``layer``: its settings under their own names. ``redis``: the `REDIS_VARIABLES` in force. ConfigError names what
     contradicts each other.
     """
-    found: dict[str, tuple[str, object]] = {}
-    if "SCHEDULER_MAX_QUEUE_SIZE" in named:
-        table, size = layer.get("queue"), named["SCHEDULER_MAX_QUEUE_SIZE"]
+    settings: dict[str, tuple[str, object]] = {}
+    if "SCHEDULER_MAX_QUEUE_SIZE" in renamed:
+        table, size = layer.get("queue"), renamed["SCHEDULER_MAX_QUEUE_SIZE"]
         own = table.get("max_size") if isinstance(table, Mapping) else layer.get("queue.max_size")
         if own not in (None, size):
             raise ConfigError(
                 f'SCHEDULER_MAX_QUEUE_SIZE {size} and "queue.max_size" {own} contradict each other. Remove one of them'
             )
         if own is None:
-            found["queue.max_size"] = ("SCHEDULER_MAX_QUEUE_SIZE", size)
+            settings["queue.max_size"] = ("SCHEDULER_MAX_QUEUE_SIZE", size)
     frontier = layer.get("frontier")
-    kinds = {name: str(named[name]).lower() for name in ("QUEUE_TYPE", "FILTER_TYPE") if name in named}
+    kinds = {name: str(renamed[name]).lower() for name in ("QUEUE_TYPE", "FILTER_TYPE") if name in renamed}
     if len(set(kinds.values())) > 1:
         words = " and ".join(f'{name} "{kind}"' for name, kind in kinds.items())
         raise ConfigError(f"{words} contradict each other: seen and queued URLs are in one store. Set only QUEUE_TYPE")
@@ -105,16 +105,19 @@ def own_names(
                     f'{name} "{kind}" contradicts the frontier "{mask(str(frontier))}". Remove one of them'
                 )
         elif kind in ("memory", "redis"):
-            found["frontier"] = (name, "memory:" if kind == "memory" else redis_from_environ(redis))
+            settings["frontier"] = (name, "memory:" if kind == "memory" else redis_from_environ(redis))
         else:
             url = {"sqlite": "sqlite:///file.db", "postgresql": "postgresql://host/database"}.get(kind)
             hint = f"name the frontier instead: {url}" if url else "use memory or redis"
             raise ConfigError(f'{name} "{kind}" does not say where the queue is; {hint}')
-    return found
+    return settings
 
 
 ANY_REDIS = "any redis"
 """Recorded for a Config that wants a frontier in Redis, but names no server."""
+
+UNUSABLE = {"standalone": ("redis", "postgresql"), "distributed": ("memory", "sqlite")}
+"""By mode, the kinds of frontiers that it cannot use."""
 
 NewRunPolicy: TypeAlias = Literal["never", "after_finish", "always"]
 
@@ -232,7 +235,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        if self.mode == "distributed" and frontier_kind(self.frontier) in ("memory", "sqlite"):
+        if self.mode == "distributed" and frontier_kind(self.frontier) in UNUSABLE[self.mode]:
             raise ConfigError(
                 f'"mode" is "distributed", but a fleet cannot share the frontier "{self.frontier}"; '
                 'set "frontier" to redis://host:port/number or postgresql://host/database'
@@ -244,7 +247,6 @@ class Config(Section, frozen=True, kw_only=True):
             )
         if self.queue.overflow == "refuse" and self.queue.max_size is None:
             raise ConfigError('"queue.overflow" is "refuse", but the queue has no maximum; set "queue.max_size"')
-
         if self.tor.enabled and (self.http.proxy is not None or self.proxies):
             key = "proxies" if self.proxies else "http.proxy"
             raise ConfigError(
@@ -271,9 +273,6 @@ class Config(Section, frozen=True, kw_only=True):
         ``filter_type`` are optional; if given, they must equal the kind of the frontier, such as "memory".
         """
         settings.setdefault("frontier", "memory:")
-        for what, kind in (("queue_type", queue_type), ("a frontier of the kind", frontier_kind(settings["frontier"]))):
-            if kind in ("redis", "postgresql"):
-                raise ConfigError(f'Config.standalone does not support {what} "{kind}"; use Config.distributed')
         return _of_mode("standalone", queue_type, filter_type, max_queue_size, settings)
 
     @classmethod
@@ -298,12 +297,6 @@ class Config(Section, frozen=True, kw_only=True):
         server = {name: value for name, value in server.items() if value is not None}
         if "frontier" in settings and server:
             raise ConfigError("give either frontier or redis_host, redis_port, redis_password and redis_db, not both")
-        for what, kind in (
-            ("queue_type", queue_type),
-            ("a frontier of the kind", frontier_kind(settings.get("frontier"))),
-        ):
-            if kind in ("memory", "sqlite"):
-                raise ConfigError(f'Config.distributed does not support {what} "{kind}"; use Config.standalone')
         is_named = bool(server) or "frontier" in settings
         settings.setdefault("frontier", redis_url(**server))
         config = _of_mode("distributed", queue_type, filter_type, max_queue_size, settings)
@@ -331,6 +324,10 @@ class Config(Section, frozen=True, kw_only=True):
 def _of_mode(
     mode: str, queue_type: str | None, filter_type: str | None, max_size: int | None, settings: dict[str, object]
 ) -> Config:
+    other = "distributed" if mode == "standalone" else "standalone"
+    for what, kind in (("queue_type", queue_type), ("a frontier of the kind", frontier_kind(settings["frontier"]))):
+        if kind in UNUSABLE[mode]:
+            raise ConfigError(f'Config.{mode} does not support {what} "{kind}"; use Config.{other}')
     if settings.setdefault("mode", mode) != mode:
         raise ConfigError(f'"mode" is always "{mode}" here; remove it')
     if max_size is not None:

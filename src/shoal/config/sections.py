@@ -121,8 +121,8 @@ class RetrySettings(Section, frozen=True, kw_only=True):
         _check_retries(self.max_attempts, self.max_retries)
 
     @classmethod
-    def implied(cls, given: Mapping[str, Any]) -> dict[str, object]:
-        attempts, retries = given.get("max_attempts"), given.get("max_retries")
+    def implied(cls, fields: Mapping[str, Any]) -> dict[str, object]:
+        attempts, retries = fields.get("max_attempts"), fields.get("max_retries")
         if attempts is None:
             if retries is None:
                 return {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ import msgspec
 from shoal.errors import DECODING_ERRORS, SinkError
 from shoal.item import Record, decode_item
 from shoal.ports import LoggedItem, OutputCount
-from shoal.sinks.keys import TableOptions
+from shoal.sinks.keys import Rejects, TableOptions
 from shoal.sinks.storage import GrowingFile, checksum, in_thread, owner_of, storage_errors, unwritten
 
 # The latest items, for outputs that can't undo a write.
@@ -81,53 +82,100 @@ class Saved(msgspec.Struct):
     rejected: int = 0
 
 
-encode_saved = msgspec.msgpack.Encoder().encode
+_encode_saved = msgspec.msgpack.Encoder().encode
 _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 
 
-def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
-    """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
-    try:
-        saved = _decode_saved(state) if state else None
-    except DECODING_ERRORS as exc:
-        raise SinkError(f"can't read the saved position in {file.path}: {exc}") from exc
-    if saved is not None and saved.run != file.run_id:
-        raise file.changed(f"belongs to run {saved.run} by its saved position")
-    return saved
+class GrowingFileSink(ABC):
+    """The steps that outputs with a `GrowingFile` have in common."""
 
+    def __init__(self, path: str, options: TableOptions) -> None:
+        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
+        self._rejects = Rejects(self._file.path, options.on_reject)
+        self._seq = 0
+        """The last item that was written since the file was opened."""
 
-def count_in_file(file: GrowingFile, saved: Saved | None, count: Callable[[BinaryIO], int]) -> OutputCount:
-    """Count the items of the run in its file. They are 0 if the run never wrote it, or another run has replaced it."""
-    items = 0
-    if saved is not None:
-        with storage_errors(file.path), suppress(FileNotFoundError), open(file.path, "rb") as content:
-            if owner_of(content.fileno()) in (None, file.run_id):
-                items = count(content)
-    return OutputCount(items=items, rejected=saved.rejected if saved is not None else 0)
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        self._rejects.open()
+        await in_thread(self._open, self._load(state), epoch)
+        return None
+
+    def _load(self, state: bytes) -> Saved | None:
+        """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
+        try:
+            saved = _decode_saved(state) if state else None
+        except DECODING_ERRORS as exc:
+            raise SinkError(f"can't read the saved position in {self._file.path}: {exc}") from exc
+        if saved is not None and saved.run != self._file.run_id:
+            raise self._file.changed(f"belongs to run {saved.run} by its saved position")
+        return saved
+
+    def _open(self, saved: Saved | None, epoch: int) -> None:
+        self._file.open(0 if saved is None else saved.offset, fresh=saved is None, epoch=epoch)
+        try:
+            offset, tail = self._locate(saved or Saved())
+            if saved is not None and offset and checksum(tail) != saved.check:
+                raise self._file.changed(f"has different content before offset {offset}")
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.keep(offset)
+        self._seq = 0
+
+    @abstractmethod
+    def _locate(self, saved: Saved) -> tuple[int, bytes]:
+        """Return where the saved content ends in the file, and the last block before, as it was at that time."""
+
+    async def flush(self) -> bytes:
+        state = await in_thread(self._flush)
+        self._rejects.flush()
+        return state
+
+    def _flush(self) -> bytes:
+        self._file.sync()
+        self._file.check()
+        return _encode_saved(self._saved(checksum(self._file.tail(self._file.size))))
+
+    @abstractmethod
+    def _saved(self, check: bytes) -> Saved:
+        """The state of the file, with this checksum of its last block."""
+
+    async def close(self, *, finished: bool) -> None:
+        if finished:
+            self._rejects.finish()
+        await in_thread(partial(self._file.end, finished=finished))
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await in_thread(self._count, self._load(state))
+
+    def _count(self, saved: Saved | None) -> OutputCount:
+        """The items of the run are 0 if the run never wrote the file, or another run has replaced it."""
+        if saved is None:
+            return OutputCount(items=0)
+        items, path = 0, self._file.path
+        with storage_errors(path), suppress(FileNotFoundError), open(path, "rb") as content:
+            if owner_of(content.fileno()) in (None, self._file.run_id):
+                items = self._count_items(content)
+        return OutputCount(items=items, rejected=saved.rejected)
+
+    @abstractmethod
+    def _count_items(self, file: BinaryIO) -> int: ...
 
 
 # -- JSON lines
 
 
-class JsonLinesSink:
+class JsonLinesSink(GrowingFileSink):
     """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
 
     def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
-        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
-        self._seq = 0
+        super().__init__(path, options)
 
-    async def open(self, state: bytes, epoch: int = 0) -> int | None:
-        await in_thread(self._open, load_saved(self._file, state), epoch)
-        return None
+    def _locate(self, saved: Saved) -> tuple[int, bytes]:
+        return saved.offset, self._file.tail(saved.offset)
 
-    def _open(self, saved: Saved | None, epoch: int) -> None:
-        offset = saved.offset if saved is not None else 0
-        self._file.open(offset, fresh=saved is None, epoch=epoch)
-        if saved is not None and checksum(self._file.tail(offset)) != saved.check:
-            self._file.close()
-            raise self._file.changed(f"has different content before offset {offset}")
-        self._file.keep(offset)
-        self._seq = 0
+    def _saved(self, check: bytes) -> Saved:
+        return Saved(self._file.run_id, self._file.size, check)
 
     async def write(self, items: Sequence[LoggedItem]) -> None:
         items = unwritten(items, self._seq)
@@ -143,27 +191,11 @@ class JsonLinesSink:
         self._file.append(lines)
         self._seq = seq
 
-    async def flush(self) -> bytes:
-        return await in_thread(self._flush)
-
-    def _flush(self) -> bytes:
-        file = self._file
-        file.sync()
-        file.check()
-        return encode_saved(Saved(file.run_id, file.size, checksum(file.tail(file.size))))
-
-    async def close(self, *, finished: bool) -> None:
-        await in_thread(partial(self._file.end, finished=finished))
-
-    async def count(self, state: bytes) -> OutputCount:
-        return await in_thread(count_in_file, self._file, load_saved(self._file, state), _count_lines)
-
-
-def _count_lines(file: BinaryIO) -> int:
-    lines = 0
-    while block := file.read(LARGE):
-        lines += block.count(b"\n")
-    return lines
+    def _count_items(self, file: BinaryIO) -> int:
+        lines = 0
+        while block := file.read(LARGE):
+            lines += block.count(b"\n")
+        return lines
 
 
 class StreamSink:

@@ -95,8 +95,8 @@ def _role_of(name: str, path: str, identity: str, roles: list[RoleState]) -> str
     if os.path.isabs(identity):
         return identity + options
     for role in roles:
-        place, known = split_role(role.role)
-        if known == identity and _options_of(place) == options:
+        place, identity_of_role = split_role(role.role)
+        if identity_of_role == identity and _options_of(place) == options:
             return f"{place}#{identity}"
     return f"{name}#{identity}"
 
@@ -117,12 +117,12 @@ def _roles_at(name: str, roles: list[RoleState]) -> list[RoleState]:
 async def _continued(spec: str, path: str, run_id: str, roles: list[RoleState]) -> str | None:
     """The identity of the role of this path that wrote the content of the file; None if none of them did."""
     here = this_host()
-    written = _written(roles)
-    for role in sorted(written, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor).position)):
+    writers = _written(roles)
+    for role in sorted(writers, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor).position)):
         if not role.held and await _matches(spec, path, role.cursor, run_id):
             return split_role(role.role)[1] or path
-    if written and owner_of(path) in (None, run_id):
-        busy = any(role.held for role in written)
+    if writers and owner_of(path) in (None, run_id):
+        busy = any(role.held for role in writers)
         raise SinkError(
             f"{path} has content, and run {run_id} has written a file at this path, but {path}{SIDECAR} is missing or "
             f"a copy, so it is unknown whether it is the same file. "

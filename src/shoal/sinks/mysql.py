@@ -286,10 +286,10 @@ class MySQLConnection:
         description = await self._fetch_if_exists(f"SHOW CREATE TABLE {table}")
         if description is None:
             return None
-        known, statement = self._described.get(table), str(description[0][1])
-        if known is None or known[0] != statement:
-            known = self._described[table] = statement, await self._describe(table, statement)
-        return known[1]
+        described, statement = self._described.get(table), str(description[0][1])
+        if described is None or described[0] != statement:
+            described = self._described[table] = statement, await self._describe(table, statement)
+        return described[1]
 
     async def _describe(self, table: str, statement: str) -> Sequence[TableColumn]:
         """SinkError for a table without transactions."""

@@ -91,31 +91,31 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
     kinds: dict[str, pa.DataType] = {}
     for schema in schemas:
         for field in schema:
-            known = kinds.get(field.name, pa.null())
-            kind = _wider(known, field.type)
+            earlier = kinds.get(field.name, pa.null())
+            kind = _wider(earlier, field.type)
             kinds[field.name] = kind if kind is not None and _is_storable(kind) else pa.string()
     return pa.schema([(name, pa.string() if kind == pa.null() else kind) for name, kind in kinds.items()])
 
 
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both; None if only text does."""
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    if {one, other} == {pa.int64(), pa.float64()}:
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if {first, second} == {pa.int64(), pa.float64()}:
         return pa.float64()
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        inner = _wider(one.value_type, other.value_type)
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        inner = _wider(first.value_type, second.value_type)
         return None if inner is None else pa.list_(inner)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return _wider_struct(one, other)
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        return _wider_struct(first, second)
     return None
 
 
-def _wider_struct(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    kinds = {field.name: field.type for field in one}
-    for field in other:
+def _wider_struct(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    kinds = {field.name: field.type for field in first}
+    for field in second:
         kind = _wider(kinds.get(field.name, pa.null()), field.type)
         if kind is None:
             return None
@@ -428,11 +428,11 @@ class ParquetSink:
 
     def _tables(self, sources: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the row groups of all sources, without the rows of the merged file that a rewind removed."""
-        left = self._merged[-1] if self._merged else 0
+        rows_left = self._merged[-1] if self._merged else 0
         for source in sources:
             for table in _row_groups(source):
                 if source == self._path:
-                    table, left = table.slice(0, left), left - min(left, table.num_rows)
+                    table, rows_left = table.slice(0, rows_left), rows_left - min(rows_left, table.num_rows)
                 yield table
 
     # -- count

@@ -106,15 +106,15 @@ class RecordMaker:
             common["WARC-Truncated"] = "unspecified"
         head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", _described(exchange))
         if original is None:
-            named = {**common, "WARC-Payload-Digest": digest}
-            response = self._record("response", exchange.url, named, head, exchange.body)
+            headers = {**common, "WARC-Payload-Digest": digest}
+            response = self._record("response", exchange.url, headers, head, exchange.body)
         else:
             response = self._revisit(exchange.url, common, head, digest, original)
         record_id = response.rec_headers.get_header("WARC-Record-ID")
         sent = [(name, value) for name, value in exchange.sent if name.lower() not in _SECRET]
-        asked = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
+        request_head = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
         beside = {"WARC-Date": date, "WARC-Concurrent-To": record_id}
-        records = [response, self._record("request", exchange.url, beside, asked, exchange.sent_body)]
+        records = [response, self._record("request", exchange.url, beside, request_head, exchange.sent_body)]
         if exchange.rendered is not None:
             refers = {"WARC-Date": date, "WARC-Refers-To": record_id, "Content-Type": "text/html; charset=utf-8"}
             records.append(self._record("conversion", exchange.url, refers, None, exchange.rendered))
@@ -132,9 +132,9 @@ class RecordMaker:
     def _revisit(
         self, url: str, headers: Mapping[str, str], head: StatusAndHeaders, digest: str, original: Original
     ) -> ArcWarcRecord:
-        named = {**headers, "WARC-Refers-To": original.record_id}
+        revisit_headers = {**headers, "WARC-Refers-To": original.record_id}
         return self._writer.create_revisit_record(
-            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=named
+            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=revisit_headers
         )
 
     def _packed(self, record: ArcWarcRecord) -> bytes:
@@ -152,7 +152,7 @@ def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHe
 
     lines = [line.rstrip().encode("latin-1", "replace"), *(name + b": " + value for name, value in headers)]
     head = StatusAndHeaders(line, [])
-    head.headers_buff = b"".join(each.translate(_ONE_LINE) + b"\r\n" for each in lines) + b"\r\n"
+    head.headers_buff = b"".join(header_line.translate(_ONE_LINE) + b"\r\n" for header_line in lines) + b"\r\n"
     head.compute_headers_buffer = lambda header_filter=None: None
     return head
 
@@ -180,8 +180,8 @@ def _metadata(exchange: Exchange, request: Request, lease: LeaseKey) -> bytes:
 
 def read_lease(metadata: bytes) -> LeaseKey | None:
     """The lease that a metadata record names; None if it names none."""
-    found = _LEASE.search(metadata)
-    return None if found is None else LeaseKey(bytes.fromhex(found[1].decode()), int(found[2], 16))
+    match = _LEASE.search(metadata)
+    return None if match is None else LeaseKey(bytes.fromhex(match[1].decode()), int(match[2], 16))
 
 
 # Writes one WARC file, and recovers the file of a dead process.
@@ -265,10 +265,10 @@ def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[PagePart]) 
     at = 0
     for part in (*dropped, PagePart(size, size)):
         old.seek(at)
-        left = part.begin - at
-        while left > 0 and (block := old.read(min(left, _BLOCK))):
+        bytes_left = part.begin - at
+        while bytes_left > 0 and (block := old.read(min(bytes_left, _BLOCK))):
             new.write(block)
-            left -= len(block)
+            bytes_left -= len(block)
         at = part.end
 
 
@@ -289,13 +289,13 @@ def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
     """Lock and return the open file of this name; None if its process is alive, or another process has finished it.
     Without locks a dead process cannot be detected, so on such a file system the result is always None."""
     with ExitStack() as stack:
-        found: BinaryIO | None = None
+        locked: BinaryIO | None = None
         with suppress(OSError):
             file = stack.enter_context(open(path + OPEN, "rb"))
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.stat(path + OPEN), os.fstat(file.fileno())):
-                found = file
-        yield found
+                locked = file
+        yield locked
 
 
 def read_leftover(file: BinaryIO) -> Leftover:
@@ -327,11 +327,11 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             if not block:
                 return
             try:
-                found = unpacker.decompress(block)
+                unpacked = unpacker.decompress(block)
             except zlib.error:  # torn, or zeros that a file system left after a power cut
                 return
             if len(content) < _BLOCK:
-                content += found
+                content += unpacked
             used += len(block) - len(unpacker.unused_data)
             rest = unpacker.unused_data
         at += used
@@ -413,14 +413,14 @@ class WarcArchive:
 
     def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
         keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
-        made = [
+        records = [
             self._maker.page(exchange, lease.request, key, self._originals)
             for key, (lease, exchange) in zip(keys, pages, strict=True)
         ]
         if self._file is None:
             self._file = self._new_file()
-        parts = self._file.append([each.data for each in made], durable=self._durable)
-        self._unsettled.update(zip(keys, zip(parts, made, strict=True), strict=True))
+        parts = self._file.append([page.data for page in records], durable=self._durable)
+        self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
 
     def _new_file(self) -> WarcFile:
         self._number += 1
@@ -483,18 +483,18 @@ class WarcArchive:
         with left_by_dead(path) as file:
             if file is None:
                 return
-            left = await in_thread(read_leftover, file)
-            if left.first and self._mark not in left.info:
+            leftover = await in_thread(read_leftover, file)
+            if leftover.first and self._mark not in leftover.info:
                 return
-            outcomes = await self._outcomes([lease for _, lease in left.pages])
+            outcomes = await self._outcomes([lease for _, lease in leftover.pages])
             if "leased" in outcomes:  # a completion may still be on its way to the store
                 return
-            lost = [part for (part, _), outcome in zip(left.pages, outcomes, strict=True) if outcome == "lost"]
-            await in_thread(publish, path, left.first, left.size, lost)
-            log.info("finished %s, which another process left: %d pages", path, len(left.pages) - len(lost))
+            lost = [part for (part, _), outcome in zip(leftover.pages, outcomes, strict=True) if outcome == "lost"]
+            await in_thread(publish, path, leftover.first, leftover.size, lost)
+            log.info("finished %s, which another process left: %d pages", path, len(leftover.pages) - len(lost))
 
     async def _outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
-        found: list[LeaseOutcome] = []
+        outcomes: list[LeaseOutcome] = []
         for begin in range(0, len(leases), _QUESTIONS):
-            found += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
-        return found
+            outcomes += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
+        return outcomes
