@@ -66,14 +66,9 @@ _FORMS = (
 class _Target(Struct, frozen=True):
     kind: _Kind
     path: str = ""
-    table: str | None = None
+    options: TableOptions = TableOptions(replaces=False)
+    """Those that the specification sets."""
     server: DatabaseServer | None = None
-    key: tuple[str, ...] = ()
-    max_columns: int = MAX_COLUMNS
-    formulas: bool = False
-    """Whether CSV cells may be formulas."""
-    replaces: bool = False
-    """Whether a file that another run wrote is replaced."""
     by_path: bool = False
     """Whether the path alone identifies a file."""
     place: ObjectPlace | None = None
@@ -93,9 +88,8 @@ def open_sink(
     run itself may be writing the same output.
     """
     target = _parse(spec)
-    options = TableOptions(
-        target.table, run_id, target.key, target.max_columns, on_reject, target.replaces or not run_id, export
-    )
+    replaces = target.options.replaces or not run_id
+    options = structs.replace(target.options, run_id=run_id, on_reject=on_reject, replaces=replaces, export=export)
     if target.place is not None:
         return _open_objects(target, target.place, options)
     if export == "missing" and target.kind not in ("sqlite", "postgresql", "mysql"):
@@ -113,7 +107,7 @@ def open_sink(
         case "csv":
             from shoal.sinks.csvfile import CsvSink
 
-            return CsvSink(target.path, options, formulas=target.formulas)
+            return CsvSink(target.path, options)
         case "parquet":
             from shoal.sinks.parquet import ParquetSink
 
@@ -140,7 +134,7 @@ def _open_objects(target: _Target, place: ObjectPlace, options: TableOptions) ->
     from shoal.sinks.objects import PART_MB, PART_SECONDS, MissingPartsSink, ObjectSink, PartOptions
 
     size = int((target.part_mb or PART_MB) * (1 << 20))
-    parts = PartOptions(size, target.part_seconds or PART_SECONDS, target.formulas)
+    parts = PartOptions(size, target.part_seconds or PART_SECONDS)
     assert target.kind == "jsonl" or target.kind == "csv" or target.kind == "parquet"
     kind = MissingPartsSink if options.export == "missing" else ObjectSink
     return kind(place, target.kind, options, parts)
@@ -153,7 +147,7 @@ def sink_id(spec: str) -> str:
         return "-"
     if target.kind == "plugin":
         return _plugged_id(spec)
-    options = [] if target.table is None else [f"table={target.table}"]
+    options = [] if target.options.table is None else [f"table={target.options.table}"]
     if target.place is not None:
         name = f"{target.place.name}.{target.kind}"
         options += [f"{key}={value}" for key, value in target.place.options.items() if key != "region"]
@@ -247,14 +241,11 @@ def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
             raise ValueError
         if options.get("identity", "path") != "path":
             raise ValueError
-        table, key, max_columns = _table_options(kind, options)
+        table_options = _table_options(kind, options)
     except ValueError:
         allowed = "&".join(forms.values())
         raise SinkError(f"{spec!r}: invalid option after the file name; allowed: ?{allowed}") from None
-    return _Target(
-        kind, path, table, key=key, max_columns=max_columns, formulas=options.get("formulas") == "keep",
-        replaces="replace" in options, by_path="identity" in options,
-    )  # fmt: skip
+    return _Target(kind, path, table_options, by_path="identity" in options)
 
 
 def _parse_objects(spec: str) -> _Target:
@@ -271,17 +262,14 @@ def _parse_objects(spec: str) -> _Target:
         place, options = parse_place(spec, forms)
         part_mb = _number(options, "part_mb", 1024)
         part_seconds = _number(options, "part_seconds", 3600)
-        max_columns = _table_options(kind, options)[2]
+        table_options = _table_options(kind, options)
     except ConfigError as exc:
         raise SinkError(str(exc)) from None
     except ValueError:
         allowed = "&".join([*forms.values(), *FORMS.values()])
         raise SinkError(f"{spec.partition('?')[0]}: invalid option; allowed: ?{allowed}") from None
-    folder = os.path.splitext(place.path)[0]
-    return _Target(
-        kind, place=structs.replace(place, path=folder), max_columns=max_columns,
-        formulas=options.get("formulas") == "keep", part_mb=part_mb, part_seconds=part_seconds,
-    )  # fmt: skip
+    place = structs.replace(place, path=os.path.splitext(place.path)[0])
+    return _Target(kind, options=table_options, place=place, part_mb=part_mb, part_seconds=part_seconds)
 
 
 def _number(options: dict[str, str], name: str, most: float) -> float | None:
@@ -294,15 +282,18 @@ def _number(options: dict[str, str], name: str, most: float) -> float | None:
     return value
 
 
-def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:
-    """Return table, key and limit of columns. ValueError if one of them, or ``formulas``, is invalid."""
+def _table_options(kind: _Kind, options: dict[str, str]) -> TableOptions:
+    """ValueError if one of the options is invalid."""
     table, key = options.get("table"), tuple(options["key"].split(",")) if "key" in options else ()
     max_columns = int(options.get("max_columns", _MAX_COLUMNS.get(kind, MAX_COLUMNS)))
     if table == "" or "\0" in (table or "") or not all(key) or max_columns < 1:
         raise ValueError
-    if options.get("formulas", "escape") not in ("escape", "keep"):
+    formulas = options.get("formulas", "escape")
+    if formulas not in ("escape", "keep"):
         raise ValueError
-    return table, key, max_columns
+    return TableOptions(
+        table, key=key, max_columns=max_columns, replaces="replace" in options, formulas=formulas == "keep"
+    )
 
 
 def _parse_server(spec: str, scheme: str) -> _Target:
@@ -324,7 +315,7 @@ def _parse_server(spec: str, scheme: str) -> _Target:
     schema = options.pop("schema", None) if kind == "postgresql" else None
     try:
         timeout = float(options.pop("timeout", 30.0))
-        table, key, max_columns = _table_options(kind, own)
+        table_options = _table_options(kind, own)
         if schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
             raise ValueError
     except ValueError:
@@ -335,7 +326,7 @@ def _parse_server(spec: str, scheme: str) -> _Target:
         ) from None
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
     server = DatabaseServer(kind, host, port, unquote(path), user, password, schema, timeout, options)
-    return _Target(kind, table=table, server=server, key=key, max_columns=max_columns)
+    return _Target(kind, options=table_options, server=server)
 
 
 # -- plugins

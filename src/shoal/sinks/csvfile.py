@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from shoal.item import as_text
 from shoal.ports import LoggedItem
@@ -14,6 +14,8 @@ from shoal.sinks.files import LARGE, GrowingFileSink, Saved
 from shoal.sinks.keys import TableOptions
 from shoal.sinks.storage import BLOCK, in_thread, storage_errors, unwritten
 from shoal.sinks.tables import rows_within
+
+Escape: TypeAlias = Callable[[str], str]
 
 _INVISIBLE = r"[\s\0-\x20\u200b-\u200f\u2060\ufeff]*+"
 _FORMULA = re.compile(rf"'*+(?:[\t\r]|{_INVISIBLE}[=+\-@＝＋－＠])")  # noqa: RUF001  Excel also runs the wide ones
@@ -32,14 +34,13 @@ class CsvSink(GrowingFileSink):
     comma in each row. So the offset of an earlier flush can be computed in the wider file, and a crash between the two
     does no harm.
 
-    Unless ``formulas`` are kept, text that a spreadsheet runs as a formula gets a ``'`` in front. Numbers stay.
+    Unless the options allow formulas, text that a spreadsheet runs as a formula gets a ``'`` in front. Numbers stay.
     """
 
-    def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = False) -> None:
-        options = options or TableOptions()
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
         super().__init__(path, options)
         self._max_columns = options.max_columns
-        self._formulas = formulas
+        self._escape = None if options.formulas else escape_formula
         self._fields: list[str] = []
         """The header: the names as they are in the file."""
         self._rows = 0
@@ -91,10 +92,10 @@ class CsvSink(GrowingFileSink):
         if not items:
             return
         columns = dict.fromkeys(self._fields)
-        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else escape_formula)
+        rows, rejects = rows_within(items, columns, self._max_columns, self._escape)
         fields = list(columns)
         if rows and fields:  # without any field there is no header to write
-            lines = encode_rows(rows, fields, formulas=self._formulas)
+            lines = encode_rows(rows, fields, self._escape)
             if len(lines) < LARGE and (not self._rows or len(fields) == len(self._fields)):
                 self._append(fields, lines, len(rows), items[-1].seq)
             else:
@@ -141,9 +142,8 @@ class CsvSink(GrowingFileSink):
 _NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 
-def encode_rows(rows: Iterable[dict[str, object]], fields: Sequence[str], *, formulas: bool) -> bytes:
+def encode_rows(rows: Iterable[dict[str, object]], fields: Sequence[str], escape: Escape | None) -> bytes:
     """Rows as CSV, without a header."""
-    escape = None if formulas else escape_formula
     return _lines(_cells(row, fields, escape) for row in rows)
 
 
@@ -151,7 +151,7 @@ def encode_header(fields: Sequence[str]) -> bytes:
     return _lines([fields])
 
 
-def _cells(row: dict[str, object], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[object]:
+def _cells(row: dict[str, object], fields: Iterable[str], escape: Escape | None) -> list[object]:
     values = map(row.get, fields)
     cells = [value if type(value) in _NATIVE_TYPES else as_text(value) for value in values]
     return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]

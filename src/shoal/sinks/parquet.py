@@ -32,6 +32,7 @@ from shoal.sinks.storage import (
     checksum,
     fence,
     in_thread,
+    is_at,
     lock,
     newest_epoch,
     owner_of,
@@ -179,8 +180,8 @@ class ParquetSink:
     flush_every = 10.0
     """Seconds between flushes, because each writes a part."""
 
-    def __init__(self, path: str, options: TableOptions | None = None) -> None:
-        self._options = options or TableOptions()
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
+        self._options = options
         self._path = os.path.realpath(path)
         self._folder = self._path + ".parts"
         self._lock = -1
@@ -249,17 +250,12 @@ class ParquetSink:
                 descriptor = os.open(self._folder, os.O_RDONLY)
                 try:
                     lock(descriptor, self._path)
-                    if self._is_folder(descriptor):
+                    if is_at(descriptor, self._folder):
                         self._lock, descriptor = descriptor, -1
                         return
                 finally:
                     if descriptor >= 0:  # perhaps the last writer removed the folder before it released the lock
                         os.close(descriptor)
-
-    def _is_folder(self, descriptor: int) -> bool:
-        """Whether this descriptor is that of the folder at its path."""
-        at_path = stat_of(self._folder)
-        return at_path is not None and os.path.samestat(at_path, os.fstat(descriptor))
 
     def _find_parts(self, saved: _Saved) -> None:
         """Read which parts are merged, and check the others. Nothing is changed."""
@@ -373,7 +369,7 @@ class ParquetSink:
     def _check(self) -> None:
         """OutputChangedError if a part or the merged file is not as this process left it."""
         with storage_errors(self._path):
-            if self._part_sizes and not self._is_folder(self._lock):
+            if self._part_sizes and not is_at(self._lock, self._folder):
                 raise self._changed(f"lacks its folder {self._folder}, which was removed, moved or replaced")
             for path, size in self._part_sizes.items():
                 status = stat_of(path)

@@ -31,7 +31,7 @@ from shoal.http import Request
 from shoal.http.exchange import Exchange
 from shoal.messages import pip_install
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
-from shoal.sinks.storage import GrowingFile, in_thread, replace_file, storage_errors, sync_folder
+from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
 
 if TYPE_CHECKING:
     from warcio.recordloader import ArcWarcRecord
@@ -71,22 +71,17 @@ class PageRecords(Struct, frozen=True):
     response: Original
 
 
-def check_installed() -> None:
-    """ConfigError if the library that writes WARC files is missing."""
-    try:
-        import warcio  # noqa: F401
-    except ImportError:
-        raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
-
-
 class RecordMaker:
     """Makes records. One thread at a time may use it."""
 
     def __init__(self) -> None:
-        from warcio.warcwriter import WARCWriter
-
+        """ConfigError if the library is missing."""
+        try:
+            from warcio import warcwriter
+        except ImportError:
+            raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
         self._buffer = BytesIO()
-        self._writer = WARCWriter(self._buffer, gzip=False, warc_version="1.1")
+        self._writer = warcwriter.WARCWriter(self._buffer, gzip=False, warc_version="1.1")
 
     def info(self, filename: str, fields: Mapping[str, str]) -> bytes:
         """The first record of a file."""
@@ -293,7 +288,7 @@ def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
         with suppress(OSError):
             file = stack.enter_context(open(path + OPEN, "rb"))
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path + OPEN), os.fstat(file.fileno())):
+            if is_at(file.fileno(), path + OPEN):
                 locked = file
         yield locked
 
@@ -355,7 +350,6 @@ async def open_archive(
 
     ``durable``: the frontier survives a crash of the machine, so the records must too.
     """
-    check_installed()
     archive = WarcArchive(settings, run, frontier, durable=durable, user_agent=user_agent)
     await archive.open()
     return archive
