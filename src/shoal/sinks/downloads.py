@@ -23,13 +23,17 @@ from shoal.messages import pip_install
 from shoal.sinks.storage import sync_folder
 from shoal.urls.normalize import normalize_url
 
-# Where files are stored: a folder, or object storage. Paths come from checksums, so an object never changes.
+T = TypeVar("T")
 
-
+_LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
+_RETRY_DELAYS = (0.25, 0.75, 2.0)
 _TEMPORARY = ".tmp"
 """The folder of files that are being written. A rename moves them to their place in one step."""
 _OLD = 86400.0  # seconds after which a file there was left by a process that died
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
+
+
+# -- stores: a folder, or object storage. Paths come from checksums, so an object never changes.
 
 
 class FileStore(Protocol):
@@ -167,10 +171,7 @@ class FolderStore:
         return FileStoreError(message, retryable=exc.errno not in _PERMANENT)
 
 
-_LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
-_RETRY_DELAYS = (0.25, 0.75, 2.0)
-
-T = TypeVar("T")
+# -- the keeper
 
 
 class _Indexed(msgspec.Struct):

@@ -29,44 +29,8 @@ from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.keys import Rejects, TableOptions
 from shoal.sinks.storage import GrowingFile, checksum, in_thread, owner_of, storage_errors, unwritten
 
-# The latest items, for outputs that can't undo a write.
-
-
-_LIMIT = 100_000
-
-
-class Recent:
-    """Recognizes items that come again: after an error, or from pages that are crawled again after a rewind.
-
-    It remembers the last 100,000 items by page and index. A rewound store reuses numbers in the log for other items.
-    """
-
-    def __init__(self, limit: int = _LIMIT) -> None:
-        self._limit = limit
-        self._order: deque[bytes] = deque()
-        self._keys: set[bytes] = set()
-
-    def __contains__(self, item: LoggedItem) -> bool:
-        return _key(item) in self._keys
-
-    def add(self, item: LoggedItem) -> None:
-        key = _key(item)
-        self._keys.add(key)
-        self._order.append(key)
-        if len(self._order) > self._limit:
-            self._keys.discard(self._order.popleft())
-
-    def forget_last(self, count: int) -> None:
-        """Forget the last items, because they were removed from the output."""
-        for _ in range(min(count, len(self._order))):
-            self._keys.discard(self._order.pop())
-
-
-def _key(item: LoggedItem) -> bytes:
-    return item.fingerprint + b"-%d" % item.index
-
-
 LARGE = 1 << 20  # bytes; a longer write runs in a thread
+_MAX_RECENT = 100_000
 _SEND_TIMEOUT = 100  # milliseconds that a thread waits for the reader of standard output
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -198,6 +162,40 @@ class JsonLinesSink(GrowingFileSink):
         return lines
 
 
+# -- outputs that can't undo a write
+
+
+class Recent:
+    """Recognizes items that come again: after an error, or from pages that are crawled again after a rewind.
+
+    It remembers the last 100,000 items by page and index. A rewound store reuses numbers in the log for other items.
+    """
+
+    def __init__(self, limit: int = _MAX_RECENT) -> None:
+        self._limit = limit
+        self._order: deque[bytes] = deque()
+        self._keys: set[bytes] = set()
+
+    def __contains__(self, item: LoggedItem) -> bool:
+        return _key(item) in self._keys
+
+    def add(self, item: LoggedItem) -> None:
+        key = _key(item)
+        self._keys.add(key)
+        self._order.append(key)
+        if len(self._order) > self._limit:
+            self._keys.discard(self._order.popleft())
+
+    def forget_last(self, count: int) -> None:
+        """Forget the last items, because they were removed from the output."""
+        for _ in range(min(count, len(self._order))):
+            self._keys.discard(self._order.pop())
+
+
+def _key(item: LoggedItem) -> bytes:
+    return item.fingerprint + b"-%d" % item.index
+
+
 class StreamSink:
     """JSON lines to standard output, where nothing can be undone.
 
@@ -244,18 +242,16 @@ class StreamSink:
         return OutputCount(items=None)
 
 
-# Items in a list or a queue, for the program that started the crawl.
-
-
 def _record(payload: bytes) -> Record:
     return decode_item(payload)[1]
 
 
 class CollectSink:
-    """Appends each item to a list, or puts it into a queue. ``restore`` makes an item of an encoded one.
+    """Appends each item to a list or puts it into a queue, for the program that started the crawl.
 
-    A bounded queue makes the drainer wait for its reader. The program gets each item once, even if its page is crawled
-    again. Opened at an older state, it removes later items from the list, unless the program has changed the list.
+    ``restore`` makes an item of an encoded one. A bounded queue makes the drainer wait for its reader. The program gets
+    each item once, even if its page is crawled again. Opened at an older state, it removes later items from the list,
+    unless the program has changed the list.
     """
 
     def __init__(self, target: list[Any] | asyncio.Queue[Any], restore: Callable[[bytes], Any] = _record) -> None:

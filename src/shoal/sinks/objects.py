@@ -477,18 +477,14 @@ class MissingPartsSink(ObjectSink):
     It fences nobody: it keeps the epoch and the writer of the manifest. A drainer at work opens its output again, and
     finds the new parts or writes these items itself."""
 
-    def __init__(
-        self, place: ObjectPlace, kind: Format, options: TableOptions, parts: PartOptions = PartOptions()
-    ) -> None:
-        super().__init__(place, kind, options, parts)
-        self.added = 0
-        """How many items the output has now that it had not."""
-        self._lost: set[str] = set()
-        """The parts that the manifest names and the bucket does not have."""
-        self._ranges: list[_PartEntry] = []
-        """The parts that are there, in order."""
-        self._ends: set[int] = set()
-        """Where parts ended, and so where the run's output may be opened again: new parts end there as well."""
+    added = 0
+    """How many items the output has now that it had not."""
+    _lost: set[str]
+    """The parts that the manifest names and the bucket does not have."""
+    _ranges: list[_PartEntry]
+    """The parts that are there, in order."""
+    _ends: set[int]
+    """Where parts ended, and so where the run's output may be opened again: new parts end there as well."""
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()

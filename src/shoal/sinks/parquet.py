@@ -45,9 +45,6 @@ from shoal.sinks.storage import (
 )
 from shoal.sinks.tables import rows_within
 
-# Items as Arrow tables, which Parquet files consist of. Needs pyarrow.
-
-
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -57,6 +54,14 @@ except ImportError as exc:
 __all__ = ["conform", "make_table", "pa", "pq", "unify"]
 
 _MAX_FIELDS = 100  # a dict with more keys is a mapping rather than a record, and becomes JSON text
+_PART_SIZE = 64 << 20  # bytes of items after which a part is written, even without a flush
+_GROUP_ROWS = 50_000
+_GROUP_SIZE = 64 << 20
+_MARK = b"shoal"
+_PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
+
+
+# -- items as Arrow tables, which Parquet files consist of
 
 
 def make_table(rows: Sequence[dict[str, object]]) -> pa.Table:
@@ -140,13 +145,6 @@ def _as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         values = column.to_pylist()
         return pa.chunked_array([_text_array(values) if kind == pa.string() else pa.array(values, kind)])
     return column.cast(kind, safe=False)
-
-
-_PART_SIZE = 64 << 20  # bytes of items after which a part is written, even without a flush
-_GROUP_ROWS = 50_000
-_GROUP_SIZE = 64 << 20
-_MARK = b"shoal"
-_PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
 
 
 class _Saved(msgspec.Struct):

@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from warcio.recordloader import ArcWarcRecord
     from warcio.statusandheaders import StatusAndHeaders
 
-# The records of one page: response or revisit, request, rendered page, metadata. Each is a gzip member of its own.
-#
-# The metadata record is the last one of a page. It names the lease of the page, so that a later process can find
-# out whether the page is done.
+log = logging.getLogger("shoal.warc")
 
-
+_MAX_ORIGINALS = 100_000
+"""Payloads that are remembered, so that the same payload is stored once."""
+_QUESTIONS = 1000
+"""How many leases one call asks the frontier about."""
+ENDING = ".warc.gz"
+_UNSAFE = re.compile(r"[^\w.-]")
 _LEASE_FIELD = "shoalLease"
 _LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
 _ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
@@ -52,6 +54,158 @@ _SECRET = frozenset({b"proxy-authorization"})
 """Headers for a proxy. They were not sent to the site."""
 _ORIGINAL = b"X-Orig-"
 """The prefix for the name of a header that does not describe the body in the record."""
+OPEN = ".open"
+_MODE = 0o600  # requests have cookies and passwords
+_BLOCK = 1 << 16
+_KIND = b"WARC-Type: "
+
+
+class WarcArchive:
+    """The archive of a process. See `shoal.crawling.engine_options.Archive`. Call ``open`` first, ``close`` last."""
+
+    def __init__(
+        self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
+    ) -> None:
+        """ConfigError if a library is missing. ``durable``: the frontier survives a crash of the machine, so the
+        records must too."""
+        assert settings.folder is not None
+        self._folder = os.path.realpath(settings.folder)
+        self._max_bytes = settings.max_file_bytes
+        self._run_id = run.run_id
+        self._prefix = _UNSAFE.sub("_", run.run_id) + "-"
+        self._frontier = frontier
+        self._durable = durable
+        # Runs of different stores may have the same id: the time of its creation tells them apart.
+        mark = f"{run.run_id} {run.created_at:.3f}"
+        self._about = {
+            "software": f"Shoal/{__version__}",
+            "format": "WARC File Format 1.1",
+            "conformsTo": "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/",
+            "isPartOf": run.run_id,
+            "http-header-user-agent": user_agent,
+            "shoalRun": mark,
+        }
+        self._mark = f"shoalRun: {mark}\r\n".encode()
+        self._maker = RecordMaker()
+        self._process = secrets.token_hex(4)
+        self._number = 0
+        self._file: WarcFile | None = None
+        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
+        """Pages in the file that may or may not be done: the frontier has not answered yet."""
+        self._originals: dict[str, Original] = {}
+
+    async def open(self) -> None:
+        """SinkError if it cannot write to the folder."""
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+        except OSError as exc:
+            raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
+        await self._recover()
+
+    # -- pages
+
+    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        """Store pages that are about to be done. SinkError if they cannot be written; then they must not become
+        done."""
+        if not pages:
+            return
+        if self._file is not None and self._file.size >= self._max_bytes:
+            await self._end_file()
+        await in_thread(self._store, pages)
+
+    def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
+        records = [
+            self._maker.page(exchange, lease.request, key, self._originals)
+            for key, (lease, exchange) in zip(keys, pages, strict=True)
+        ]
+        if self._file is None:
+            self._file = self._new_file()
+        parts = self._file.append([page.data for page in records], durable=self._durable)
+        self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
+
+    def _new_file(self) -> WarcFile:
+        self._number += 1
+        now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
+        name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
+        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
+
+    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
+        """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
+        for lease, is_done in zip(leases, done, strict=True):
+            self._settle(LeaseKey(lease.fingerprint, lease.token), "done" if is_done else "lost")
+
+    def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
+        if outcome == "leased" or key not in self._unsettled:
+            return
+        part, page = self._unsettled.pop(key)
+        if outcome == "lost":
+            assert self._file is not None
+            self._file.dropped.append(part)
+        elif page.digest not in self._originals:
+            self._originals[page.digest] = page.response
+            if len(self._originals) > _MAX_ORIGINALS:
+                del self._originals[next(iter(self._originals))]
+
+    # -- files
+
+    async def _end_file(self) -> None:
+        """Give the file its final name, unless the frontier has not answered for all of its pages."""
+        assert self._file is not None
+        if self._unsettled:
+            keys = list(self._unsettled)
+            for key, outcome in zip(keys, await self._outcomes(keys), strict=True):
+                self._settle(key, outcome)
+        if not self._unsettled:
+            await in_thread(self._file.finish)
+            self._file = None
+
+    async def close(self) -> None:
+        """Finish the file of this process, and those that dead processes of the run left in the folder."""
+        try:
+            if self._file is not None:
+                await self._end_file()
+            await self._recover()
+        except (FrontierError, SinkError) as exc:
+            log.warning("cannot finish all WARC files in %s: %s", self._folder, exc)
+        if self._file is not None:
+            log.warning("%s keeps the ending %s until a process of the run uses the folder", self._file.path, OPEN)
+            self._file.abandon()
+
+    async def _recover(self) -> None:
+        """Finish the files of dead processes of this run."""
+        ending = ENDING + OPEN
+        for name in sorted(os.listdir(self._folder)):
+            if name.startswith(self._prefix) and name.endswith(ending):
+                path = os.path.join(self._folder, name.removesuffix(OPEN))
+                if self._file is None or self._file.path != path:
+                    await self._recover_file(path)
+
+    async def _recover_file(self, path: str) -> None:
+        with left_by_dead(path) as file:
+            if file is None:
+                return
+            leftover = await in_thread(read_leftover, file)
+            if leftover.first and self._mark not in leftover.info:
+                return
+            outcomes = await self._outcomes([lease for _, lease in leftover.pages])
+            if "leased" in outcomes:  # a completion may still be on its way to the store
+                return
+            lost = [part for (part, _), outcome in zip(leftover.pages, outcomes, strict=True) if outcome == "lost"]
+            await in_thread(publish, path, leftover.first, leftover.size, lost)
+            log.info("finished %s, which another process left: %d pages", path, len(leftover.pages) - len(lost))
+
+    async def _outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        outcomes: list[LeaseOutcome] = []
+        for begin in range(0, len(leases), _QUESTIONS):
+            outcomes += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
+        return outcomes
+
+
+# -- records
+#
+# A page has these, each a gzip member of its own: response or revisit, request, rendered page, metadata. The metadata
+# record is the last one. It names the lease of the page, so that a later process can find out whether the page is done.
 
 
 class Original(Struct, frozen=True):
@@ -179,16 +333,10 @@ def read_lease(metadata: bytes) -> LeaseKey | None:
     return None if match is None else LeaseKey(bytes.fromhex(match[1].decode()), int(match[2], 16))
 
 
-# Writes one WARC file, and recovers the file of a dead process.
+# -- files
 #
 # A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not
 # done.
-
-
-OPEN = ".open"
-_MODE = 0o600  # requests have cookies and passwords
-_BLOCK = 1 << 16
-_KIND = b"WARC-Type: "
 
 
 class PagePart(NamedTuple):
@@ -331,164 +479,3 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             rest = unpacker.unused_data
         at += used
         yield at, bytes(content)
-
-
-log = logging.getLogger("shoal.warc")
-
-_MAX_ORIGINALS = 100_000
-"""Payloads that are remembered, so that the same payload is stored once."""
-_QUESTIONS = 1000
-"""How many leases one call asks the frontier about."""
-ENDING = ".warc.gz"
-_UNSAFE = re.compile(r"[^\w.-]")
-
-
-async def open_archive(
-    settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
-) -> WarcArchive:
-    """The archive of a process. ConfigError if a library is missing; SinkError if it cannot write to the folder.
-
-    ``durable``: the frontier survives a crash of the machine, so the records must too.
-    """
-    archive = WarcArchive(settings, run, frontier, durable=durable, user_agent=user_agent)
-    await archive.open()
-    return archive
-
-
-class WarcArchive:
-    """See `shoal.crawling.engine_options.Archive`. Call ``close`` at the end."""
-
-    def __init__(
-        self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
-    ) -> None:
-        assert settings.folder is not None
-        self._folder = os.path.realpath(settings.folder)
-        self._max_bytes = settings.max_file_bytes
-        self._run_id = run.run_id
-        self._prefix = _UNSAFE.sub("_", run.run_id) + "-"
-        self._frontier = frontier
-        self._durable = durable
-        # Runs of different stores may have the same id: the time of its creation tells them apart.
-        mark = f"{run.run_id} {run.created_at:.3f}"
-        self._about = {
-            "software": f"Shoal/{__version__}",
-            "format": "WARC File Format 1.1",
-            "conformsTo": "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/",
-            "isPartOf": run.run_id,
-            "http-header-user-agent": user_agent,
-            "shoalRun": mark,
-        }
-        self._mark = f"shoalRun: {mark}\r\n".encode()
-        self._maker = RecordMaker()
-        self._process = secrets.token_hex(4)
-        self._number = 0
-        self._file: WarcFile | None = None
-        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
-        """Pages in the file that may or may not be done: the frontier has not answered yet."""
-        self._originals: dict[str, Original] = {}
-
-    async def open(self) -> None:
-        try:
-            os.makedirs(self._folder, exist_ok=True)
-        except OSError as exc:
-            raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
-        await self._recover()
-
-    # -- pages
-
-    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        """Store pages that are about to be done. SinkError if they cannot be written; then they must not become
-        done."""
-        if not pages:
-            return
-        if self._file is not None and self._file.size >= self._max_bytes:
-            await self._end_file()
-        await in_thread(self._store, pages)
-
-    def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
-        records = [
-            self._maker.page(exchange, lease.request, key, self._originals)
-            for key, (lease, exchange) in zip(keys, pages, strict=True)
-        ]
-        if self._file is None:
-            self._file = self._new_file()
-        parts = self._file.append([page.data for page in records], durable=self._durable)
-        self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
-
-    def _new_file(self) -> WarcFile:
-        self._number += 1
-        now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
-        name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
-        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
-
-    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
-        """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
-        for lease, is_done in zip(leases, done, strict=True):
-            self._settle(LeaseKey(lease.fingerprint, lease.token), "done" if is_done else "lost")
-
-    def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
-        if outcome == "leased" or key not in self._unsettled:
-            return
-        part, page = self._unsettled.pop(key)
-        if outcome == "lost":
-            assert self._file is not None
-            self._file.dropped.append(part)
-        elif page.digest not in self._originals:
-            self._originals[page.digest] = page.response
-            if len(self._originals) > _MAX_ORIGINALS:
-                del self._originals[next(iter(self._originals))]
-
-    # -- files
-
-    async def _end_file(self) -> None:
-        """Give the file its final name, unless the frontier has not answered for all of its pages."""
-        assert self._file is not None
-        if self._unsettled:
-            keys = list(self._unsettled)
-            for key, outcome in zip(keys, await self._outcomes(keys), strict=True):
-                self._settle(key, outcome)
-        if not self._unsettled:
-            await in_thread(self._file.finish)
-            self._file = None
-
-    async def close(self) -> None:
-        """Finish the file of this process, and those that dead processes of the run left in the folder."""
-        try:
-            if self._file is not None:
-                await self._end_file()
-            await self._recover()
-        except (FrontierError, SinkError) as exc:
-            log.warning("cannot finish all WARC files in %s: %s", self._folder, exc)
-        if self._file is not None:
-            log.warning("%s keeps the ending %s until a process of the run uses the folder", self._file.path, OPEN)
-            self._file.abandon()
-
-    async def _recover(self) -> None:
-        """Finish the files of dead processes of this run."""
-        ending = ENDING + OPEN
-        for name in sorted(os.listdir(self._folder)):
-            if name.startswith(self._prefix) and name.endswith(ending):
-                path = os.path.join(self._folder, name.removesuffix(OPEN))
-                if self._file is None or self._file.path != path:
-                    await self._recover_file(path)
-
-    async def _recover_file(self, path: str) -> None:
-        with left_by_dead(path) as file:
-            if file is None:
-                return
-            leftover = await in_thread(read_leftover, file)
-            if leftover.first and self._mark not in leftover.info:
-                return
-            outcomes = await self._outcomes([lease for _, lease in leftover.pages])
-            if "leased" in outcomes:  # a completion may still be on its way to the store
-                return
-            lost = [part for (part, _), outcome in zip(leftover.pages, outcomes, strict=True) if outcome == "lost"]
-            await in_thread(publish, path, leftover.first, leftover.size, lost)
-            log.info("finished %s, which another process left: %d pages", path, len(leftover.pages) - len(lost))
-
-    async def _outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
-        outcomes: list[LeaseOutcome] = []
-        for begin in range(0, len(leases), _QUESTIONS):
-            outcomes += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
-        return outcomes
