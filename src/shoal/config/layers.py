@@ -1,6 +1,6 @@
 """Fill a tree of settings from layers: a file, the environment, the command line, code.
 
-This module does not know any key. The keys are in ``shoal.config.sections``. A tree is a ``Section`` whose fields are
+This module does not know any key. The keys are in ``shoal.config.settings``. A tree is a ``Section`` whose fields are
 values or further Sections. A dotted key (``http.proxy``) names one value in it.
 """
 
@@ -65,7 +65,7 @@ class Section(msgspec.Struct, metaclass=_Recording, frozen=True, kw_only=True, f
             force_setattr(self, name, value)
 
     @classmethod
-    def implied(cls, fields: Mapping[str, Any]) -> dict[str, object]:
+    def implied(cls, given: Mapping[str, Any]) -> dict[str, object]:
         """The values of fields that follow from ``given``, which one layer sets. ConfigError if two contradict each
         other."""
         return {}

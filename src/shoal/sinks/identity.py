@@ -73,7 +73,7 @@ async def output_role(spec: str, frontier: ItemSource, run_id: str) -> str:
                     await _check_log(f"{path} was written by run {run_id} at another path", path, frontier)
             elif any(host_of(role.role) == this_host() for role in _written(_roles_at(name, roles))):
                 await _check_log(f"{path} is gone", path, frontier)
-            identity = await in_thread(_store_identity, path, identity or _new_identity())
+            identity = await in_thread(_store_identity, path, identity or f"{this_host()}-{secrets.token_hex(4)}")
     role = _role_of(name, path, identity, roles)
     _report_copies(role, name, run_id, roles)
     return role
@@ -201,8 +201,10 @@ def _report_copies(role: str, name: str, run_id: str, roles: list[RoleState]) ->
     if elsewhere:
         log.warning(
             "run %s also writes %s on %s, which is another file: each machine writes a complete copy",
-            run_id, name, ", ".join(elsewhere),
-        )  # fmt: skip
+            run_id,
+            name,
+            ", ".join(elsewhere),
+        )
     elif others:
         log.warning("run %s has written another file at %s before: this one begins with its first item", run_id, name)
 
@@ -213,10 +215,6 @@ def _report_copies(role: str, name: str, run_id: str, roles: list[RoleState]) ->
 def this_host() -> str:
     """The name of this machine in identities."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:_MAX_HOST] or "host"
-
-
-def _new_identity() -> str:
-    return f"{this_host()}-{secrets.token_hex(4)}"
 
 
 def _read_identity(path: str) -> str | None:
