@@ -21,7 +21,7 @@ from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.ports import Completion, Failure, Frontier, Lease, Run
 from shoal.sinks import open_sink
-from shoal.sinks.warc import WarcArchive, open_archive
+from shoal.sinks.warc import WarcArchive
 from shoal.testing import FakeClock
 from tests.support.fakes import memory_frontier
 from tests.support.servers import ProxyServer
@@ -95,7 +95,9 @@ class Archive:
 
     async def open(self, run: Run = RUN, **settings: Any) -> WarcArchive:
         chosen = WarcSettings(folder=str(self.folder), **settings)
-        return await open_archive(chosen, run, self.frontier, durable=True, user_agent="shoal-test")
+        archive = WarcArchive(chosen, run, self.frontier, durable=True, user_agent="shoal-test")
+        await archive.open()
+        return archive
 
     async def lease(self, *urls: str) -> list[Lease]:
         await self.frontier.push([Request(url) for url in urls])

@@ -92,8 +92,8 @@ def check_tor(url: str | None) -> str | None:
         valid = valid and place.username is None and not place.path.strip("/") and not place.query
     except ValueError:  # invalid port or IPv6 address
         valid = False
-    known = "must be the SOCKS port of a Tor daemon without user and password, such as socks5://127.0.0.1:9050"
-    return None if valid else f"{known}, not {mask(url)!r}"
+    expected = "must be the SOCKS port of a Tor daemon without user and password, such as socks5://127.0.0.1:9050"
+    return None if valid else f"{expected}, not {mask(url)!r}"
 
 
 def check_proxy_list(entries: tuple[str, ...]) -> str | None:
@@ -141,8 +141,8 @@ def check_shared_outputs(outputs: tuple[str, ...]) -> str | None:
     for output in outputs:
         try:
             url = urlsplit(output)
-            known = ("postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az")
-            valid = (url.scheme in known or url.scheme in plugins.names("sinks")) and url.hostname and url.port != 0
+            schemes = ("postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az")
+            valid = (url.scheme in schemes or url.scheme in plugins.names("sinks")) and url.hostname and url.port != 0
         except ValueError:
             valid = False
         if not valid:
@@ -189,12 +189,12 @@ def check_frontier(frontier: str) -> str | None:
 
 
 def _bad_frontier(frontier: str) -> str:
-    known = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
+    forms = "memory:, sqlite:///file, redis://host:port/number, rediss://host:port/number or postgresql://host/database"
     plugged = plugins.names("frontiers")
     hint = plugins.hint("frontiers") if plugged and frontier_kind(frontier) is None else ""
     if file := re.fullmatch(r"(?:sqlite:(?://)?)?([^:?#]+\.(?:db|sqlite3?))", frontier):
         hint += f"; did you mean sqlite:///{file[1]}?"
-    return f"must be {known}, not {mask(frontier)!r}{hint}{did_you_mean_scheme(frontier, (*FRONTIER_KINDS, *plugged))}"
+    return f"must be {forms}, not {mask(frontier)!r}{hint}{did_you_mean_scheme(frontier, (*FRONTIER_KINDS, *plugged))}"
 
 
 def check_coordinator(coordinator: str | None) -> str | None:
@@ -202,9 +202,9 @@ def check_coordinator(coordinator: str | None) -> str | None:
         return None
     if frontier_kind(coordinator) in ("redis", "postgresql"):
         return check_frontier(coordinator)
-    known = "zookeeper://host:2181, redis://host:port/number or postgresql://host/database"
+    expected = "zookeeper://host:2181, redis://host:port/number or postgresql://host/database"
     hint = did_you_mean_scheme(coordinator, ("zookeeper", *FRONTIER_KINDS))
-    return f"must be {known}, not {mask(coordinator)!r}{hint}"
+    return f"must be {expected}, not {mask(coordinator)!r}{hint}"
 
 
 # Regular expressions: those of the user run with `re`, those that others may have written with RE2.
@@ -258,7 +258,7 @@ def _compile_linear(text: str) -> CompiledPattern:
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, _MAX_MEMORY
     try:
-        found: CompiledPattern = re2.compile(text, options)
+        pattern: CompiledPattern = re2.compile(text, options)
     except re2.error as exc:
         (reason,) = exc.args
         raise ValueError(
@@ -266,7 +266,7 @@ def _compile_linear(text: str) -> CompiledPattern:
             "searched by RE2, in linear time. If you need this one, set it in the spider, or in [scope] of shoal.toml "
             "on each machine"
         ) from None
-    return found
+    return pattern
 
 
 def check_regexes(patterns: tuple[str, ...]) -> str | None:

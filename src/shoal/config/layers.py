@@ -1,6 +1,6 @@
 """Fill a tree of settings from layers: a file, the environment, the command line, code.
 
-This module does not know any key. The keys are in ``shoal.config.sections``. A tree is a ``Section`` whose fields are
+This module does not know any key. The keys are in ``shoal.config.settings``. A tree is a ``Section`` whose fields are
 values or further Sections. A dotted key (``http.proxy``) names one value in it.
 """
 
@@ -104,12 +104,8 @@ def _restored(kind: type[S], fields: Mapping[str, object], explicit: frozenset[s
 
 def explicit_settings(tree: Section) -> dict[str, object]:
     """The values of a tree that were set explicitly, by dotted key."""
-    found = {}
-    for key, (_, name) in keys(type(tree)).items():
-        owner = getattr(tree, key.partition(".")[0]) if "." in key else tree
-        if name in _explicit(owner):
-            found[key] = getattr(owner, name)
-    return found
+    fields = _fields(tree)
+    return {key: getattr(section, name) for key, (section, name) in fields.items() if name in _explicit(section)}
 
 
 def is_explicit(tree: Section, name: str) -> bool:
@@ -147,13 +143,18 @@ def keys(root: type[Section]) -> dict[str, tuple[type[Section], str]]:
     return flat
 
 
+def _fields(tree: Section) -> dict[str, tuple[Section, str]]:
+    """Return every dotted key with the part of the tree that has it, and the name of its field."""
+    prefixes = {key: key.rpartition(".")[0] for key in keys(type(tree))}
+    return {
+        key: (getattr(tree, prefix) if prefix else tree, key.rpartition(".")[2]) for key, prefix in prefixes.items()
+    }
+
+
 def flatten(tree: Section, *, reveal: bool = False) -> dict[str, object]:
     """Return each dotted key with its value, for printing. Secrets are masked unless ``reveal`` is set."""
-    flat = {}
-    for key, (_, name) in keys(type(tree)).items():
-        owner = getattr(tree, key.partition(".")[0]) if "." in key else tree
-        flat[key] = getattr(owner, name) if reveal else owner.shown(name)
-    return flat
+    fields = _fields(tree)
+    return {key: getattr(part, name) if reveal else part.shown(name) for key, (part, name) in fields.items()}
 
 
 def masked(root: type[Section], key: str, value: object) -> object:
@@ -162,24 +163,25 @@ def masked(root: type[Section], key: str, value: object) -> object:
     return section.masks[name](value) if name in section.masks and value is not None else value
 
 
-def build(root: type[S], values: Mapping[str, object]) -> S:
-    """Build the tree from values under dotted keys, which must be known. All other keys have their defaults."""
+def _by_section(values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+    """Split dotted keys: the fields of the tree itself, and those of each Section in it by its name."""
     parts: dict[str, dict[str, object]] = {}
     for key, value in values.items():
         prefix, _, name = key.rpartition(".")
         parts.setdefault(prefix, {})[name] = value
-    top = parts.pop("", {})
+    return parts.pop("", {}), parts
+
+
+def build(root: type[S], values: Mapping[str, object]) -> S:
+    """Build the tree from values under dotted keys, which must be known. All other keys have their defaults."""
+    top, parts = _by_section(values)
     return root(**top, **{prefix: sections(root)[prefix](**part) for prefix, part in parts.items()})
 
 
 def changed(tree: S, values: Mapping[str, object]) -> S:
     """Build a copy of the tree with these values under dotted keys, which must be known. It shares the sections that
     stay the same: to check all of them again takes longer than a small batch."""
-    parts: dict[str, dict[str, object]] = {}
-    for key, value in values.items():
-        prefix, _, name = key.rpartition(".")
-        parts.setdefault(prefix, {})[name] = value
-    top = parts.pop("", {})
+    top, parts = _by_section(values)
     return _changed(tree, {**top, **{prefix: _changed(getattr(tree, prefix), part) for prefix, part in parts.items()}})
 
 
@@ -218,11 +220,11 @@ def read_settings(
         except ConfigError as exc:
             problems.append(f"{source(key)}: {exc}" if source else str(exc))
     for prefix, section in sections(root).items():
-        given = {name: values[f"{prefix}.{name}"] for name in _hints(section) if f"{prefix}.{name}" in values}
+        fields = {name: values[f"{prefix}.{name}"] for name in _hints(section) if f"{prefix}.{name}" in values}
         try:
-            values |= {f"{prefix}.{name}": value for name, value in section.implied(given).items()}
+            values |= {f"{prefix}.{name}": value for name, value in section.implied(fields).items()}
         except ConfigError as exc:
-            problems.append(f"{source(f'{prefix}.{next(iter(given))}')}: {exc}" if source else str(exc))
+            problems.append(f"{source(f'{prefix}.{next(iter(fields))}')}: {exc}" if source else str(exc))
     return values, problems
 
 
@@ -245,21 +247,21 @@ def nearest(root: type[Section], key: str, spell: Callable[[str], str] = '"{}"'.
     first = key.partition(".")[0]
     if first in root.elsewhere and first not in sections(root):
         return f"; {root.elsewhere[first]}"
-    found = (
-        [known for known in keys(root) if known.rpartition(".")[2] == last]
+    similar = (
+        [other for other in keys(root) if other.rpartition(".")[2] == last]
         or [root.aliases[last] for _ in root.aliases.keys() & {last}]
         or _with_words(root, key)
         or _with_words(root, last)
         or get_close_matches(key, keys(root), n=1)
     )
-    return f"; did you mean {' or '.join(spell(known) for known in found[:_MAX_SUGGESTIONS])}?" if found else ""
+    return f"; did you mean {' or '.join(spell(other) for other in similar[:_MAX_SUGGESTIONS])}?" if similar else ""
 
 
 def _with_words(root: type[Section], key: str) -> list[str]:
     """Return the keys that contain every word of this one, the least nested first."""
     words = set(re.split("[._]", key))
-    found = [known for known in keys(root) if words <= set(re.split("[._]", known))]
-    return [known for known in found if "." not in known] or found
+    similar = [other for other in keys(root) if words <= set(re.split("[._]", other))]
+    return [other for other in similar if "." not in other] or similar
 
 
 def checked(
@@ -345,11 +347,11 @@ def from_text(info: inspect.Type, value: object) -> object:
             return float(value)
         case inspect.VarTupleType(item_type=item):
             # "[0-9]" may be a regex: it is JSON only if it decodes to a list of the right type.
-            wanted = list[int] if isinstance(item, inspect.IntType) else list[str]
+            list_type = list[int] if isinstance(item, inspect.IntType) else list[str]
             if isinstance(item, inspect.DictType):
                 return msgspec.json.decode(value)
             try:
-                return msgspec.json.decode(value, type=wanted)
+                return msgspec.json.decode(value, type=list_type)
             except (msgspec.MsgspecError, ValueError):
                 return [from_text(item, part.strip()) for part in value.split(",") if part.strip()]
         case inspect.DictType():
@@ -396,7 +398,7 @@ def check_trust(file: Path, status: os.stat_result) -> None:
 def _is_private_group(group: int) -> bool:
     """Whether this is the user's own group, as many systems create it: same name, no other members."""
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, owners = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    return group == user.pw_gid and owners.gr_name == user.pw_name and set(owners.gr_mem) <= {user.pw_name}

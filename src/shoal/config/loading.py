@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shoal.config.checks import frontier_kind
+from shoal.config.checks import frontier_kind, mask
 from shoal.config.layers import (
     Parse,
     build,
@@ -22,18 +23,18 @@ from shoal.config.layers import (
     read_settings,
     read_toml,
 )
-from shoal.config.root import ANY_REDIS, OTHER_NAMES, REDIS_VARIABLES, Config, own_names, redis_from_environ
+from shoal.config.settings import ANY_REDIS, UNUSABLE, Config, redis_url
 from shoal.errors import ConfigError
 
 # Tables of the file that are not settings of a run. Other packages read them.
 _OTHER_TABLES = ("spiders", "schedules", "notifications")
 
-# By mode, the kinds of frontiers that it cannot use.
-_UNUSABLE = {"standalone": ("redis", "postgresql"), "distributed": ("memory", "sqlite")}
 _REMEDY = {
     "standalone": "remove the mode, or choose a frontier of one process: memory: or sqlite:///file",
     "distributed": "a fleet needs redis://host:port/number or postgresql://host/database",
 }
+_REDIS_VARIABLES = ("REDIS_HOST", "REDIS_PORT", "REDIS_PASSWORD", "REDIS_DB")
+_OTHER_NAMES = ("QUEUE_TYPE", "FILTER_TYPE", "SCHEDULER_MAX_QUEUE_SIZE", *_REDIS_VARIABLES)
 
 
 class Overruled(Struct, frozen=True):
@@ -90,7 +91,7 @@ def load_config(
     A layer with a mode but without a frontier decides on the frontier, too: "standalone" is in memory, whatever weaker
     layers say; "distributed" uses the server that a weaker layer names, or else Redis: the server that REDIS_HOST,
     REDIS_PORT, REDIS_PASSWORD and REDIS_DB name, or the one on this machine. The file and the environment may also use
-    the names in `shoal.config.root`: there QUEUE_TYPE "redis" keeps a Redis server of a weaker layer. If a
+    the names in `_OTHER_NAMES`: there QUEUE_TYPE "redis" keeps a Redis server of a weaker layer. If a
     layer has both and they contradict each other, that is an error.
     """
     in_file = read_toml(file) if file is not None else {}
@@ -98,11 +99,11 @@ def load_config(
         in_file.pop(table, None)
     environ = environ or {}
     in_file, file_names = _split_names(in_file)
-    redis = {name: str(value) for name, value in file_names.items() if name in REDIS_VARIABLES}
-    redis |= {name: environ[name] for name in REDIS_VARIABLES if environ.get(name)}
+    redis = {name: str(value) for name, value in file_names.items() if name in _REDIS_VARIABLES}
+    redis |= {name: environ[name] for name in _REDIS_VARIABLES if environ.get(name)}
     typed, from_spider = options or {}, spider_sources or {}
     in_environ, problems = _from_environ(environ)
-    environ_names = {name: environ[name] for name in OTHER_NAMES if environ.get(name)}
+    environ_names = {name: environ[name] for name in _OTHER_NAMES if environ.get(name)}
     layers = [
         _Layer(spider or {}, lambda key: from_spider.get(key, f"spider {spider_name}".strip())),
         _Layer(in_file, lambda key: str(file)),
@@ -124,7 +125,7 @@ def load_config(
         raise ConfigError("\n".join(problems))
     values, sources = merge.values, merge.sources
     if values.get("mode") == "distributed" and "frontier" not in values:
-        values["frontier"], sources["frontier"] = redis_from_environ(redis), ", ".join(redis) or sources["mode"]
+        values["frontier"], sources["frontier"] = _redis_from_environ(redis), ", ".join(redis) or sources["mode"]
     return Resolved(build(Config, values), sources, tuple(merge.overruled))
 
 
@@ -138,14 +139,14 @@ class _Layer(Struct, frozen=True):
     """It wants a frontier in Redis, but names no server: the one of a weaker layer counts, if there is one."""
 
     def with_names(self, names: Mapping[str, object], redis: Mapping[str, str], where: str) -> _Layer:
-        """Add the `OTHER_NAMES` of this layer. ``where`` stands before a name in its source."""
-        found = own_names(names, self.settings, redis)
-        sources = {key: where + name for key, (name, _) in found.items()}
+        """Add the `_OTHER_NAMES` of this layer. ``where`` stands before a name in its source."""
+        renamed = _own_names(names, self.settings, redis)
+        sources = {key: where + name for key, (name, _) in renamed.items()}
         return replace(
             self,
-            settings={**self.settings, **{key: value for key, (_, value) in found.items()}},
+            settings={**self.settings, **{key: value for key, (_, value) in renamed.items()}},
             source=lambda key: sources.get(key) or self.source(key),
-            keeps_redis="frontier" in found and not names.keys() & set(REDIS_VARIABLES),
+            keeps_redis="frontier" in renamed and not names.keys() & set(_REDIS_VARIABLES),
         )
 
 
@@ -153,7 +154,7 @@ def _layer_of_code(code: Mapping[str, object] | Config | None, redis: Mapping[st
     settings = explicit_settings(code) if isinstance(code, Config) else code or {}
     keeps_redis = isinstance(code, Config) and is_explicit(code, ANY_REDIS) and "frontier" not in settings
     if keeps_redis:
-        settings = {**settings, "frontier": redis_from_environ(redis)}
+        settings = {**settings, "frontier": _redis_from_environ(redis)}
     return _Layer(settings, lambda key: "code", keeps_redis=keeps_redis)
 
 
@@ -169,7 +170,7 @@ class _Merge:
         """Add the values of a stronger layer. Return a sentence if its mode and its frontier contradict each other.
         For ``keeps_redis`` see `_Layer`."""
         mode, kind = read.get("mode"), frontier_kind(read.get("frontier"))
-        unusable = _UNUSABLE[str(mode)] if mode is not None else ()
+        unusable = UNUSABLE[str(mode)] if mode is not None else ()
         problems = []
         if kind in unusable:
             frontier = masked(Config, "frontier", read["frontier"])
@@ -186,7 +187,7 @@ class _Merge:
         weaker = frontier_kind(self.values.get("frontier"))
         if mode is not None and "frontier" not in read and (mode == "standalone" or weaker in unusable):
             self._overrule("frontier", source("mode"))
-        elif mode is None and kind in _UNUSABLE["distributed"] and self.values.get("mode") == "distributed":
+        elif mode is None and kind in UNUSABLE["distributed"] and self.values.get("mode") == "distributed":
             self._overrule("mode", source("frontier"))
         return problems
 
@@ -223,16 +224,82 @@ _OTHER_VARIABLES = ("SHOAL_CONFIG", "SHOAL_FLOWER_PASSWORD")
 
 def _split_names(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """The settings of a file under their own names, and those under the names of other crawlers, in capitals."""
-    other = {name: value for name, value in settings.items() if name.upper() in OTHER_NAMES}
+    other = {name: value for name, value in settings.items() if name.upper() in _OTHER_NAMES}
     own = {name: value for name, value in settings.items() if name not in other}
     return own, {name.upper(): value for name, value in other.items()}
 
 
 def _from_environ(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
-    known = {env_name(key): key for key in keys(Config)}
+    variables = {env_name(key): key for key in keys(Config)}
     ours = {name: text for name, text in environ.items() if name.startswith("SHOAL_") and name not in _OTHER_VARIABLES}
     problems = []
-    for name in sorted(ours.keys() - known.keys()):
+    for name in sorted(ours.keys() - variables.keys()):
         key = name.removeprefix("SHOAL_").lower().replace("__", ".")
         problems.append(f'{name}: unknown key "{key}"{nearest(Config, key, env_name)}')
-    return {known[name]: text for name, text in ours.items() if name in known}, problems
+    return {variables[name]: text for name, text in ours.items() if name in variables}, problems
+
+
+# -- settings under the names of other crawlers, which a file or the environment may use
+#
+# ``QUEUE_TYPE`` and ``FILTER_TYPE`` choose the frontier, ``SCHEDULER_MAX_QUEUE_SIZE`` is ``queue.max_size``, and
+# ``REDIS_HOST`` and the others name the Redis server of a frontier without a URL.
+
+
+def _redis_from_environ(environ: Mapping[str, str]) -> str:
+    """The URL that the variables give; what is not set has its default.
+
+    In Kubernetes, a service named ``redis`` sets REDIS_PORT to ``tcp://10.0.0.1:6379``.
+    """
+    host, port = environ.get("REDIS_HOST", ""), environ.get("REDIS_PORT", "")
+    if port.startswith("tcp://"):
+        try:
+            service = urlsplit(port)
+            host, port = host or service.hostname or "", str(service.port or "")
+        except ValueError:
+            raise ConfigError(f'REDIS_PORT must be a port or "tcp://host:port", not {port!r}') from None
+    password, db = environ.get("REDIS_PASSWORD") or None, environ.get("REDIS_DB", "")
+    return redis_url(host or "127.0.0.1", _number("REDIS_PORT", port, 6379), password, _number("REDIS_DB", db, 0))
+
+
+def _number(name: str, text: str, default: int) -> int:
+    if text and not (text.isdecimal() and len(text) < 6):
+        raise ConfigError(f"{name} must be a whole number, not {text!r}")
+    return int(text) if text else default
+
+
+def _own_names(
+    renamed: Mapping[str, object], layer: Mapping[str, object], redis: Mapping[str, str]
+) -> dict[str, tuple[str, object]]:
+    """The settings that `_OTHER_NAMES` of one layer set: by dotted key, the other name and the value.
+
+    ``layer``: its settings under their own names. ``redis``: the `_REDIS_VARIABLES` in force. ConfigError names what
+    contradicts each other.
+    """
+    settings: dict[str, tuple[str, object]] = {}
+    if "SCHEDULER_MAX_QUEUE_SIZE" in renamed:
+        table, size = layer.get("queue"), renamed["SCHEDULER_MAX_QUEUE_SIZE"]
+        own = table.get("max_size") if isinstance(table, Mapping) else layer.get("queue.max_size")
+        if own not in (None, size):
+            raise ConfigError(
+                f'SCHEDULER_MAX_QUEUE_SIZE {size} and "queue.max_size" {own} contradict each other. Remove one of them'
+            )
+        if own is None:
+            settings["queue.max_size"] = ("SCHEDULER_MAX_QUEUE_SIZE", size)
+    frontier = layer.get("frontier")
+    kinds = {name: str(renamed[name]).lower() for name in ("QUEUE_TYPE", "FILTER_TYPE") if name in renamed}
+    if len(set(kinds.values())) > 1:
+        words = " and ".join(f'{name} "{kind}"' for name, kind in kinds.items())
+        raise ConfigError(f"{words} contradict each other: seen and queued URLs are in one store. Set only QUEUE_TYPE")
+    for name, kind in kinds.items():
+        if frontier is not None:
+            if frontier_kind(frontier) != kind:
+                raise ConfigError(
+                    f'{name} "{kind}" contradicts the frontier "{mask(str(frontier))}". Remove one of them'
+                )
+        elif kind in ("memory", "redis"):
+            settings["frontier"] = (name, "memory:" if kind == "memory" else _redis_from_environ(redis))
+        else:
+            url = {"sqlite": "sqlite:///file.db", "postgresql": "postgresql://host/database"}.get(kind)
+            hint = f"name the frontier instead: {url}" if url else "use memory or redis"
+            raise ConfigError(f'{name} "{kind}" does not say where the queue is; {hint}')
+    return settings

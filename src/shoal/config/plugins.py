@@ -49,39 +49,39 @@ class Plugin(NamedTuple):
     def load(self) -> Registered:
         """Import it. PluginError if that fails, or if it is not callable."""
         try:
-            made: object = self.entry.load()
+            factory: object = self.entry.load()
         except Exception as exc:  # the code of a stranger may raise anything
             raise PluginError(
                 f"the plugin {self.name!r} of {self.package} is broken: {self.entry.value} cannot be imported: "
                 f"{type(exc).__name__}: {exc}. Update or uninstall the package"
             ) from exc
-        if not callable(made):
+        if not callable(factory):
             raise PluginError(
                 f"the plugin {self.name!r} of {self.package} is broken: {self.entry.value} is not callable"
             )
-        return made
+        return factory
 
 
 def installed(kind: Kind) -> list[Plugin]:
     """All plugins of this kind, by name. A name may occur several times, or belong to Shoal: see `problem_of`."""
     from importlib.metadata import entry_points  # slow to import, and needed for unknown names only
 
-    found = {
+    entries = {
         (entry.name.lower(), entry.value, _package_of(entry)): entry for entry in entry_points(group=f"shoal.{kind}")
     }
-    return [Plugin(kind, name, package, entry) for (name, _, package), entry in sorted(found.items())]
+    return [Plugin(kind, name, package, entry) for (name, _, package), entry in sorted(entries.items())]
 
 
 def names(kind: Kind) -> list[str]:
     """The names of the installed plugins that can be used, without importing them."""
-    return list(dict.fromkeys(each.name for each in installed(kind) if each.name not in BUILT_IN[kind]))
+    return list(dict.fromkeys(plugin.name for plugin in installed(kind) if plugin.name not in BUILT_IN[kind]))
 
 
 def problem_of(plugin: Plugin, others: list[Plugin]) -> str | None:
     """Why a plugin cannot be chosen by its name. None if it can. Its code is not imported."""
     if plugin.name in BUILT_IN[plugin.kind]:
         return f"not used: {plugin.shown} belongs to Shoal"
-    same = [each.package for each in others if each.name == plugin.name]
+    same = [other.package for other in others if other.name == plugin.name]
     if len(same) > 1:
         return f"{' and '.join(same)} both have the plugin {plugin.name!r}; uninstall one of them"
     return None
@@ -92,20 +92,20 @@ def load(kind: Kind, name: str) -> Registered | None:
 
     PluginError if several packages registered the name, or if the plugin cannot be imported."""
     name = name.lower()
-    every = installed(kind) if name not in BUILT_IN[kind] else []
-    found = next((each for each in every if each.name == name), None)
-    if found is None:
+    plugins = installed(kind) if name not in BUILT_IN[kind] else []
+    plugin = next((candidate for candidate in plugins if candidate.name == name), None)
+    if plugin is None:
         return None
-    problem = problem_of(found, every)
+    problem = problem_of(plugin, plugins)
     if problem is not None:
         raise PluginError(problem)
-    return found.load()
+    return plugin.load()
 
 
 def hint(kind: Kind) -> str:
     """The end of a message about an unknown name: which plugins are installed."""
-    found = names(kind)
-    return f"; installed plugins: {', '.join(found)}" if found else "; no plugin is installed for it"
+    usable = names(kind)
+    return f"; installed plugins: {', '.join(usable)}" if usable else "; no plugin is installed for it"
 
 
 def _package_of(entry: EntryPoint) -> str:

@@ -367,15 +367,16 @@ class RunLifecycle:
         config = self._plan.config
         if config.warc.folder is None:
             return None
-        from shoal.sinks.warc import open_archive
+        from shoal.sinks.warc import WarcArchive
 
-        archive = await open_archive(
+        archive = WarcArchive(
             config.warc,
             self._run,
             frontier,
             durable=not self._plan.is_private,
             user_agent=config.sent_user_agent,
         )
+        await archive.open()
         stack.push_async_callback(archive.close)
         return archive
 

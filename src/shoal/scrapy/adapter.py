@@ -92,13 +92,13 @@ class ScrapyAdapter(Spider):
         ]
 
     def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
-        found = super().with_outputs(given)
+        outputs = super().with_outputs(given)
         for spec in self.outputs:
             if "://" not in spec and (folder := os.path.dirname(spec)):
                 os.makedirs(folder, exist_ok=True)
         if jobdir := self.scrapy_settings.get("JOBDIR"):
             os.makedirs(str(jobdir), exist_ok=True)
-        return found
+        return outputs
 
     # -- the life of the crawl
 
@@ -222,8 +222,8 @@ class ScrapyAdapter(Spider):
     async def _failed(self, request: http.Request, error: ShoalError, /) -> list[object]:
         """Call the errback of a page that was not fetched. Errors of callbacks are not passed to it, as in Scrapy."""
         outputs = self._outputs.page(request)
-        given = error.request if isinstance(error, ScrapyFetchError) else None
-        made = given or self.conversion.incoming(request)
+        scrapy_request = error.request if isinstance(error, ScrapyFetchError) else None
+        made = scrapy_request or self.conversion.incoming(request)
         try:
             if made.errback is not None and not isinstance(error, SpiderError):
                 errback = self.conversion.method(made.errback) if isinstance(made.errback, str) else made.errback
@@ -340,11 +340,14 @@ def _share_log() -> None:
 
 def _project_components(settings: Settings, name: str) -> dict[object, float | None]:
     """The components of the project. Scrapy's own are left out: Shoal has them built in, or does not need them."""
-    found = settings.getdictorlist(name)
-    named = found if isinstance(found, dict) else {each: 500 + index for index, each in enumerate(found)}
-    return {key: order for key, order in named.items() if str(key) in HAS_HERE or not str(key).startswith("scrapy.")}
+    components = settings.getdictorlist(name)
+    if not isinstance(components, dict):
+        components = {key: 500 + index for index, key in enumerate(components)}
+    return {
+        key: order for key, order in components.items() if str(key) in HAS_HERE or not str(key).startswith("scrapy.")
+    }
 
 
 def _no_offsite(settings: Settings) -> bool:
-    named = {**settings.getdict("SPIDER_MIDDLEWARES"), **settings.getdict("DOWNLOADER_MIDDLEWARES")}
-    return any(str(key).endswith("offsite.OffsiteMiddleware") and order is None for key, order in named.items())
+    middlewares = {**settings.getdict("SPIDER_MIDDLEWARES"), **settings.getdict("DOWNLOADER_MIDDLEWARES")}
+    return any(str(key).endswith("offsite.OffsiteMiddleware") and order is None for key, order in middlewares.items())

@@ -161,17 +161,17 @@ class MiddlewareChain:
             for name, step in _steps(adapter, layer).items()
             if name not in disabled
         ]
-        both = sorted([*steps, *components], key=lambda each: each.order)
-        self._requests = _hooks(both, "process_request", adapter.spider)
-        self._responses = _hooks(both, "process_response", adapter.spider)[::-1]
-        self._exceptions = _hooks(both, "process_exception", adapter.spider)[::-1]
+        hooks = sorted([*steps, *components], key=lambda hook: hook.order)
+        self._requests = _hooks(hooks, "process_request", adapter.spider)
+        self._responses = _hooks(hooks, "process_response", adapter.spider)[::-1]
+        self._exceptions = _hooks(hooks, "process_exception", adapter.spider)[::-1]
         self._sends_cookies = "cookies.CookiesMiddleware" not in disabled
         self.use_jars = layer.use_jars
 
     async def __call__(self, request: http.Request, fetch: Fetch) -> http.Response:
-        made = self._conversion.incoming(request)
-        self._layer.check_site(request, made.meta)
-        exchange = _Exchange(request, made)
+        scrapy_request = self._conversion.incoming(request)
+        self._layer.check_site(request, scrapy_request.meta)
+        exchange = _Exchange(request, scrapy_request)
         try:
             try:
                 result = await self._begin(exchange, fetch)
@@ -255,13 +255,13 @@ class MiddlewareChain:
         if stored.callback == FILE_CALLBACK:  # the new request must carry the item too
             return self._conversion.changed(stored, request).replace(dont_filter=True)
         try:
-            made = self._conversion.outgoing(request, exchange.stored.depth)
+            outgoing = self._conversion.outgoing(request, exchange.stored.depth)
         except RequestError as exc:
             raise self._refused(exchange, exc) from exc
-        made.depth = exchange.stored.depth
-        made.redirects = [str(url) for url in request.meta.get("redirect_urls", ())]
+        outgoing.depth = exchange.stored.depth
+        outgoing.redirects = [str(url) for url in request.meta.get("redirect_urls", ())]
         self._conversion.handled(exchange.stored)
-        return made
+        return outgoing
 
     def _decided(self, exchange: _Exchange, response: Response) -> http.Response:
         response.request = exchange.request
@@ -273,9 +273,9 @@ class MiddlewareChain:
 def shoal_response(response: Response, stored: http.Request, *, final: bool) -> http.Response:
     """Convert a response of the middlewares for the engine. ``final``: it goes to the callback."""
     page = response._page
-    made = FinalResponse if final else http.Response
+    kind = FinalResponse if final else http.Response
     headers = page.headers if page is not None and response._headers is None else response.headers.to_tuple_list()
-    found = made(
+    found = kind(
         stored.url if page is None else page.url, status=response.status, headers=headers, body=response.body,
         request=stored, elapsed=0.0 if page is None else page.elapsed, from_cache=page is None or page.from_cache,
         flags=() if page is None else page.flags,
@@ -331,7 +331,7 @@ def built_in_name(key: object) -> str | None:
     name = path.removeprefix(_PATH).removeprefix("shoal.scrapy.downloadermiddlewares.")
     if name in BUILT_IN:
         return name
-    return next((each for each in BUILT_IN if path.startswith("shoal.scrapy.") and each.endswith(f".{name}")), None)
+    return next((key for key in BUILT_IN if path.startswith("shoal.scrapy.") and key.endswith(f".{name}")), None)
 
 
 def make_layer(adapter: ScrapyAdapter) -> DownloaderLayer | MiddlewareChain:

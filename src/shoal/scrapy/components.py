@@ -39,9 +39,9 @@ def load_object(path: object) -> Any:
         install()
     if not module:
         raise ValueError(f"Error loading object '{path}': not a full path")
-    found = import_module(module)
+    imported = import_module(module)
     try:
-        return getattr(found, name)
+        return getattr(imported, name)
     except AttributeError:
         raise NameError(f"Module '{module}' doesn't define any object named '{name}'") from None
 
@@ -62,28 +62,28 @@ def build(kind: Any, crawler: Crawler, /, *args: object, **kwargs: object) -> An
     return kind(*args, **kwargs)
 
 
-def load_components(named: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[ProjectComponent]:
+def load_components(orders: Mapping[object, float | None], setting: str, crawler: Crawler) -> list[ProjectComponent]:
     """Create the components of a setting, in their order.
 
     A component is left out if its order is None, or if it raises NotConfigured. SpiderError if one cannot be imported
     or created.
     """
-    found: list[ProjectComponent] = []
-    chosen = [(key, order) for key, order in named.items() if order is not None]
+    components: list[ProjectComponent] = []
+    chosen = [(key, order) for key, order in orders.items() if order is not None]
     for key, order in chosen:
         if not isinstance(order, Real):
             raise SpiderError(f"{setting}: the order of {class_path(key)} is {order!r}: write a number, or None")
     for key, order in sorted(chosen, key=lambda p: p[1]):
         name = class_path(key)
         try:
-            found.append(ProjectComponent(float(order), name, build(load_object(key), crawler)))
+            components.append(ProjectComponent(float(order), name, build(load_object(key), crawler)))
         except NotConfigured as exc:
             log.warning("%s: %s is not used%s", setting, name, f": {exc}" if str(exc) else "")
         except SpiderError:
             raise
         except Exception as exc:  # the user's code may raise anything
             raise SpiderError(f"{setting}: cannot create {name}: {type(exc).__name__}: {exc}") from exc
-    return found
+    return components
 
 
 def takes(function: Function, name: str) -> bool:
@@ -92,7 +92,7 @@ def takes(function: Function, name: str) -> bool:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
         return True
-    return any(each.name == name or each.kind is Parameter.VAR_KEYWORD for each in parameters)
+    return any(parameter.name == name or parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 class Hook:
@@ -116,4 +116,4 @@ class Hook:
 
 def hooks_of(components: list[ProjectComponent], method: str, spider: Spider | None) -> list[Hook]:
     """The components' methods of this name, in their order."""
-    return [Hook(each, method, spider) for each in components if hasattr(each.instance, method)]
+    return [Hook(component, method, spider) for component in components if hasattr(component.instance, method)]

@@ -49,8 +49,8 @@ class LiveObjects:
     def add(self, parts: LiveParts, fingerprint: bytes | None) -> int:
         """Keep the parts of a request, and return their number. ``fingerprint``: None if the frontier does
         not drop duplicates of the request."""
-        if fingerprint is not None and (known := self._numbers.get(fingerprint)) is not None:
-            return known
+        if fingerprint is not None and (number := self._numbers.get(fingerprint)) is not None:
+            return number
         self._last += 1
         self._entries[self._last] = parts
         if fingerprint is not None:
@@ -156,16 +156,16 @@ class Conversion:
             fields["headers"] = {**fields.get("headers", {}), "Referer": referer}
         if extras:
             meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), **extras}}
-        made = http.Request(
+        converted = http.Request(
             request.url, callback, request.method, body=request.body, meta=meta, cb_kwargs=cb_kwargs,
             priority=priority, errback=errback, dont_filter=bool(request.dont_filter) or self.filters_nothing,
             **fields,
         )  # fmt: skip
         # A request that is refused here, or by the engine, keeps nothing.
-        if kept is not None and self.live is not None and self.is_in_scope(made.url):
-            number = self.live.add(kept, None if made.dont_filter else made.fingerprint())
-            made.meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), _LIVE: number}}
-        return made
+        if kept is not None and self.live is not None and self.is_in_scope(converted.url):
+            number = self.live.add(kept, None if converted.dont_filter else converted.fingerprint())
+            converted.meta = {**meta, _EXTRAS: {**meta.get(_EXTRAS, {}), _LIVE: number}}
+        return converted
 
     def _parts(self, request: Request) -> tuple[str | None, str | None, Values, Values, LiveParts | None]:
         """The names of callback and errback, ``meta`` and ``cb_kwargs``, as they are stored; and what stays here."""
@@ -205,8 +205,8 @@ class Conversion:
         if getattr(function, "__self__", None) is not spider:
             return None
         name: str = getattr(function, "__name__", "")
-        known = self._methods.get(name)
-        if known is not None and known is getattr(function, "__func__", None) and name not in self._attributes:
+        method = self._methods.get(name)
+        if method is not None and method is getattr(function, "__func__", None) and name not in self._attributes:
             return name
         if getattr(spider, name, None) == function:
             self._methods[name] = getattr(function, "__func__", None)
@@ -244,20 +244,20 @@ class Conversion:
         if request.redirects:
             meta["redirect_urls"] = list(request.redirects)
             meta["redirect_times"] = len(request.redirects)
-        made = Request(
+        converted = Request(
             request.url, callback, request.method, body=request.body, dont_filter=request.dont_filter,
             priority=self._own_priority(request), errback=errback,
         )  # fmt: skip
-        made._meta, made._cb_kwargs = meta, cb_kwargs
+        converted._meta, converted._cb_kwargs = meta, cb_kwargs
         if request.headers:
-            made.headers = request.headers
+            converted.headers = request.headers
         if request.cookies:
-            made.cookies = dict(request.cookies)
+            converted.cookies = dict(request.cookies)
         if extras is not None:
-            made._flags = extras.get("flags")
+            converted._flags = extras.get("flags")
             if "cookies" in extras:
-                made.cookies = [*_listed(made.cookies), *extras["cookies"]]
-        return made
+                converted.cookies = [*_listed(converted.cookies), *extras["cookies"]]
+        return converted
 
     def changed(self, stored: http.Request, request: Request) -> http.Request:
         """Apply the changes of middlewares to a stored request."""
@@ -288,12 +288,12 @@ class Conversion:
 
     def method(self, name: str) -> Function:
         """The method of the spider with this name. RequestError if it has none."""
-        found: Function | None = getattr(self._spider, name, None)
-        if not callable(found):
+        method: Function | None = getattr(self._spider, name, None)
+        if not callable(method):
             raise RequestError(
                 f"{type(self._spider).__name__} has no method {name!r}, but a request has it as callback"
             )
-        return found
+        return method
 
     def _own_priority(self, request: http.Request) -> int:
         return int(request.priority // PRIORITY_STEP) + request.depth * self._depth_priority
@@ -322,8 +322,8 @@ def _encode_all(values: Values, what: str) -> Values:
 
 def text_headers(request: Request) -> dict[str, str]:
     """The headers of a request as text, one value for each name."""
-    found = request.headers.items()
-    return {name.decode("latin-1"): b", ".join(values).decode("utf-8", "replace") for name, values in found if values}
+    headers = request.headers.items()
+    return {name.decode("latin-1"): b", ".join(values).decode("utf-8", "replace") for name, values in headers if values}
 
 
 def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[Values]]:
@@ -333,7 +333,7 @@ def plain_cookies(cookies: Cookies) -> tuple[dict[str, str], list[Values]]:
     for cookie in _listed(cookies):
         name, value = _text(cookie.get("name", "")), _text(cookie.get("value", ""))
         if any(cookie.get(key) for key in ("domain", "path", "secure")):
-            extra.append({key: _text(each) for key, each in cookie.items() if each})
+            extra.append({key: _text(part) for key, part in cookie.items() if part})
         else:
             plain[name] = value
     return plain, extra
@@ -352,9 +352,9 @@ def _text(value: object) -> str:
 def _fetch_options(meta: Values) -> Values:
     """The keys of ``meta`` that say how the page is fetched, as fields of a request."""
     proxy, timeout = meta.get("proxy"), meta.get("download_timeout")
-    found: Values = {}
+    values: Values = {}
     if proxy:
-        found["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
+        values["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
     if timeout:
-        found["timeout"] = float(timeout)
-    return found
+        values["timeout"] = float(timeout)
+    return values

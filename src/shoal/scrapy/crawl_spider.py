@@ -75,13 +75,13 @@ class Rule:
 
     def bound_to(self, spider: CrawlSpider) -> Rule:
         """Return a copy whose names are replaced by the methods of this spider."""
-        made = copy.copy(self)
+        rule = copy.copy(self)
         for part in ("callback", "process_links", "process_request", "errback"):
-            setattr(made, part, _method(spider, getattr(self, part), part))
+            setattr(rule, part, _method(spider, getattr(self, part), part))
         # Spiders with a `_requests_to_follow` of their own call both.
-        made.process_links = made.process_links or _unchanged
-        made.process_request = _with_response(made.process_request) if callable(made.process_request) else _unchanged
-        return made
+        rule.process_links = rule.process_links or _unchanged
+        rule.process_request = _with_response(rule.process_request) if callable(rule.process_request) else _unchanged
+        return rule
 
 
 class CrawlSpider(Spider):
@@ -164,9 +164,9 @@ class CrawlSpider(Spider):
     async def _later(
         self, response: Response, results: AsyncIterator[object] | Awaitable[Iterable[object]], follow: bool
     ) -> AsyncIterator[object]:
-        found = [each async for each in results] if isinstance(results, AsyncIterator) else await results
-        for each in self._now(response, found, follow):
-            yield each
+        outputs = [output async for output in results] if isinstance(results, AsyncIterator) else await results
+        for output in self._now(response, outputs, follow):
+            yield output
 
     def _requests_to_follow(self, response: Response) -> Iterator[Request | Duplicates]:
         if not isinstance(response, HtmlResponse):
@@ -232,19 +232,19 @@ def _unchanged(value: T, response: Response | None = None) -> T:
 def _method(spider: CrawlSpider, named: object, part: str) -> object:
     if not isinstance(named, str):
         return named
-    found = getattr(spider, named, None)
-    if found is None:
+    method = getattr(spider, named, None)
+    if method is None:
         log.warning("%s: a rule has the %s %r, but the spider has no such method", spider.name, part, named)
-    return found
+    return method
 
 
 def _with_response(function: RequestFilter) -> RequestFilter:
     """Return a function that takes a request and its response. That of an older project may take only the request."""
     try:
-        kinds = [each.kind for each in signature(function).parameters.values()]
+        kinds = [parameter.kind for parameter in signature(function).parameters.values()]
     except (TypeError, ValueError):
         return function
-    positional = [each for each in kinds if each in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    positional = [kind for kind in kinds if kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     if len(positional) == 1 and Parameter.VAR_POSITIONAL not in kinds:
         return lambda request, *_: function(request)
     return function

@@ -77,9 +77,9 @@ class Deferred:
 
 
 def succeed(result: object) -> Deferred:
-    made = Deferred()
-    made.callback(result)
-    return made
+    deferred = Deferred()
+    deferred.callback(result)
+    return deferred
 
 
 def maybeDeferred(function: Function, *args: object, **kwargs: object) -> Deferred:
@@ -144,10 +144,10 @@ async def deferToThread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-async def DeferredList(deferreds: Iterable[object], *options: object, **named: object) -> list[tuple[bool, Any]]:
+async def DeferredList(deferreds: Iterable[object], *options: object, **more_options: object) -> list[tuple[bool, Any]]:
     """Wait for all. Return a pair for each: whether it succeeded, and its result."""
-    results = await asyncio.gather(*(_wait(each) for each in deferreds), return_exceptions=True)
-    return [(not isinstance(each, BaseException), each) for each in results]
+    results = await asyncio.gather(*(_wait(deferred) for deferred in deferreds), return_exceptions=True)
+    return [(not isinstance(result, BaseException), result) for result in results]
 
 
 gatherResults = DeferredList

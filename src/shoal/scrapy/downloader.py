@@ -99,12 +99,12 @@ class FinalResponse(http.Response):
     @classmethod
     def of(cls, page: http.Response) -> FinalResponse:
         """The same page."""
-        made = cls(
+        final = cls(
             page.url, status=page.status, headers=page.headers, body=page.body, request=page.request,
             elapsed=page.elapsed, from_cache=page.from_cache,
         )  # fmt: skip
-        made.scrapy = None
-        return made
+        final.scrapy = None
+        return final
 
 
 class StatusRules:
@@ -141,8 +141,8 @@ class StatusRules:
         """Whether the current request may be tried again."""
         if meta.get("dont_retry"):
             return False
-        wanted = meta.get("max_retry_times")
-        return current_attempt.get() <= (self.retries if wanted is None else min(int(wanted), self.retries))
+        most = meta.get("max_retry_times")
+        return current_attempt.get() <= (self.retries if most is None else min(int(most), self.retries))
 
 
 class DownloaderLayer:
@@ -151,7 +151,7 @@ class DownloaderLayer:
     def __init__(self, conversion: Conversion, settings: Settings, spider: Spider, offsite: OffsiteFilter) -> None:
         self._conversion = conversion
         self._offsite = offsite
-        self.rules = StatusRules(settings, spider, {int(each) for each in settings.getlist("HTTPERROR_ALLOWED_CODES")})
+        self.rules = StatusRules(settings, spider, set(map(int, settings.getlist("HTTPERROR_ALLOWED_CODES"))))
         self.jars = CookieJars() if settings.getbool("COOKIES_ENABLED") else None
 
     def use_jars(self, jars: Jars) -> None:
@@ -227,19 +227,19 @@ def page_of(page: http.Response, request: Request) -> Response:
     meta = request.meta
     meta["download_latency"] = page.elapsed
     meta["download_slot"] = page.url.split("/", 3)[2].partition(":")[0]
-    made = response_class(page.headers.get("Content-Type", ""), page.url, page.body).of(page, request)
+    response = response_class(page.headers.get("Content-Type", ""), page.url, page.body).of(page, request)
     if page.from_cache:
-        made.flags = ["cached"]
-    return made
+        response.flags = ["cached"]
+    return response
 
 
 def http_error(response: Response, error: FetchError | None = None) -> FetchError:
     """The error of a page whose status the spider does not handle."""
-    made = ScrapyFetchError(
+    http_failure = ScrapyFetchError(
         f"the server answered {response.status}" if error is None else str(error),
         kind=f"http {response.status}", retryable=False, status=response.status,
         contacted=error is None or error.contacted,
     )  # fmt: skip
-    made.__cause__ = HttpError(response, "Ignoring non-200 response")
-    made.request = response.request
-    return made
+    http_failure.__cause__ = HttpError(response, "Ignoring non-200 response")
+    http_failure.request = response.request
+    return http_failure

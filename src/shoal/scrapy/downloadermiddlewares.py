@@ -34,9 +34,9 @@ class _Middleware:
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        made = cls(crawler.settings)
-        made.crawler = crawler
-        return made
+        middleware = cls(crawler.settings)
+        middleware.crawler = crawler
+        return middleware
 
 
 def get_retry_request(
@@ -89,7 +89,7 @@ class RetryMiddleware(_Middleware):
             raise NotConfigured
         super().__init__(settings)
         self.max_retry_times = settings.getint("RETRY_TIMES")
-        self.retry_http_codes = {int(each) for each in settings.getlist("RETRY_HTTP_CODES")}
+        self.retry_http_codes = {int(status) for status in settings.getlist("RETRY_HTTP_CODES")}
         self.priority_adjust = settings.getint("RETRY_PRIORITY_ADJUST")
         self.exceptions_to_retry = self.EXCEPTIONS_TO_RETRY
 
@@ -128,9 +128,9 @@ class UserAgentMiddleware(_Middleware):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        made = cls(crawler.settings.get("USER_AGENT"))
-        made.crawler = crawler
-        return made
+        middleware = cls(crawler.settings.get("USER_AGENT"))
+        middleware.crawler = crawler
+        return middleware
 
     def spider_opened(self, spider: Spider) -> None:
         self.user_agent = getattr(spider, "user_agent", self.user_agent)

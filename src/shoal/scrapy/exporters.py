@@ -164,7 +164,7 @@ class CsvItemExporter(BaseItemExporter):
         self._reports_losses = False
 
     def _serialized(self, value: object) -> object:
-        if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        if isinstance(value, list | tuple) and all(isinstance(member, str) for member in value):
             return self._join.join(value)
         return value
 

@@ -36,7 +36,7 @@ class Failure:
         be given by name."""
         for kind in kinds:
             if isinstance(kind, str):
-                if any(kind in (each.__name__, f"{each.__module__}.{each.__name__}") for each in self.type.__mro__):
+                if any(kind in (base.__name__, f"{base.__module__}.{base.__name__}") for base in self.type.__mro__):
                     return kind
             elif isinstance(self.value, kind):
                 return kind
@@ -44,20 +44,20 @@ class Failure:
 
     def trap(self, *kinds: type[BaseException] | str) -> type[BaseException] | str | None:
         """Like ``check``, but raise the error if it is none of these types."""
-        found = self.check(*kinds)
-        if found is None:
+        kind = self.check(*kinds)
+        if kind is None:
             raise self.value
-        return found
+        return kind
 
     def getErrorMessage(self) -> str:
         return str(self.value)
 
-    def getTraceback(self, *arguments: object, **named: object) -> str:
+    def getTraceback(self, *arguments: object, **options: object) -> str:
         return "".join(traceback.format_exception(self.value))
 
     getBriefTraceback = getTraceback
 
-    def printTraceback(self, *arguments: object, **named: object) -> None:
+    def printTraceback(self, *arguments: object, **options: object) -> None:
         print(self.getTraceback())
 
     def raiseException(self) -> None:

@@ -40,7 +40,7 @@ class Headers(MutableMapping[object, object]):
             return []
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             return [self._bytes(value)]
-        return [self._bytes(each) for each in value]
+        return [self._bytes(member) for member in value]
 
     def normkey(self, key: object) -> bytes:
         """The name as it is stored: bytes, with capitals as in ``Content-Type``."""
@@ -119,9 +119,9 @@ class Headers(MutableMapping[object, object]):
                 for name, values in self._values.items() for value in values]  # fmt: skip
 
     def copy(self) -> Headers:
-        made = Headers(encoding=self.encoding)
-        made._values = {name: list(values) for name, values in self._values.items()}
-        return made
+        headers = Headers(encoding=self.encoding)
+        headers._values = {name: list(values) for name, values in self._values.items()}
+        return headers
 
     __copy__ = copy
 

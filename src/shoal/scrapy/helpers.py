@@ -129,10 +129,10 @@ xmliter_lxml = xmliter
 
 
 def md5sum(file: BinaryIO) -> str:
-    found = hashlib.md5(usedforsecurity=False)
+    digest = hashlib.md5(usedforsecurity=False)
     while chunk := file.read(8096):
-        found.update(chunk)
-    return found.hexdigest()
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def gunzip(data: bytes, *, max_size: int = 0) -> bytes:
@@ -159,8 +159,8 @@ def add_http_if_no_scheme(url: str) -> str:
 def canonicalize_url(url: str | bytes | ParseResult, *args: Any, **kwargs: Any) -> str:
     from w3lib.url import canonicalize_url as canonicalize
 
-    found: str = canonicalize(url, *args, **kwargs)
-    return found
+    canonical: str = canonicalize(url, *args, **kwargs)
+    return canonical
 
 
 def fingerprint(request: Request, **options: object) -> bytes:
@@ -194,10 +194,10 @@ def open_in_browser(response: TextResponse, **options: object) -> bool:
 
 def data_path(path: str, createdir: bool = False) -> str:
     """A path in the folder ``.scrapy`` of the working directory."""
-    found = path if os.path.isabs(path) else os.path.join(".scrapy", path)
+    place = path if os.path.isabs(path) else os.path.join(".scrapy", path)
     if createdir:
-        os.makedirs(found, exist_ok=True)
-    return found
+        os.makedirs(place, exist_ok=True)
+    return place
 
 
 class object_ref:
@@ -259,8 +259,8 @@ def _record(words: list[str]) -> NoReturn:
     recording = project.current()
     assert recording is not None
     kind = find_spider_class(settings, words[3], "the project")
-    given = [each.split("=", 1) for flag, each in pairwise(words) if flag == "-a"]
-    arguments: dict[str, object] = {name: value for name, value in given}  # noqa: C416 - the type is wider
+    pairs = [word.split("=", 1) for flag, word in pairwise(words) if flag == "-a"]
+    arguments: dict[str, object] = {name: value for name, value in pairs}  # noqa: C416 - the type is wider
     recording.runs.append(project.RecordedRun(kind, arguments, settings))
     raise project.CrawlStartReached
 

@@ -167,11 +167,13 @@ class _Fields:
         number = wanted.get("nr")
         if isinstance(number, int) and number < len(self._controls):
             return self._controls[number]
-        found = [each for each in self._controls if all(each.attr(key) == str(wanted[key]) for key in wanted)]
-        if len(found) != 1:
-            problem = "Multiple elements found matching" if found else "No clickable element matching"
+        controls = [
+            control for control in self._controls if all(control.attr(key) == str(wanted[key]) for key in wanted)
+        ]
+        if len(controls) != 1:
+            problem = "Multiple elements found matching" if controls else "No clickable element matching"
             raise ValueError(f"{problem} clickdata: {dict(wanted)!r}")
-        return found[0]
+        return controls[0]
 
 
 def _controls_after_form(form: Element) -> list[Element]:
@@ -192,10 +194,10 @@ def _is_submit(control: Element) -> bool:
 
 def _selected(select: Element) -> list[str]:
     options = select.select("option")
-    chosen = [each for each in options if each.attr("selected") is not None]
+    chosen = [option for option in options if option.attr("selected") is not None]
     if select.attr("multiple") is None:
         chosen = chosen[-1:] or options[:1]
-    return [value if (value := each.attr("value")) is not None else each.text.strip() for each in chosen]
+    return [value if (value := option.attr("value")) is not None else option.text.strip() for option in chosen]
 
 
 def _pairs(formdata: FormData) -> list[Pair]:
@@ -211,7 +213,7 @@ def _encode(formdata: FormData, encoding: str) -> str:
     values: list[tuple[bytes, bytes]] = []
     for name, value in _pairs(formdata):
         several = [value] if isinstance(value, str | bytes) or not isinstance(value, Iterable) else value
-        values += [(_bytes(name, encoding), _bytes(each, encoding)) for each in several]
+        values += [(_bytes(name, encoding), _bytes(member, encoding)) for member in several]
     return urlencode(values)
 
 

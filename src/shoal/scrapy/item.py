@@ -26,15 +26,15 @@ class ItemMeta(ABCMeta):
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: Values, **options: Any) -> ItemMeta:
         declared = {key: value for key, value in namespace.items() if isinstance(value, Field)}
         kept = {key: value for key, value in namespace.items() if key not in declared}
-        made = super().__new__(mcs, name, bases, kept, **options)
+        kind = super().__new__(mcs, name, bases, kept, **options)
         fields = dict(namespace.get("fields") or {})
-        made._declared = {**fields, **declared}
-        for base in reversed(made.__mro__):  # a field that is declared again keeps its place
+        kind._declared = {**fields, **declared}
+        for base in reversed(kind.__mro__):  # a field that is declared again keeps its place
             if isinstance(base, ItemMeta):
                 fields.update(base._declared)
-        made.fields = fields
-        made._serializers = {key: field["serializer"] for key, field in fields.items() if field.get("serializer")}
-        return made
+        kind.fields = fields
+        kind._serializers = {key: field["serializer"] for key, field in fields.items() if field.get("serializer")}
+        return kind
 
 
 class Item(MutableMapping[str, Any], metaclass=ItemMeta):
@@ -56,8 +56,8 @@ class Item(MutableMapping[str, Any], metaclass=ItemMeta):
 
     def __setitem__(self, name: str, value: object) -> None:
         if name not in self.fields:
-            known = ", ".join(self.fields) or "none"
-            raise KeyError(f"{type(self).__name__} does not support field: {name} (its fields: {known})")
+            fields = ", ".join(self.fields) or "none"
+            raise KeyError(f"{type(self).__name__} does not support field: {name} (its fields: {fields})")
         self._values[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -115,11 +115,11 @@ def serialized(item: object) -> object:
     unchanged."""
     if not isinstance(item, Item) or not item._serializers:
         return item
-    made = item.copy()
+    copy = item.copy()
     for name, serializer in item._serializers.items():
-        if name in made._values:
-            made._values[name] = serializer(made._values[name])
-    return made
+        if name in copy._values:
+            copy._values[name] = serializer(copy._values[name])
+    return copy
 
 
 def support_item_adapter() -> None:

@@ -62,12 +62,12 @@ class Link:
     @classmethod
     def of(cls, element: Element, url: str) -> Link:
         """Make the link of an element. Its text and ``rel`` are read on first use."""
-        made = cls.__new__(cls)
-        made.url = url
-        made.fragment = ""
-        made._element = element
-        made._text = made._nofollow = None  # not read
-        return made
+        link = cls.__new__(cls)
+        link.url = url
+        link.fragment = ""
+        link._element = element
+        link._text = link._nofollow = None  # not read
+        return link
 
     @property
     def text(self) -> str:
@@ -141,7 +141,7 @@ class LinkExtractor:
         self.restrict_xpaths = tuple(_several(restrict_xpaths))
         self.restrict_css = tuple(_several(restrict_css))
         extensions = IGNORED_EXTENSIONS if deny_extensions is None else _several(deny_extensions)
-        self.deny_extensions = {"." + each for each in extensions}
+        self.deny_extensions = {"." + extension for extension in extensions}
         self.canonicalize = canonicalize
         self.unique = unique
         self.process_value = process_value
@@ -153,7 +153,7 @@ class LinkExtractor:
 
     def extract_links(self, response: TextResponse) -> list[Link]:
         """Return the links in the order of the page, without duplicates unless ``unique`` is False."""
-        found: list[Link] = []
+        links: list[Link] = []
         seen: set[str] = set()
         resolve = self._resolver(response)
         for region in self._regions(response):
@@ -162,11 +162,11 @@ class LinkExtractor:
                 if url is None or (self.unique and url in seen):
                     continue
                 link = Link.of(element, url)
-                if self.restrict_text and not any(each.search(link.text) for each in self.restrict_text):
+                if self.restrict_text and not any(pattern.search(link.text) for pattern in self.restrict_text):
                     continue
                 seen.add(url)
-                found.append(link)
-        return found
+                links.append(link)
+        return links
 
     def matches(self, url: str) -> bool:
         """Whether the domains and patterns allow a URL. Regions, extensions and texts are not checked."""
@@ -243,9 +243,9 @@ class LinkExtractor:
         return None if value is None else _join(own, value, encoding)
 
     def _matches_patterns(self, url: str) -> bool:
-        if self.allow_res and not any(each.search(url) for each in self.allow_res):
+        if self.allow_res and not any(pattern.search(url) for pattern in self.allow_res):
             return False
-        return not any(each.search(url) for each in self.deny_res)
+        return not any(pattern.search(url) for pattern in self.deny_res)
 
     def _matches_domains(self, url: str) -> bool:
         if not self.allow_domains and not self.deny_domains:
@@ -312,7 +312,7 @@ def _join(joiner: LinkJoiner, href: str, encoding: str) -> str | None:
 
 
 def _is_below(host: str, domains: set[str]) -> bool:
-    return any(host == each or host.endswith("." + each) for each in map(str.lower, domains))
+    return any(host == domain or host.endswith("." + domain) for domain in map(str.lower, domains))
 
 
 def _several(value: Texts) -> Iterable[str]:
@@ -321,4 +321,4 @@ def _several(value: Texts) -> Iterable[str]:
 
 def _patterns(value: Regexes) -> list[re.Pattern[str]]:
     several = (value,) if isinstance(value, str | re.Pattern) else () if value is None else value
-    return [re.compile(each) for each in several]
+    return [re.compile(pattern) for pattern in several]

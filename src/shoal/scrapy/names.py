@@ -53,7 +53,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "scrapy.signals": ("signals",),
     "scrapy.signalmanager": ("signals",),
     "scrapy.crawler": ("process", "crawler"),
-    "scrapy.statscollectors": ("stats",),
+    "scrapy.statscollectors": ("crawler",),
     "scrapy.pipelines": (),
     "scrapy.pipelines.files": ("pipelines",),
     "scrapy.pipelines.images": ("pipelines",),
@@ -124,12 +124,12 @@ class _Alias(ModuleType):
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         for place in self._places:
-            found = _module(place)
-            if (value := vars(found).get(name, self)) is not self:
+            module = _module(place)
+            if (value := vars(module).get(name, self)) is not self:
                 return value
-            if hasattr(found, "__getattr__"):
+            if hasattr(module, "__getattr__"):
                 try:
-                    return found.__getattr__(name)
+                    return module.__getattr__(name)
                 except AttributeError:
                     continue
         if f"{self.__name__}.{name}" in MODULES:

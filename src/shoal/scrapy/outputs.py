@@ -214,15 +214,15 @@ class BaseSpiderMiddleware:
         return cls(crawler)
 
     async def process_start(self, start: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for each in start:
-            if (processed := self._processed(each, None)) is not None:
+        async for request in start:
+            if (processed := self._processed(request, None)) is not None:
                 yield processed
 
     def process_spider_output(
         self, response: Response, result: Iterable[Any], spider: Spider | None = None
     ) -> Iterator[Any]:
-        for each in result:
-            if (processed := self._processed(each, response)) is not None:
+        for output in result:
+            if (processed := self._processed(output, response)) is not None:
                 yield processed
 
     def _processed(self, output: object, response: Response | None) -> object:
@@ -259,7 +259,7 @@ class SpiderMiddlewares:
         """The start requests as the middlewares pass them on."""
         if self._start_requests:
             if hasattr(requests, "__aiter__"):
-                requests = [each async for each in requests]
+                requests = [request async for request in requests]
             for hook in self._start_requests:
                 requests = await hook(start_requests=requests)
         for hook in self._start:
@@ -271,18 +271,18 @@ class SpiderMiddlewares:
         """The outputs of a callback as the middlewares pass them on. Outputs before an error are kept."""
         for hook in self._input:
             await hook(response=response)
-        found: list[object] = []
+        outputs: list[object] = []
         failure: Exception | None = None
         try:
             async for each in each_output(callback()):
-                found.append(each)  # noqa: PERF401 - what comes before an error is kept
+                outputs.append(each)  # noqa: PERF401 - what comes before an error is kept
         except Exception as exc:  # the user's code may raise anything
             failure = exc
-        result: object = found
+        result: object = outputs
         for hook in self._output:
             result = hook.call(response=response, result=_as_async(result) if hook.is_async_generator else result)
             if hasattr(result, "__aiter__"):
-                result = [each async for each in result]
+                result = [output async for output in result]
         async for each in each_output(result):
             yield each
         if failure is None:

@@ -48,11 +48,11 @@ class FilesPipeline:
         store = crawler.settings.get(f"{cls._setting}_STORE")
         if not store:
             raise NotConfigured(f"{cls._setting}_STORE is not set")
-        made = cls(store)
-        made.crawler = crawler
-        made.urls_field = crawler.settings.get(f"{cls._setting}_URLS_FIELD") or made.urls_field
-        made.result_field = crawler.settings.get(f"{cls._setting}_RESULT_FIELD") or made.result_field
-        return made
+        pipeline = cls(store)
+        pipeline.crawler = crawler
+        pipeline.urls_field = crawler.settings.get(f"{cls._setting}_URLS_FIELD") or pipeline.urls_field
+        pipeline.result_field = crawler.settings.get(f"{cls._setting}_RESULT_FIELD") or pipeline.result_field
+        return pipeline
 
     def get_media_requests(self, item: Any, info: Any) -> Iterable[Any]:
         """The requests for the files of an item."""
@@ -71,7 +71,7 @@ class MediaPipelines:
     """Finds the files that an item waits for."""
 
     def __init__(self, components: Iterable[ProjectComponent]) -> None:
-        self._pipelines = [each.instance for each in components if isinstance(each.instance, FilesPipeline)]
+        self._pipelines = _media_pipelines(components)
         for pipeline in self._pipelines:
             own = [name for name in _NOT_CALLED if hasattr(type(pipeline), name)]
             if own:
@@ -85,13 +85,13 @@ class MediaPipelines:
 
     def files_of(self, item: object) -> list[http.File]:
         """The files of an item; empty if it has none."""
-        found: list[http.File] = []
+        files: list[http.File] = []
         for pipeline in self._pipelines:
             requests = pipeline.get_media_requests(item, None)
             for request in [requests] if isinstance(requests, Request) else requests or ():
                 headers = text_headers(request) if request._headers else {}
-                found.append(http.File(request.url, item=item, field=pipeline.result_field, headers=headers))
-        return found
+                files.append(http.File(request.url, item=item, field=pipeline.result_field, headers=headers))
+        return files
 
 
 log = logging.getLogger("shoal.scrapy")
@@ -106,8 +106,7 @@ class ItemPipelines:
         self._process = hooks_of(components, "process_item", spider)
         self._open = hooks_of(components, "open_spider", spider)
         self._close = hooks_of(components, "close_spider", spider)
-        media = [each.instance for each in components if isinstance(each.instance, FilesPipeline)]
-        self._url_fields = [each.urls_field for each in media]
+        self._url_fields = [pipeline.urls_field for pipeline in _media_pipelines(components)]
         self._fields = _export_fields(adapter.scrapy_settings.get("FEED_EXPORT_FIELDS"))
 
     async def open(self, spider: object) -> None:
@@ -170,8 +169,12 @@ class ItemPipelines:
     def _chosen(self, item: object) -> object:
         """The fields of FEED_EXPORT_FIELDS, in their order and with their names."""
         assert self._fields is not None
-        found = fields_of(item)
-        return {shown: found[name] for name, shown in self._fields.items() if name in found}
+        fields = fields_of(item)
+        return {shown: fields[name] for name, shown in self._fields.items() if name in fields}
+
+
+def _media_pipelines(components: Iterable[ProjectComponent]) -> list[FilesPipeline]:
+    return [component.instance for component in components if isinstance(component.instance, FilesPipeline)]
 
 
 def _export_fields(setting: str | Mapping[str, str] | Iterable[str] | None) -> dict[str, str] | None:

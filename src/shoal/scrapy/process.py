@@ -93,9 +93,9 @@ class CrawlerRunner:
 
     def join(self) -> Deferred:
         """Return a Deferred that has its result when all crawls have ended."""
-        made = Deferred()
-        self._ended.append(made)
-        return made
+        deferred = Deferred()
+        self._ended.append(deferred)
+        return deferred
 
     def run_all(self) -> None:
         """Run the crawls to their end."""

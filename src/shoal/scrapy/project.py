@@ -100,7 +100,7 @@ def _calls_starter(node: ast.AST, tree: ast.Module) -> bool:
     """Whether this node calls a function of the file that starts a crawl."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
-    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == node.func.id]
+    functions = [part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == node.func.id]
     return any(_starts(inner) for function in functions for inner in ast.walk(function))
 
 
@@ -113,33 +113,33 @@ def load_scrapy_spider(reference: str) -> type[ScrapyAdapter]:
     install()
     text = reference.removeprefix(SCRAPY)
     if text.endswith(".py") or ".py:" in text:
-        file, _, wanted = text.partition(".py:")
-        return _from_file(Path(f"{file}.py" if wanted else text), wanted)
-    folder, _, wanted = text.rpartition(":")
-    return _from_project(Path(folder or wanted), wanted if folder else "")
+        file, _, name = text.partition(".py:")
+        return _from_file(Path(f"{file}.py" if name else text), name)
+    folder, _, name = text.rpartition(":")
+    return _from_project(Path(folder or name), name if folder else "")
 
 
-def _from_file(path: Path, wanted: str) -> type[ScrapyAdapter]:
+def _from_file(path: Path, name: str) -> type[ScrapyAdapter]:
     if not path.is_file():
         raise SpiderError(f"spider file {path} does not exist")
     root = find_root(path.resolve().parent)
     settings = Settings() if root is None else project_settings(root)
     check_file(path)
     with recording(as_main=has_own_run(path)) as runs:
-        found: list[type[Spider]] = []
+        kinds: list[type[Spider]] = []
         try:
-            found = _classes(path, root, as_main=runs.as_main)
+            kinds = _classes(path, root, as_main=runs.as_main)
         except CrawlStartReached:
             log.info("%s starts a crawl itself: Shoal runs this crawl, and skips the code after it", path)
     for run in runs.runs:
-        if not wanted or wanted in (run.kind.__name__, getattr(run.kind, "name", None)):
-            made = _adapted(run.kind, run.settings if len(run.settings) else settings)
-            made.own_arguments = run.arguments
-            if len(runs.runs) > 1 and not wanted:
-                names = ", ".join(f"{path}:{each.kind.__name__}" for each in runs.runs)
+        if not name or name in (run.kind.__name__, getattr(run.kind, "name", None)):
+            adapter = _adapted(run.kind, run.settings if len(run.settings) else settings)
+            adapter.own_arguments = run.arguments
+            if len(runs.runs) > 1 and not name:
+                names = ", ".join(f"{path}:{run.kind.__name__}" for run in runs.runs)
                 raise SpiderError(f"{path} starts several crawls; choose one: {names}")
-            return made
-    return _adapted(_choose(found, wanted, str(path)), settings)
+            return adapter
+    return _adapted(_choose(kinds, name, str(path)), settings)
 
 
 def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Spider]]:
@@ -150,7 +150,7 @@ def _classes(path: Path, root: Path | None, *, as_main: bool) -> list[type[Spide
     return list(_spiders_of(_import(name, path)))
 
 
-def _from_project(folder: Path, wanted: str) -> type[ScrapyAdapter]:
+def _from_project(folder: Path, name: str) -> type[ScrapyAdapter]:
     if not folder.is_dir():
         raise SpiderError(
             f"{folder} is not a folder: pass FILE.py, or the folder of a Scrapy project and a spider's name"
@@ -159,18 +159,18 @@ def _from_project(folder: Path, wanted: str) -> type[ScrapyAdapter]:
     if root is None:
         raise SpiderError(f"{folder} is not a Scrapy project: it has no scrapy.cfg")
     settings = project_settings(root)
-    return _adapted(find_spider_class(settings, wanted, str(folder)), settings)
+    return _adapted(find_spider_class(settings, name, str(folder)), settings)
 
 
 def _adapted(kind: type[Spider], settings: Settings) -> type[ScrapyAdapter]:
-    made = adapt(kind, settings)
-    check_settings(made.scrapy_settings, kind)
-    return made
+    adapter = adapt(kind, settings)
+    check_settings(adapter.scrapy_settings, kind)
+    return adapter
 
 
 def find_root(folder: Path) -> Path | None:
     """The folder of the Scrapy project that contains this folder; None if there is none."""
-    return next((each for each in (folder, *folder.parents) if (each / "scrapy.cfg").is_file()), None)
+    return next((place for place in (folder, *folder.parents) if (place / "scrapy.cfg").is_file()), None)
 
 
 def project_settings(root: Path) -> Settings:
@@ -196,9 +196,9 @@ def project_settings(root: Path) -> Settings:
 
 def _forget_others(package: str, root: Path) -> None:
     """Forget the modules of another project whose package has the same name."""
-    known = sys.modules.get(package)
-    places = [getattr(known, "__file__", None) or "", *getattr(known, "__path__", ())]
-    if known is None or any(str(root) in place for place in places):
+    module = sys.modules.get(package)
+    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+    if module is None or any(str(root) in place for place in places):
         return
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
@@ -222,7 +222,7 @@ def _module_name(path: Path, root: Path) -> str | None:
         return None
     parts = path.relative_to(root).with_suffix("").parts
     folders = [root.joinpath(*parts[: count + 1]) for count in range(len(parts) - 1)]
-    return ".".join(parts) if parts[1:] and all((each / "__init__.py").is_file() for each in folders) else None
+    return ".".join(parts) if parts[1:] and all((parent / "__init__.py").is_file() for parent in folders) else None
 
 
 def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Spider]:
@@ -230,27 +230,27 @@ def find_spider_class(settings: Settings, wanted: str, where: str) -> type[Spide
     modules = [module for name in settings.getlist("SPIDER_MODULES") for module in _module_files(str(name))]
     if not modules:
         raise SpiderError(f"{where}: SPIDER_MODULES is empty, or its packages have no modules")
-    likely = [each for each in modules if wanted and wanted in each[1].read_text(errors="replace")]
+    likely = [module for module in modules if wanted and wanted in module[1].read_text(errors="replace")]
     failure: SpiderError | None = None
-    found: dict[str, type[Spider]] = {}
+    kinds: dict[str, type[Spider]] = {}
     for chosen in (likely, modules):  # a name may also be made by code
         for name, path in chosen:
             try:
                 for kind in _spiders_of(_import(name, path)):
-                    found[str(kind.name or kind.__name__)] = kind
+                    kinds[str(kind.name or kind.__name__)] = kind
             except SpiderError as error:
                 failure = failure or error
-        if wanted in found:
-            check_file(Path(sys.modules[found[wanted].__module__].__file__ or ""))
-            return found[wanted]
-    if not wanted and len(found) == 1:
-        return next(iter(found.values()))
+        if wanted in kinds:
+            check_file(Path(sys.modules[kinds[wanted].__module__].__file__ or ""))
+            return kinds[wanted]
+    if not wanted and len(kinds) == 1:
+        return next(iter(kinds.values()))
     if failure is not None:
         raise failure
     if not wanted:
-        raise SpiderError(f"{where} has several spiders; choose one: {', '.join(sorted(found)) or 'none'}")
+        raise SpiderError(f"{where} has several spiders; choose one: {', '.join(sorted(kinds)) or 'none'}")
     raise SpiderError(
-        f"{where} has no spider {wanted!r}{did_you_mean(wanted, list(found))}; it has {', '.join(sorted(found))}"
+        f"{where} has no spider {wanted!r}{did_you_mean(wanted, list(kinds))}; it has {', '.join(sorted(kinds))}"
     )
 
 
@@ -283,15 +283,15 @@ def _spiders_of(module: ModuleType) -> Iterator[type[Spider]]:
             yield value
 
 
-def _choose(found: list[type[Spider]], wanted: str, where: str) -> type[Spider]:
-    named = [each for each in found if getattr(each, "name", None)]
-    if named and wanted in [each.__name__ for each in found if each not in named]:
-        raise SpiderError(f"{where}: {wanted} has no name: set `name`, as the other spiders of the file do")
-    found = named or found  # a base class of the project has no name
-    if wanted:
-        found = [each for each in found if wanted in (each.__name__, getattr(each, "name", None))]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise SpiderError(f"{where}: no spider{f' {wanted!r}' if wanted else ''}: write a subclass of scrapy.Spider")
-    raise SpiderError(f"{where} has several spiders; choose one: {', '.join(f'{where}:{e.__name__}' for e in found)}")
+def _choose(kinds: list[type[Spider]], name: str, where: str) -> type[Spider]:
+    with_names = [kind for kind in kinds if getattr(kind, "name", None)]
+    if with_names and name in [kind.__name__ for kind in kinds if kind not in with_names]:
+        raise SpiderError(f"{where}: {name} has no name: set `name`, as the other spiders of the file do")
+    kinds = with_names or kinds  # a base class of the project has no name
+    if name:
+        kinds = [kind for kind in kinds if name in (kind.__name__, getattr(kind, "name", None))]
+    if len(kinds) == 1:
+        return kinds[0]
+    if not kinds:
+        raise SpiderError(f"{where}: no spider{f' {name!r}' if name else ''}: write a subclass of scrapy.Spider")
+    raise SpiderError(f"{where} has several spiders; choose one: {', '.join(f'{where}:{e.__name__}' for e in kinds)}")

@@ -49,33 +49,34 @@ def curl_arguments(command: str, *, strict: bool) -> dict[str, object]:
     words = shlex.split(command)
     if words[:1] != ["curl"]:
         raise ValueError('A curl command must start with "curl"')
-    found, unknown = _parser().parse_known_args(words[1:])
+    options, unknown = _parser().parse_known_args(words[1:])
     if unknown:
         message = f"Unrecognized options: {', '.join(unknown)}"
         if strict:
             raise ValueError(message)
         warnings.warn(message, stacklevel=3)
-    url = found.url if "://" in found.url else f"http://{found.url}"
-    made: dict[str, object] = {"url": url, "method": (found.method or ("HEAD" if found.head else "GET")).upper()}
+    url = options.url if "://" in options.url else f"http://{options.url}"
+    method = options.method or ("HEAD" if options.head else "GET")
+    arguments: dict[str, object] = {"url": url, "method": method.upper()}
     headers: list[tuple[str, str]] = []
     cookies: dict[str, str] = {}
-    for header in found.headers:
+    for header in options.headers:
         name, _, value = header.partition(":")
         if name.strip().lower() == "cookie":
             cookies |= {key: morsel.value for key, morsel in SimpleCookie(value.strip()).items()}
         else:
             headers.append((name.strip(), value.strip()))
-    if found.cookie:
-        cookies |= {key: morsel.value for key, morsel in SimpleCookie(found.cookie).items()}
-    if found.agent:
-        headers.append(("User-Agent", found.agent))
-    if found.user:
-        headers.append(("Authorization", "Basic " + b64encode(found.user.encode()).decode()))
-    if found.data:
-        made["body"] = "&".join(each.removeprefix("$") for each in found.data)
-        if found.method is None:
-            made["method"] = "POST"
-    return made | ({"headers": headers} if headers else {}) | ({"cookies": cookies} if cookies else {})
+    if options.cookie:
+        cookies |= {key: morsel.value for key, morsel in SimpleCookie(options.cookie).items()}
+    if options.agent:
+        headers.append(("User-Agent", options.agent))
+    if options.user:
+        headers.append(("Authorization", "Basic " + b64encode(options.user.encode()).decode()))
+    if options.data:
+        arguments["body"] = "&".join(data.removeprefix("$") for data in options.data)
+        if options.method is None:
+            arguments["method"] = "POST"
+    return arguments | ({"headers": headers} if headers else {}) | ({"cookies": cookies} if cookies else {})
 
 
 # The base class of requests and responses.
@@ -226,17 +227,17 @@ class Request(Message):
 
     def to_dict(self, *, spider: object = None) -> Values:
         """The attributes by name. Methods of the spider are replaced by their names."""
-        found: Values = {name: getattr(self, name) for name in self.attributes}
-        found["headers"] = dict(self.headers.items())
+        values: Values = {name: getattr(self, name) for name in self.attributes}
+        values["headers"] = dict(self.headers.items())
         for name in ("callback", "errback"):
-            function = found[name]
+            function = values[name]
             if callable(function):
                 if spider is None or getattr(function, "__self__", None) is not spider:
                     raise ValueError(f"Function {function} is not an instance method in: {spider}")
-                found[name] = function.__name__
+                values[name] = function.__name__
         if type(self) is not Request:
-            found["_class"] = f"{type(self).__module__}.{type(self).__name__}"
-        return found
+            values["_class"] = f"{type(self).__module__}.{type(self).__name__}"
+        return values
 
     @classmethod
     def from_curl(cls, curl_command: str, ignore_unknown_options: bool = True, **changes: Any) -> Self:

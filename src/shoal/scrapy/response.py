@@ -62,17 +62,17 @@ class Response(Message):
     @classmethod
     def of(cls, page: http.Response, request: Request) -> Self:
         """The response of a page that Shoal fetched. Nothing is copied."""
-        made = cls.__new__(cls)
-        made._url = page.url
-        made.status = page.status
-        made._headers = None
-        made._body = page.body
-        made.request = request
-        made._page = page
+        response = cls.__new__(cls)
+        response._url = page.url
+        response.status = page.status
+        response._headers = None
+        response._body = page.body
+        response.request = request
+        response._page = page
         if page.flags:
-            made._flags = list(page.flags)
-        made._begin()
-        return made
+            response._flags = list(page.flags)
+        response._begin()
+        return response
 
     def _begin(self) -> None:
         """Set the attributes of the subclass."""
@@ -270,14 +270,14 @@ class TextResponse(Response):
     ) -> Iterator[Request]:
         """Return a request for each link: URLs, Links or selected elements, or what ``css`` or ``xpath`` selects.
         Selected elements without a link are left out."""
-        if sum(each is not None for each in (urls, css, xpath)) != 1:
+        if sum(choice is not None for choice in (urls, css, xpath)) != 1:
             raise ValueError("Please supply exactly one of the following arguments: urls, css, xpath")
         from shoal.selector import SelectorList
 
         if css is not None or xpath is not None:
             urls = self.css(css) if css is not None else self.xpath(xpath or "")
         if isinstance(urls, SelectorList):
-            hrefs = (href_of(each) for each in urls)
+            hrefs = (href_of(link) for link in urls)
             urls = [href.strip() for href in hrefs if href is not None]
         return super().follow_all(urls or (), callback, *args, **options)
 

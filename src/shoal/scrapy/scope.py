@@ -19,7 +19,7 @@ class OffsiteFilter:
     def __init__(self, domains: object) -> None:
         if isinstance(domains, str):
             domains = [domains]
-        self.domains = [str(each) for each in _members(domains) if each is not None]
+        self.domains = [str(domain) for domain in _members(domains) if domain is not None]
         self._pattern = re.compile(rf"(?:.*\.)?(?:{'|'.join(map(re.escape, self.domains))})") if self.domains else None
         self._known: dict[str, bool] = {}
 
@@ -39,12 +39,12 @@ class OffsiteFilter:
         start = url.find("//") + 2
         end = url.find("/", start)
         authority = url[start:] if end < 0 else url[start:end]
-        known = self._known.get(authority)
-        if known is None:
-            known = self._pattern.fullmatch(urlsplit(url).hostname or "") is not None
+        is_allowed = self._known.get(authority)
+        if is_allowed is None:
+            is_allowed = self._pattern.fullmatch(urlsplit(url).hostname or "") is not None
             if len(self._known) < _MAX_HOSTS:
-                self._known[authority] = known
-        return known
+                self._known[authority] = is_allowed
+        return is_allowed
 
 
 def _members(domains: object) -> Iterable[object]:

@@ -53,8 +53,8 @@ class BaseSettings(MutableMapping[str, Any]):
             self.update(values, priority)
 
     def __getitem__(self, name: str) -> Any:
-        found = self._values.get(name)
-        return None if found is None else found[0]
+        setting = self._values.get(name)
+        return None if setting is None else setting[0]
 
     def __contains__(self, name: object) -> bool:
         return name in self._values
@@ -109,20 +109,20 @@ class BaseSettings(MutableMapping[str, Any]):
             return {}
         if isinstance(value, str):
             try:
-                found: dict[Any, Any] | list[Any] = json.loads(value)
+                decoded: dict[Any, Any] | list[Any] = json.loads(value)
             except ValueError:
-                found = value.split(",")
+                decoded = value.split(",")
         else:
-            found = copy.deepcopy(value)
-        return found
+            decoded = copy.deepcopy(value)
+        return decoded
 
     def getwithbase(self, name: str) -> BaseSettings:
         """The value of a setting that is a mapping. Shoal has no base components to add."""
         return BaseSettings(self.getdict(name), "default")
 
     def getpriority(self, name: str) -> int | None:
-        found = self._values.get(name)
-        return None if found is None else found[1]
+        setting = self._values.get(name)
+        return None if setting is None else setting[1]
 
     def maxpriority(self) -> int:
         return max((priority for _, priority in self._values.values()), default=0)
@@ -134,8 +134,8 @@ class BaseSettings(MutableMapping[str, Any]):
     def set(self, name: str, value: object, priority: int | str = "project", source: str = "") -> None:
         self._check_frozen()
         level = SETTINGS_PRIORITIES[priority] if isinstance(priority, str) else priority
-        found = self._values.get(name)
-        if found is None or level >= found[1]:
+        setting = self._values.get(name)
+        if setting is None or level >= setting[1]:
             self._values[name] = (value, level)
             self._sources[name] = source or (priority if isinstance(priority, str) and priority != "default" else "")
 
@@ -145,12 +145,12 @@ class BaseSettings(MutableMapping[str, Any]):
         return self[name]
 
     def setdict(self, values: Mapping[str, object] | str, priority: int | str = "project", source: str = "") -> None:
-        found: Mapping[str, object] = json.loads(values) if isinstance(values, str) else values
-        for name, value in found.items():
+        decoded: Mapping[str, object] = json.loads(values) if isinstance(values, str) else values
+        for name, value in decoded.items():
             level = priority
-            if isinstance(found, BaseSettings):
-                level = found.getpriority(name) or 0
-                source = found.source(name)
+            if isinstance(decoded, BaseSettings):
+                level = decoded.getpriority(name) or 0
+                source = decoded.source(name)
             self.set(name, value, level, source)
 
     def update(self, values: Given | str, priority: int | str = "project") -> None:  # type: ignore[override]
@@ -178,9 +178,9 @@ class BaseSettings(MutableMapping[str, Any]):
         self.frozen = True
 
     def frozencopy(self) -> Self:
-        made = self.copy()
-        made.freeze()
-        return made
+        settings = self.copy()
+        settings.freeze()
+        return settings
 
     def copy_to_dict(self) -> Values:
         return {name: value for name, (value, _) in self._values.items()}

@@ -115,8 +115,8 @@ def _call(receiver: Function, arguments: dict[str, object]) -> object:
         parameters = signature(receiver).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return receiver(**arguments)
-    if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
-        declared = {each.name for each in parameters}
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+        declared = {parameter.name for parameter in parameters}
         arguments = {name: value for name, value in arguments.items() if name in declared}
     return receiver(**arguments)
 

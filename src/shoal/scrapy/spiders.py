@@ -121,7 +121,7 @@ def nodes_named(document: Selector, name: str) -> Iterator[Selector]:
 
     TooComplexError if they would be huge: elements inside each other, or thousands of namespaces."""
     is_prefixed = ":" in name
-    parent, around, left = None, dict[str, str](), _MAX_NODES
+    parent, around, nodes_left = None, dict[str, str](), _MAX_NODES
     for element in cast(turbohtml.Document, document.root).iter_elements():
         if element.tag != name:
             continue
@@ -134,23 +134,23 @@ def nodes_named(document: Selector, name: str) -> Iterator[Selector]:
         for key, uri in declared.items():
             element.attrs[key] = uri
         text = element.serialize(_XML)
-        left -= len(text)
-        if left < 0:
+        nodes_left -= len(text)
+        if nodes_left < 0:
             raise TooComplexError(f"the page is too complex: its nodes have more than {_MAX_NODES} characters")
-        made = Selector(text=text, type="xml")
+        selector = Selector(text=text, type="xml")
         prefix = name.partition(":")[0]
         if is_prefixed and f"xmlns:{prefix}" in declared:
-            made.register_namespace(prefix, declared[f"xmlns:{prefix}"])
-        yield made.xpath("/*")[0]
+            selector.register_namespace(prefix, declared[f"xmlns:{prefix}"])
+        yield selector.xpath("/*")[0]
 
 
 def _declarations(node: object) -> dict[str, str]:
     """Return the namespaces in scope at an element, by the attribute that declares them."""
-    found: dict[str, str] = {}
+    namespaces: dict[str, str] = {}
     while isinstance(node, Element):
-        found = _own_declarations(node) | found
+        namespaces = _own_declarations(node) | namespaces
         node = node.parent
-    return found
+    return namespaces
 
 
 def _own_declarations(element: Element) -> dict[str, str]:
@@ -244,12 +244,12 @@ class SitemapSpider(Spider):
 
     def _requests(self, response: Response, reader: SitemapReader) -> Iterator[Request]:
         entries = iter(reader)
-        first = list(next(([each] for each in entries), []))  # the format is known after it
+        first = list(next(([entry] for entry in entries), []))  # the format is known after it
         if reader.format not in ("urlset", "sitemapindex"):
             raise SitemapError(f"its format is {reader.format}")
         for url in self._urls(self.sitemap_filter(map(_as_dict, chain(first, entries)))):
             if reader.format == "sitemapindex":
-                if any(each.search(url) for each in self._follow):
+                if any(pattern.search(url) for pattern in self._follow):
                     yield Request(url, callback=self._parse_sitemap)
                 continue
             for pattern, callback in self._cbs:
@@ -272,10 +272,10 @@ class SitemapSpider(Spider):
 
 
 def _as_dict(entry: SitemapEntry) -> Values:
-    found: Values = {"loc": entry.loc, **entry.fields}
+    values: Values = {"loc": entry.loc, **entry.fields}
     if entry.alternates:
-        found["alternate"] = [each.url for each in entry.alternates]
-    return found
+        values["alternate"] = [alternate.url for alternate in entry.alternates]
+    return values
 
 
 def with_linear_patterns(kind: type[Spider], arguments: Mapping[str, object]) -> dict[str, object]:

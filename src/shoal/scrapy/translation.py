@@ -47,11 +47,11 @@ def _or_none(value: str | float) -> object:
 
 def _statuses(value: str | Iterable[str | int]) -> object:
     members = value.split(",") if isinstance(value, str) else value
-    return tuple(sorted({int(each) for each in members}))
+    return tuple(sorted({int(status) for status in members}))
 
 
 def _headers(value: Mapping[object, object] | None) -> object:
-    return {_text(name): _text(each) for name, each in dict(value or {}).items() if each is not None}
+    return {_text(name): _text(content) for name, content in dict(value or {}).items() if content is not None}
 
 
 def _text(value: object) -> str:
@@ -117,38 +117,38 @@ _NO_FILTER = ("scrapy.dupefilters.BaseDupeFilter", "scrapy.dupefilter.BaseDupeFi
 def translate(settings: Settings, user_agent: str | None = None) -> Translated:
     """Translate the settings of a spider. ``user_agent`` is the spider's own. ConfigError names a setting with an
     invalid value."""
-    made = Translated({"cookies": False}, {"cookies": "the spider's own jars (COOKIES_ENABLED)"}, [], [])
+    translated = Translated({"cookies": False}, {"cookies": "the spider's own jars (COOKIES_ENABLED)"}, [], [])
     for table, needs_value in ((_ALWAYS, False), (_IF_SET, True)):
         for name, (key, convert) in table.items():
             if settings.get(name) is None or (needs_value and not settings.source(name)):
                 continue
-            _put(made, settings, name, key, convert)
+            _put(translated, settings, name, key, convert)
     if settings.getint("CONCURRENT_REQUESTS_PER_IP"):
-        _put(made, settings, "CONCURRENT_REQUESTS_PER_IP", "concurrency_per_host", _count)
-    made.sources["retry.max_retries"] = made.sources["retry.max_attempts"]
+        _put(translated, settings, "CONCURRENT_REQUESTS_PER_IP", "concurrency_per_host", _count)
+    translated.sources["retry.max_retries"] = translated.sources["retry.max_attempts"]
     if user_agent:
-        made.settings["user_agent"], made.sources["user_agent"] = user_agent, "user_agent of the spider"
-    made.settings["http.read_timeout"] = made.settings["http.total_timeout"]
-    made.sources["http.read_timeout"] = made.sources["http.total_timeout"]
+        translated.settings["user_agent"], translated.sources["user_agent"] = user_agent, "user_agent of the spider"
+    translated.settings["http.read_timeout"] = translated.settings["http.total_timeout"]
+    translated.sources["http.read_timeout"] = translated.sources["http.total_timeout"]
     if settings.get("JOBDIR"):
-        made.settings["frontier"] = f"sqlite:///{os.path.join(str(settings['JOBDIR']), 'shoal.db')}"
-        made.sources["frontier"] = _source(settings, "JOBDIR")
-    _translate_feeds(settings, made)
-    if not made.settings["robots.obey"]:
-        made.notes.append("robots.txt is not obeyed: ROBOTSTXT_OBEY is " + (
+        translated.settings["frontier"] = f"sqlite:///{os.path.join(str(settings['JOBDIR']), 'shoal.db')}"
+        translated.sources["frontier"] = _source(settings, "JOBDIR")
+    _translate_feeds(settings, translated)
+    if not translated.settings["robots.obey"]:
+        translated.notes.append("robots.txt is not obeyed: ROBOTSTXT_OBEY is " + (
             "False" if settings.source("ROBOTSTXT_OBEY") else "not set, which means False in Scrapy"
         ))  # fmt: skip
-    return made
+    return translated
 
 
-def _put(made: Translated, settings: Settings, name: str, key: str, convert: Convert) -> None:
+def _put(translated: Translated, settings: Settings, name: str, key: str, convert: Convert) -> None:
     try:
         value = convert(settings[name])
     except (TypeError, ValueError, AttributeError) as exc:
         where = settings.source(name)
         raise ConfigError(f"{name} = {settings[name]!r} is not a valid value ({where}): {exc}") from exc
-    made.settings[key] = value
-    made.sources[key] = _source(settings, name)
+    translated.settings[key] = value
+    translated.sources[key] = _source(settings, name)
 
 
 def _source(settings: Settings, name: str) -> str:
@@ -159,8 +159,8 @@ def _source(settings: Settings, name: str) -> str:
 def unused_settings(settings: Settings) -> list[tuple[str, str]]:
     """The settings of the project that Shoal does not use, each with where it is set. The spider can read them from
     ``self.settings``."""
-    known = _ALWAYS.keys() | _IF_SET.keys() | USED_BY_ADAPTER
-    return [(name, settings.source(name)) for name in settings if settings.source(name) and name not in known]
+    used = _ALWAYS.keys() | _IF_SET.keys() | USED_BY_ADAPTER
+    return [(name, settings.source(name)) for name in settings if settings.source(name) and name not in used]
 
 
 def filters_nothing(settings: Settings) -> bool:
@@ -175,12 +175,12 @@ _AS_IN_SCRAPY = "formulas=keep"
 """Scrapy writes text to CSV as it is."""
 
 
-def _translate_feeds(settings: Settings, made: Translated) -> None:
+def _translate_feeds(settings: Settings, translated: Translated) -> None:
     feeds = settings.getdict("FEEDS")
     if settings.get("FEED_URI"):
         feeds = {settings["FEED_URI"]: {"format": settings.get("FEED_FORMAT")}, **feeds}
     for uri, options in feeds.items():
-        made.outputs.append(_output(str(uri), dict(options or {}), settings, made.warnings))
+        translated.outputs.append(_output(str(uri), dict(options or {}), settings, translated.warnings))
 
 
 def _output(uri: str, options: Mapping[str, object], settings: Settings, warnings: list[str]) -> str:

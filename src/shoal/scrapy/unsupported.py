@@ -178,7 +178,7 @@ def check_settings(settings: Settings, kind: type[Spider]) -> None:
 
 def unsupported_settings(settings: Settings, kind: type[Spider]) -> list[Unsupported]:
     """The settings, and the components of Scrapy itself, that have no effect."""
-    found = [
+    names = [
         Unsupported(name, _place(settings, name, kind), advice)
         for name, advice in _NOT_USED.items()
         if settings.source(name) and settings.get(name)
@@ -186,9 +186,9 @@ def unsupported_settings(settings: Settings, kind: type[Spider]) -> list[Unsuppo
     own_filter = settings.source("DUPEFILTER_CLASS") and not str(settings["DUPEFILTER_CLASS"]).startswith("scrapy.")
     if own_filter and not filters_nothing(settings):
         place = _place(settings, "DUPEFILTER_CLASS", kind)
-        found.append(Unsupported("DUPEFILTER_CLASS", place, "the frontier drops duplicates by method, URL and body"))
+        names.append(Unsupported("DUPEFILTER_CLASS", place, "the frontier drops duplicates by method, URL and body"))
     for uri, options in settings.getdict("FEEDS").items():
-        found += [
+        names += [
             Unsupported(f"{option} of the feed {uri}", _place(settings, "FEEDS", kind), _FEED_OPTIONS[option])
             for option in _FEED_OPTIONS
             if (options or {}).get(option)
@@ -198,8 +198,8 @@ def unsupported_settings(settings: Settings, kind: type[Spider]) -> list[Unsuppo
         for key in components:
             switched_on = not isinstance(components, dict) or components[key] is not None
             if switched_on and str(key).startswith("scrapy.") and not has(*str(key).rsplit(".", 1)):
-                found.append(Unsupported(str(key), _place(settings, name, kind), advice_for(str(key))))
-    return found
+                names.append(Unsupported(str(key), _place(settings, name, kind), advice_for(str(key))))
+    return names
 
 
 def _place(settings: Settings, name: str, kind: type[Spider]) -> str:

@@ -89,31 +89,31 @@ def encode(value: object, path: str, depth: int = 0) -> object:
     if depth > _MAX_DEPTH:
         raise NotStorableError(path, value)
     if type(value) is list:
-        return [encode(each, f"{path}[{index}]", depth + 1) for index, each in enumerate(value)]
+        return [encode(member, f"{path}[{index}]", depth + 1) for index, member in enumerate(value)]
     if type(value) is dict and MARK not in value and all(type(key) is str for key in value):
-        return {key: encode(each, f"{path}[{key!r}]", depth + 1) for key, each in value.items()}
+        return {key: encode(member, f"{path}[{key!r}]", depth + 1) for key, member in value.items()}
     if isinstance(value, _COLLECTIONS) and kind in _COLLECTIONS:
         members = value.items() if isinstance(value, dict) else value
-        return {MARK: kind.__name__, "v": [encode(each, f"{path}[...]", depth + 1) for each in members]}
+        return {MARK: kind.__name__, "v": [encode(member, f"{path}[...]", depth + 1) for member in members]}
     if kind in _AS_TEXT:
         return {MARK: kind.__name__, "v": _AS_TEXT[kind][0](value)}
     fields = item_fields(value)
     if fields is None:
         raise NotStorableError(path, value)
     where = f"{kind.__module__}:{kind.__qualname__}"
-    encoded = {name: encode(each, f"{path}[{name!r}]", depth + 1) for name, each in fields.items()}
+    encoded = {name: encode(member, f"{path}[{name!r}]", depth + 1) for name, member in fields.items()}
     return {MARK: "item", "class": where, "v": encoded}
 
 
 def decode(value: object) -> Any:
     """Return the value that ``encode`` has encoded."""
     if type(value) is list:
-        return [decode(each) for each in value]
+        return [decode(member) for member in value]
     if type(value) is not dict:
         return value
     mark = value.get(MARK)
     if mark is None:
-        return {key: decode(each) for key, each in value.items()}
+        return {key: decode(member) for key, member in value.items()}
     stored = value["v"]
     if mark == "int":
         return int(stored)
@@ -122,7 +122,7 @@ def decode(value: object) -> Any:
     if mark in _CONTAINERS:
         return _CONTAINERS[mark](map(decode, stored))
     if mark == "item":
-        return _make_item(value["class"], {name: decode(each) for name, each in stored.items()})
+        return _make_item(value["class"], {name: decode(member) for name, member in stored.items()})
     return _FROM_TEXT[mark](stored)
 
 
@@ -131,7 +131,7 @@ _AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], object]]] = {
     datetime: (datetime.isoformat, datetime.fromisoformat),
     date: (date.isoformat, date.fromisoformat),
     time: (time.isoformat, time.fromisoformat),
-    timedelta: (lambda each: str(each // timedelta(microseconds=1)), lambda text: timedelta(microseconds=int(text))),
+    timedelta: (lambda span: str(span // timedelta(microseconds=1)), lambda text: timedelta(microseconds=int(text))),
     Decimal: (str, Decimal),
     UUID: (str, UUID),
 }
@@ -144,9 +144,9 @@ def item_fields(value: object) -> Given | None:
     if isinstance(value, Mapping) and hasattr(kind, "fields"):
         return value
     if dataclasses.is_dataclass(kind):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     if hasattr(kind, "__attrs_attrs__"):
-        return {each.name: getattr(value, each.name) for each in kind.__attrs_attrs__}
+        return {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__}
     return None
 
 
@@ -169,7 +169,7 @@ def _make_item(where: str, fields: dict[str, object]) -> object:
         raise RequestError(f"cannot read a stored item: the spider has no item class {where}")
     if issubclass(kind, Mapping):
         return kind(**fields)
-    made = object.__new__(kind)  # a constructor may take other arguments than the fields
+    item = object.__new__(kind)  # a constructor may take other arguments than the fields
     for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(item, name, value)
+    return item

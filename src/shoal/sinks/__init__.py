@@ -19,73 +19,11 @@ from msgspec import Struct, structs
 
 from shoal.clients.object_urls import FORMS, SCHEMES, ObjectPlace, is_object_url, parse_place
 from shoal.config import mask, plugins
-from shoal.config.plugins import hint as plugin_hint
-from shoal.config.plugins import names as plugin_names
 from shoal.errors import ConfigError, ShoalError, SinkError
 from shoal.messages import did_you_mean, did_you_mean_scheme
 from shoal.ports import Run, Sink, SinkOptions
 from shoal.sinks.keys import MAX_COLUMNS, Export, TableOptions
 from shoal.sinks.tables import DatabaseServer
-
-# Outputs of plugins: the scheme of a URL names the plugin.
-
-
-def is_plugged(scheme: str) -> bool:
-    """Whether a plugin has this scheme. Nothing is imported."""
-    return scheme.lower() in plugins.names("sinks")
-
-
-def open_plugged(spec: str, options: SinkOptions) -> Sink:
-    """Call the plugin. SinkError if it raises anything, or if its sink lacks what the contract asks for."""
-    try:
-        sink = _plugin_of(spec)(spec, options)
-    except ShoalError:
-        raise
-    except Exception as exc:  # the code of a stranger may raise anything
-        raise SinkError(f"the plugin for {mask(spec)} failed: {type(exc).__name__}: {exc}") from exc
-    if lack := _lack_of(sink):
-        raise SinkError(f"the plugin for {mask(spec)} {lack}: see docs/plugins.md")
-    return cast(Sink, sink)
-
-
-def _lack_of(sink: object) -> str | None:
-    """What a sink lacks; None if it has all methods, and ``open`` takes an epoch."""
-    for name in ("open", "write", "flush", "close", "count"):
-        if not callable(getattr(sink, name, None)):
-            return f"has no {name}()"
-    try:
-        inspect.signature(sink.open).bind(b"", 1)  # type: ignore[attr-defined]
-    except TypeError:
-        return "has an open() that takes no epoch"
-    except ValueError:  # a method without a signature, of an extension in C
-        pass
-    return None
-
-
-def plugged_id(spec: str) -> str:
-    """What the plugin's ``sink_id`` returns, or the URL without user and password."""
-    own = getattr(_plugin_of(spec), "sink_id", None)
-    if own is not None:
-        return str(own(spec))
-    try:
-        parts = urlsplit(spec)
-    except ValueError:
-        raise SinkError(f"invalid {spec.partition(':')[0]}:// output") from None
-    return mask(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
-
-
-def is_plugged_shared(spec: str) -> bool:
-    """Whether workers on any machine can write it: the plugin's ``shared``, by default True."""
-    return bool(getattr(_plugin_of(spec), "shared", True))
-
-
-def _plugin_of(spec: str) -> plugins.Registered:
-    scheme = spec.partition(":")[0]
-    found = plugins.load("sinks", scheme)
-    if found is None:
-        raise SinkError(f"unknown output {scheme}://{plugins.hint('sinks')}")
-    return found
-
 
 _Kind: TypeAlias = Literal["stdout", "jsonl", "csv", "parquet", "sqlite", "postgresql", "mysql", "plugin"]
 _PART_FORMATS: tuple[_Kind, ...] = ("jsonl", "csv", "parquet")
@@ -133,14 +71,9 @@ _FORMS = (
 class _Target(Struct, frozen=True):
     kind: _Kind
     path: str = ""
-    table: str | None = None
+    options: TableOptions = TableOptions(replaces=False)
+    """Those that the specification sets."""
     server: DatabaseServer | None = None
-    key: tuple[str, ...] = ()
-    max_columns: int = MAX_COLUMNS
-    formulas: bool = False
-    """Whether CSV cells may be formulas."""
-    replaces: bool = False
-    """Whether a file that another run wrote is replaced."""
     by_path: bool = False
     """Whether the path alone identifies a file."""
     place: ObjectPlace | None = None
@@ -160,9 +93,8 @@ def open_sink(
     run itself may be writing the same output.
     """
     target = _parse(spec)
-    options = TableOptions(
-        target.table, run_id, target.key, target.max_columns, on_reject, target.replaces or not run_id, export
-    )
+    replaces = target.options.replaces or not run_id
+    options = structs.replace(target.options, run_id=run_id, on_reject=on_reject, replaces=replaces, export=export)
     if target.place is not None:
         return _open_objects(target, target.place, options)
     if export == "missing" and target.kind not in ("sqlite", "postgresql", "mysql"):
@@ -180,7 +112,7 @@ def open_sink(
         case "csv":
             from shoal.sinks.csvfile import CsvSink
 
-            return CsvSink(target.path, options, formulas=target.formulas)
+            return CsvSink(target.path, options)
         case "parquet":
             from shoal.sinks.parquet import ParquetSink
 
@@ -200,14 +132,14 @@ def open_sink(
             assert target.server is not None
             return mysql_sink(target.server, options)
         case "plugin":
-            return open_plugged(spec, SinkOptions(run_id, on_reject))
+            return _open_plugged(spec, SinkOptions(run_id, on_reject))
 
 
 def _open_objects(target: _Target, place: ObjectPlace, options: TableOptions) -> Sink:
     from shoal.sinks.objects import PART_MB, PART_SECONDS, MissingPartsSink, ObjectSink, PartOptions
 
     size = int((target.part_mb or PART_MB) * (1 << 20))
-    parts = PartOptions(size, target.part_seconds or PART_SECONDS, target.formulas)
+    parts = PartOptions(size, target.part_seconds or PART_SECONDS)
     assert target.kind == "jsonl" or target.kind == "csv" or target.kind == "parquet"
     kind = MissingPartsSink if options.export == "missing" else ObjectSink
     return kind(place, target.kind, options, parts)
@@ -219,8 +151,8 @@ def sink_id(spec: str) -> str:
     if target.kind == "stdout":
         return "-"
     if target.kind == "plugin":
-        return plugged_id(spec)
-    options = [] if target.table is None else [f"table={target.table}"]
+        return _plugged_id(spec)
+    options = [] if target.options.table is None else [f"table={target.options.table}"]
     if target.place is not None:
         name = f"{target.place.name}.{target.kind}"
         options += [f"{key}={value}" for key, value in target.place.options.items() if key != "region"]
@@ -236,7 +168,7 @@ def named_for_run(specs: Sequence[str], run: Run) -> tuple[str, ...]:
     """Outputs with ``{date}`` replaced by the day on which the run was created, and ``{run}`` by its ID. So a run that
     is resumed on another day has the same outputs."""
     words = {"{date}": time.strftime("%Y-%m-%d", time.localtime(run.created_at)), "{run}": run.run_id}
-    return tuple(re.sub(r"\{date\}|\{run\}", lambda found: words[found[0]], spec) for spec in specs)
+    return tuple(re.sub(r"\{date\}|\{run\}", lambda match: words[match[0]], spec) for spec in specs)
 
 
 def file_of(spec: str) -> str | None:
@@ -251,10 +183,11 @@ def is_sqlite(spec: str) -> bool:
 
 
 def is_shared(spec: str) -> bool:
-    """Whether workers on any machine can write it."""
+    """Whether workers on any machine can write it. A plugin has the attribute ``shared``, by default True."""
     target = _parse(spec)
-    on_server = target.server is not None or target.place is not None
-    return on_server or (target.kind == "plugin" and is_plugged_shared(spec))
+    if target.kind == "plugin":
+        return bool(getattr(_plugin_of(spec), "shared", True))
+    return target.server is not None or target.place is not None
 
 
 def is_object_storage(spec: str) -> bool:
@@ -278,10 +211,10 @@ def _parse(spec: str) -> _Target:
             return _parse_server(spec, scheme)
         if is_object_url(spec):
             return _parse_objects(spec)
-        if is_plugged(scheme):
+        if scheme.lower() in plugins.names("sinks"):
             return _Target("plugin", spec)
-        hint = did_you_mean_scheme(scheme, ("sqlite", *_SERVERS, *SCHEMES, *plugin_names("sinks")))
-        raise SinkError(f"unknown output {scheme}://; use {_FORMS}{plugin_hint('sinks')}{hint}")
+        hint = did_you_mean_scheme(scheme, ("sqlite", *_SERVERS, *SCHEMES, *plugins.names("sinks")))
+        raise SinkError(f"unknown output {scheme}://; use {_FORMS}{plugins.hint('sinks')}{hint}")
     ending = os.path.splitext(spec)[1].lower()
     if ending == ".json":
         raise SinkError(f"{spec}: a JSON array is complete only at its end; use {spec}l, with one object per line")
@@ -307,20 +240,17 @@ def _parse_sqlite(spec: str, rest: str) -> _Target:
 
 
 def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
-    options, known = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS[kind] | _IDENTITY
+    options, forms = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS[kind] | _IDENTITY
     try:
-        if options.keys() - known.keys() or options.get("formulas", "escape") not in ("escape", "keep"):
+        if options.keys() - forms.keys() or options.get("replace", "yes") != "yes":
             raise ValueError
-        if options.get("replace", "yes") != "yes" or options.get("identity", "path") != "path":
+        if options.get("identity", "path") != "path":
             raise ValueError
-        table, key, max_columns = _table_options(kind, options)
+        table_options = _table_options(kind, options)
     except ValueError:
-        allowed = "&".join(known.values())
+        allowed = "&".join(forms.values())
         raise SinkError(f"{spec!r}: invalid option after the file name; allowed: ?{allowed}") from None
-    return _Target(
-        kind, path, table, key=key, max_columns=max_columns, formulas=options.get("formulas") == "keep",
-        replaces="replace" in options, by_path="identity" in options,
-    )  # fmt: skip
+    return _Target(kind, path, table_options, by_path="identity" in options)
 
 
 def _parse_objects(spec: str) -> _Target:
@@ -332,24 +262,19 @@ def _parse_objects(spec: str) -> _Target:
             f"unknown type of output in object storage: {ending!r}; "
             f"write {scheme}://bucket/name.jsonl, .csv or .parquet"
         )
-    known = {name: form for name, form in _FILE_OPTIONS[kind].items() if name != "replace"} | _PART_OPTIONS
+    forms = {name: form for name, form in _FILE_OPTIONS[kind].items() if name != "replace"} | _PART_OPTIONS
     try:
-        place, options = parse_place(spec, known)
+        place, options = parse_place(spec, forms)
         part_mb = _number(options, "part_mb", 1024)
         part_seconds = _number(options, "part_seconds", 3600)
-        if options.get("formulas", "escape") not in ("escape", "keep"):
-            raise ValueError
-        max_columns = _table_options(kind, options)[2]
+        table_options = _table_options(kind, options)
     except ConfigError as exc:
         raise SinkError(str(exc)) from None
     except ValueError:
-        allowed = "&".join([*known.values(), *FORMS.values()])
+        allowed = "&".join([*forms.values(), *FORMS.values()])
         raise SinkError(f"{spec.partition('?')[0]}: invalid option; allowed: ?{allowed}") from None
-    folder = os.path.splitext(place.path)[0]
-    return _Target(
-        kind, place=structs.replace(place, path=folder), max_columns=max_columns,
-        formulas=options.get("formulas") == "keep", part_mb=part_mb, part_seconds=part_seconds,
-    )  # fmt: skip
+    place = structs.replace(place, path=os.path.splitext(place.path)[0])
+    return _Target(kind, options=table_options, place=place, part_mb=part_mb, part_seconds=part_seconds)
 
 
 def _number(options: dict[str, str], name: str, most: float) -> float | None:
@@ -362,13 +287,18 @@ def _number(options: dict[str, str], name: str, most: float) -> float | None:
     return value
 
 
-def _table_options(kind: _Kind, options: dict[str, str]) -> tuple[str | None, tuple[str, ...], int]:
-    """Return table, key and limit of columns. ValueError if one of them is invalid."""
+def _table_options(kind: _Kind, options: dict[str, str]) -> TableOptions:
+    """ValueError if one of the options is invalid."""
     table, key = options.get("table"), tuple(options["key"].split(",")) if "key" in options else ()
     max_columns = int(options.get("max_columns", _MAX_COLUMNS.get(kind, MAX_COLUMNS)))
     if table == "" or "\0" in (table or "") or not all(key) or max_columns < 1:
         raise ValueError
-    return table, key, max_columns
+    formulas = options.get("formulas", "escape")
+    if formulas not in ("escape", "keep"):
+        raise ValueError
+    return TableOptions(
+        table, key=key, max_columns=max_columns, replaces="replace" in options, formulas=formulas == "keep"
+    )
 
 
 def _parse_server(spec: str, scheme: str) -> _Target:
@@ -390,15 +320,65 @@ def _parse_server(spec: str, scheme: str) -> _Target:
     schema = options.pop("schema", None) if kind == "postgresql" else None
     try:
         timeout = float(options.pop("timeout", 30.0))
-        table, key, max_columns = _table_options(kind, own)
+        table_options = _table_options(kind, own)
         if schema == "" or not 0.0 < timeout <= 3600.0 or options.keys() - _OPTIONS[kind]:
             raise ValueError
     except ValueError:
-        known = [*_FILE_OPTIONS["sqlite"].values(), "timeout=seconds"]
-        known += ["schema=name"] if kind == "postgresql" else []
+        forms = [*_FILE_OPTIONS["sqlite"].values(), "timeout=seconds"]
+        forms += ["schema=name"] if kind == "postgresql" else []
         raise SinkError(
-            f"{scheme}://{host}: invalid option; allowed: ?{'&'.join([*known, *sorted(_OPTIONS[kind])])}"
+            f"{scheme}://{host}: invalid option; allowed: ?{'&'.join([*forms, *sorted(_OPTIONS[kind])])}"
         ) from None
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
     server = DatabaseServer(kind, host, port, unquote(path), user, password, schema, timeout, options)
-    return _Target(kind, table=table, server=server, key=key, max_columns=max_columns)
+    return _Target(kind, options=table_options, server=server)
+
+
+# -- plugins
+
+
+def _open_plugged(spec: str, options: SinkOptions) -> Sink:
+    """Call the plugin. SinkError if it raises anything, or if its sink lacks what the contract asks for."""
+    try:
+        sink = _plugin_of(spec)(spec, options)
+    except ShoalError:
+        raise
+    except Exception as exc:  # the code of a stranger may raise anything
+        raise SinkError(f"the plugin for {mask(spec)} failed: {type(exc).__name__}: {exc}") from exc
+    if lack := _lack_of(sink):
+        raise SinkError(f"the plugin for {mask(spec)} {lack}: see docs/plugins.md")
+    return cast(Sink, sink)
+
+
+def _lack_of(sink: object) -> str | None:
+    """What a sink lacks; None if it has all methods, and ``open`` takes an epoch."""
+    for name in ("open", "write", "flush", "close", "count"):
+        if not callable(getattr(sink, name, None)):
+            return f"has no {name}()"
+    try:
+        inspect.signature(sink.open).bind(b"", 1)  # type: ignore[attr-defined]
+    except TypeError:
+        return "has an open() that takes no epoch"
+    except ValueError:  # a method without a signature, of an extension in C
+        pass
+    return None
+
+
+def _plugged_id(spec: str) -> str:
+    """What the plugin's ``sink_id`` returns, or the URL without user and password."""
+    own = getattr(_plugin_of(spec), "sink_id", None)
+    if own is not None:
+        return str(own(spec))
+    try:
+        parts = urlsplit(spec)
+    except ValueError:
+        raise SinkError(f"invalid {spec.partition(':')[0]}:// output") from None
+    return mask(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+
+
+def _plugin_of(spec: str) -> plugins.Registered:
+    scheme = spec.partition(":")[0]
+    plugin = plugins.load("sinks", scheme)
+    if plugin is None:
+        raise SinkError(f"unknown output {scheme}://{plugins.hint('sinks')}")
+    return plugin

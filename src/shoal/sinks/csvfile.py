@@ -6,15 +6,16 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from shoal.item import as_text
-from shoal.ports import LoggedItem, OutputCount
-from shoal.sinks.files import LARGE, Saved, count_in_file, encode_saved, load_saved
-from shoal.sinks.keys import Rejects, TableOptions
-from shoal.sinks.storage import BLOCK, GrowingFile, checksum, in_thread, storage_errors, unwritten
+from shoal.ports import LoggedItem
+from shoal.sinks.files import LARGE, GrowingFileSink, Saved
+from shoal.sinks.keys import TableOptions
+from shoal.sinks.storage import BLOCK, in_thread, storage_errors, unwritten
 from shoal.sinks.tables import rows_within
+
+Escape: TypeAlias = Callable[[str], str]
 
 _INVISIBLE = r"[\s\0-\x20\u200b-\u200f\u2060\ufeff]*+"
 _FORMULA = re.compile(rf"'*+(?:[\t\r]|{_INVISIBLE}[=+\-@＝＋－＠])")  # noqa: RUF001  Excel also runs the wide ones
@@ -26,50 +27,33 @@ _NUMBER = re.compile(
 """A number with a sign, as people write it: digits and separators calculate nothing. Or a dash for "no value"."""
 
 
-class CsvSink:
+class CsvSink(GrowingFileSink):
     r"""A header and a line for each item, in UTF-8, each ended by ``\n``.
 
     Nested values are JSON text, None is empty. A new field becomes the last column: the file is rewritten with one more
     comma in each row. So the offset of an earlier flush can be computed in the wider file, and a crash between the two
     does no harm.
 
-    Unless ``formulas`` are kept, text that a spreadsheet runs as a formula gets a ``'`` in front. Numbers stay.
+    Unless the options allow formulas, text that a spreadsheet runs as a formula gets a ``'`` in front. Numbers stay.
     """
 
-    def __init__(self, path: str, options: TableOptions | None = None, *, formulas: bool = False) -> None:
-        options = options or TableOptions()
-        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
+        super().__init__(path, options)
         self._max_columns = options.max_columns
-        self._formulas = formulas
-        self._rejects = Rejects(self._file.path, options.on_reject)
+        self._escape = None if options.formulas else escape_formula
         self._fields: list[str] = []
         """The header: the names as they are in the file."""
         self._rows = 0
         self._rejected = 0
         """Items that are not in the file, although the run has written up to here."""
-        self._seq = 0
 
     # -- open
 
-    async def open(self, state: bytes, epoch: int = 0) -> int | None:
-        self._rejects.open()
-        await in_thread(self._open, load_saved(self._file, state), epoch)
-        return None
-
-    def _open(self, saved: Saved | None, epoch: int) -> None:
-        self._file.open(saved.offset if saved is not None else 0, fresh=saved is None, epoch=epoch)
-        saved = saved or Saved()
-        try:
-            fields, offset = self._locate(saved) if saved.rows else ([], 0)
-        except BaseException:
-            self._file.close()
-            raise
-        self._file.keep(offset)
-        self._fields, self._rows, self._rejected, self._seq = fields, saved.rows, saved.rejected, 0
-
-    def _locate(self, saved: Saved) -> tuple[list[str], int]:
-        """The current header of the file, and the offset at which the saved content ends."""
-        fields = self._read_header()
+    def _locate(self, saved: Saved) -> tuple[int, bytes]:
+        self._fields, self._rows, self._rejected = [], saved.rows, saved.rejected
+        if not saved.rows:
+            return 0, b""
+        fields = self._fields = self._read_header()
         if fields[: len(saved.fields)] != saved.fields:
             raise self._file.changed("has a different header")
         commas = (len(fields) - len(saved.fields)) * saved.rows
@@ -77,9 +61,7 @@ class CsvSink:
         if self._file.size < offset:
             raise self._file.changed(f"has {self._file.size} bytes, but had {offset}")
         tail = self._file.tail(offset) if fields == saved.fields else self._narrow_tail(saved.fields, fields, offset)
-        if checksum(tail) != saved.check:
-            raise self._file.changed(f"has different content before offset {offset}")
-        return fields, offset
+        return offset, tail
 
     def _read_header(self) -> list[str]:
         try:
@@ -110,10 +92,10 @@ class CsvSink:
         if not items:
             return
         columns = dict.fromkeys(self._fields)
-        rows, rejects = rows_within(items, columns, self._max_columns, None if self._formulas else escape_formula)
+        rows, rejects = rows_within(items, columns, self._max_columns, self._escape)
         fields = list(columns)
         if rows and fields:  # without any field there is no header to write
-            lines = encode_rows(rows, fields, formulas=self._formulas)
+            lines = encode_rows(rows, fields, self._escape)
             if len(lines) < LARGE and (not self._rows or len(fields) == len(self._fields)):
                 self._append(fields, lines, len(rows), items[-1].seq)
             else:
@@ -146,30 +128,13 @@ class CsvSink:
         self._file.replace(rewrite)
         self._fields = fields
 
-    async def flush(self) -> bytes:
-        state = await in_thread(self._flush)
-        self._rejects.flush()
-        return state
+    def _saved(self, check: bytes) -> Saved:
+        fields = self._fields if self._rows else []
+        return Saved(self._file.run_id, self._file.size, check, self._rows, fields, self._rejected)
 
-    def _flush(self) -> bytes:
-        file = self._file
-        file.sync()
-        file.check()
-        check, fields = checksum(file.tail(file.size)), self._fields if self._rows else []
-        return encode_saved(Saved(file.run_id, file.size, check, self._rows, fields, self._rejected))
-
-    async def close(self, *, finished: bool) -> None:
-        if finished:
-            self._rejects.finish()
-        await in_thread(partial(self._file.end, finished=finished))
-
-    async def count(self, state: bytes) -> OutputCount:
-        return await in_thread(count_in_file, self._file, load_saved(self._file, state), _count_rows)
-
-
-def _count_rows(file: BinaryIO) -> int:
-    """The rows of a file, without its header."""
-    return max(0, sum(is_row_end for _, is_row_end in _row_ends(file)) - 1)
+    def _count_items(self, file: BinaryIO) -> int:
+        """The rows of a file, without its header."""
+        return max(0, sum(is_row_end for _, is_row_end in _row_ends(file)) - 1)
 
 
 # -- cells
@@ -177,9 +142,8 @@ def _count_rows(file: BinaryIO) -> int:
 _NATIVE_TYPES = frozenset({str, int, float, type(None)})
 
 
-def encode_rows(rows: Iterable[dict[str, object]], fields: Sequence[str], *, formulas: bool) -> bytes:
+def encode_rows(rows: Iterable[dict[str, object]], fields: Sequence[str], escape: Escape | None) -> bytes:
     """Rows as CSV, without a header."""
-    escape = None if formulas else escape_formula
     return _lines(_cells(row, fields, escape) for row in rows)
 
 
@@ -187,7 +151,7 @@ def encode_header(fields: Sequence[str]) -> bytes:
     return _lines([fields])
 
 
-def _cells(row: dict[str, object], fields: Iterable[str], escape: Callable[[str], str] | None) -> list[object]:
+def _cells(row: dict[str, object], fields: Iterable[str], escape: Escape | None) -> list[object]:
     values = map(row.get, fields)
     cells = [value if type(value) in _NATIVE_TYPES else as_text(value) for value in values]
     return cells if escape is None else [escape(cell) if type(cell) is str else cell for cell in cells]

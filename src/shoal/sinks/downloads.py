@@ -20,15 +20,20 @@ from shoal.config import FileSettings, ImageSettings
 from shoal.errors import DECODING_ERRORS, ConfigError, FileStoreError, FileTooLargeError
 from shoal.http.files import FileEntry, describe_file, is_image
 from shoal.messages import pip_install
+from shoal.sinks.storage import sync_folder
 from shoal.urls.normalize import normalize_url
 
-# Where files are stored: a folder, or object storage. Paths come from checksums, so an object never changes.
+T = TypeVar("T")
 
-
+_LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
+_RETRY_DELAYS = (0.25, 0.75, 2.0)
 _TEMPORARY = ".tmp"
 """The folder of files that are being written. A rename moves them to their place in one step."""
 _OLD = 86400.0  # seconds after which a file there was left by a process that died
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
+
+
+# -- stores: a folder, or object storage. Paths come from checksums, so an object never changes.
 
 
 class FileStore(Protocol):
@@ -135,7 +140,7 @@ class FolderStore:
                 with suppress(OSError):
                     os.unlink(temporary)
                 raise
-            _sync(os.path.dirname(target))
+            sync_folder(target)
         except OSError as exc:
             self._made.clear()  # somebody may have removed a folder
             raise self._error(exc) from exc
@@ -150,14 +155,14 @@ class FolderStore:
             os.makedirs(folder, exist_ok=True)
             while len(folder) > len(self._folder):
                 self._made.add(folder)
+                sync_folder(folder)
                 folder = os.path.dirname(folder)
-                _sync(folder)
 
     def _remove_old(self) -> None:
-        with suppress(OSError), os.scandir(os.path.join(self._folder, _TEMPORARY)) as found:
-            for each in found:
-                if each.stat().st_mtime < time.time() - _OLD:
-                    os.unlink(each.path)
+        with suppress(OSError), os.scandir(os.path.join(self._folder, _TEMPORARY)) as entries:
+            for entry in entries:
+                if entry.stat().st_mtime < time.time() - _OLD:
+                    os.unlink(entry.path)
 
     def _error(self, exc: OSError) -> FileStoreError | FileTooLargeError:
         message = f"can't store a file in {self._folder}: {exc.strerror or exc} (files.store)"
@@ -166,20 +171,7 @@ class FolderStore:
         return FileStoreError(message, retryable=exc.errno not in _PERMANENT)
 
 
-def _sync(folder: str) -> None:
-    """Make the entries of a folder durable, if the file system supports that."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-_LARGE = 1 << 20  # bytes; the checksum of more is computed in a thread
-_RETRY_DELAYS = (0.25, 0.75, 2.0)
-
-T = TypeVar("T")
+# -- the keeper
 
 
 class _Indexed(msgspec.Struct):
@@ -241,11 +233,11 @@ class FileKeeper:
         are still there. None if there is none. FileStoreError if the store fails."""
         if not self._max_age:
             return None
-        found = await self._call(partial(self._store.get, _index_path(url)))
-        if found is None:
+        content = await self._call(partial(self._store.get, _index_path(url)))
+        if content is None:
             return None
         try:
-            indexed = _decode(found)
+            indexed = _decode(content)
             paths = [str(indexed.entry["path"]), *map(str, indexed.entry.get("thumbs", {}).values())]
         except (*DECODING_ERRORS, KeyError, AttributeError):
             return None
@@ -264,12 +256,12 @@ class FileKeeper:
 
         sizes = [_pixels(name) for name in self._images.thumbs]
         try:
-            made = await asyncio.to_thread(make_thumbnails, body, sizes, self._images.max_pixels)
+            thumbnails = await asyncio.to_thread(make_thumbnails, body, sizes, self._images.max_pixels)
         except ValueError as exc:
             entry["error"] = f"no thumbnail: {exc}"
             return
         checksum, thumbs = entry["checksum"], dict[str, str]()
-        for name, data in zip(self._images.thumbs, made, strict=True):
+        for name, data in zip(self._images.thumbs, thumbnails, strict=True):
             thumbs[name] = f"thumbs/{name}/{checksum[:2]}/{checksum}.jpg"
             await self._put(thumbs[name], data, "image/jpeg")
         entry["thumbs"] = thumbs

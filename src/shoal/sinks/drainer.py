@@ -248,7 +248,7 @@ class Drainer:
             await _until_back(partial(self._go_back, last))
         self._written, self._last, self._is_broken, self._is_caught_up = self._position, None, False, False
 
-    async def _claim_above(self, taken: OutputTakenError) -> None:
+    async def _claim_above(self, error: OutputTakenError) -> None:
         """Claim the role again, above the epoch in the output. RoleTakenError if another process has the role.
 
         A drainer that still holds its role meets a newer epoch after a rewind of its store, or if another store has a
@@ -260,10 +260,10 @@ class Drainer:
         self._takeovers += 1
         await _until_back(partial(self._frontier.relinquish, self._claim))
         nonce = os.urandom(_NONCE_BYTES)
-        claim = partial(self._frontier.claim, self._role, self._ttl, nonce=nonce, above=taken.epoch)
+        claim = partial(self._frontier.claim, self._role, self._ttl, nonce=nonce, above=error.epoch)
         self._claim = await _until_back(claim)
         if self._claim is None:
-            raise RoleTakenError(str(taken)) from None
+            raise RoleTakenError(str(error)) from None
 
     def _other_store(self) -> SinkError:
         return SinkError(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,13 +26,143 @@ import msgspec
 from shoal.errors import DECODING_ERRORS, SinkError
 from shoal.item import Record, decode_item
 from shoal.ports import LoggedItem, OutputCount
-from shoal.sinks.keys import TableOptions
+from shoal.sinks.keys import Rejects, TableOptions
 from shoal.sinks.storage import GrowingFile, checksum, in_thread, owner_of, storage_errors, unwritten
 
-# The latest items, for outputs that can't undo a write.
+LARGE = 1 << 20  # bytes; a longer write runs in a thread
+_MAX_RECENT = 100_000
+_SEND_TIMEOUT = 100  # milliseconds that a thread waits for the reader of standard output
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
-_LIMIT = 100_000
+class Saved(msgspec.Struct):
+    """The state of a file at a flush. ``rows``, ``fields`` and ``rejected`` are for CSV."""
+
+    run: str = ""
+    offset: int = 0
+    check: bytes = b""
+    rows: int = 0
+    fields: list[str] = []
+    rejected: int = 0
+
+
+_encode_saved = msgspec.msgpack.Encoder().encode
+_decode_saved = msgspec.msgpack.Decoder(Saved).decode
+
+
+class GrowingFileSink(ABC):
+    """The steps that outputs with a `GrowingFile` have in common."""
+
+    def __init__(self, path: str, options: TableOptions) -> None:
+        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
+        self._rejects = Rejects(self._file.path, options.on_reject)
+        self._seq = 0
+        """The last item that was written since the file was opened."""
+
+    async def open(self, state: bytes, epoch: int = 0) -> int | None:
+        self._rejects.open()
+        await in_thread(self._open, self._load(state), epoch)
+        return None
+
+    def _load(self, state: bytes) -> Saved | None:
+        """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
+        try:
+            saved = _decode_saved(state) if state else None
+        except DECODING_ERRORS as exc:
+            raise SinkError(f"can't read the saved position in {self._file.path}: {exc}") from exc
+        if saved is not None and saved.run != self._file.run_id:
+            raise self._file.changed(f"belongs to run {saved.run} by its saved position")
+        return saved
+
+    def _open(self, saved: Saved | None, epoch: int) -> None:
+        self._file.open(0 if saved is None else saved.offset, fresh=saved is None, epoch=epoch)
+        try:
+            offset, tail = self._locate(saved or Saved())
+            if saved is not None and offset and checksum(tail) != saved.check:
+                raise self._file.changed(f"has different content before offset {offset}")
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.keep(offset)
+        self._seq = 0
+
+    @abstractmethod
+    def _locate(self, saved: Saved) -> tuple[int, bytes]:
+        """Return where the saved content ends in the file, and the last block before, as it was at that time."""
+
+    async def flush(self) -> bytes:
+        state = await in_thread(self._flush)
+        self._rejects.flush()
+        return state
+
+    def _flush(self) -> bytes:
+        self._file.sync()
+        self._file.check()
+        return _encode_saved(self._saved(checksum(self._file.tail(self._file.size))))
+
+    @abstractmethod
+    def _saved(self, check: bytes) -> Saved:
+        """The state of the file, with this checksum of its last block."""
+
+    async def close(self, *, finished: bool) -> None:
+        if finished:
+            self._rejects.finish()
+        await in_thread(partial(self._file.end, finished=finished))
+
+    async def count(self, state: bytes) -> OutputCount:
+        return await in_thread(self._count, self._load(state))
+
+    def _count(self, saved: Saved | None) -> OutputCount:
+        """The items of the run are 0 if the run never wrote the file, or another run has replaced it."""
+        if saved is None:
+            return OutputCount(items=0)
+        items, path = 0, self._file.path
+        with storage_errors(path), suppress(FileNotFoundError), open(path, "rb") as content:
+            if owner_of(content.fileno()) in (None, self._file.run_id):
+                items = self._count_items(content)
+        return OutputCount(items=items, rejected=saved.rejected)
+
+    @abstractmethod
+    def _count_items(self, file: BinaryIO) -> int: ...
+
+
+# -- JSON lines
+
+
+class JsonLinesSink(GrowingFileSink):
+    """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
+
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
+        super().__init__(path, options)
+
+    def _locate(self, saved: Saved) -> tuple[int, bytes]:
+        return saved.offset, self._file.tail(saved.offset)
+
+    def _saved(self, check: bytes) -> Saved:
+        return Saved(self._file.run_id, self._file.size, check)
+
+    async def write(self, items: Sequence[LoggedItem]) -> None:
+        items = unwritten(items, self._seq)
+        if not items:
+            return
+        lines = _encode_lines([decode_item(item.payload)[1] for item in items])
+        if len(lines) < LARGE:
+            self._append(lines, items[-1].seq)
+        else:
+            await in_thread(self._append, lines, items[-1].seq)
+
+    def _append(self, lines: bytes, seq: int) -> None:
+        self._file.append(lines)
+        self._seq = seq
+
+    def _count_items(self, file: BinaryIO) -> int:
+        lines = 0
+        while block := file.read(LARGE):
+            lines += block.count(b"\n")
+        return lines
+
+
+# -- outputs that can't undo a write
 
 
 class Recent:
@@ -40,7 +171,7 @@ class Recent:
     It remembers the last 100,000 items by page and index. A rewound store reuses numbers in the log for other items.
     """
 
-    def __init__(self, limit: int = _LIMIT) -> None:
+    def __init__(self, limit: int = _MAX_RECENT) -> None:
         self._limit = limit
         self._order: deque[bytes] = deque()
         self._keys: set[bytes] = set()
@@ -63,107 +194,6 @@ class Recent:
 
 def _key(item: LoggedItem) -> bytes:
     return item.fingerprint + b"-%d" % item.index
-
-
-LARGE = 1 << 20  # bytes; a longer write runs in a thread
-_SEND_TIMEOUT = 100  # milliseconds that a thread waits for the reader of standard output
-_encode_lines = msgspec.json.Encoder().encode_lines
-
-
-class Saved(msgspec.Struct):
-    """The state of a file at a flush. ``rows``, ``fields`` and ``rejected`` are for CSV."""
-
-    run: str = ""
-    offset: int = 0
-    check: bytes = b""
-    rows: int = 0
-    fields: list[str] = []
-    rejected: int = 0
-
-
-encode_saved = msgspec.msgpack.Encoder().encode
-_decode_saved = msgspec.msgpack.Decoder(Saved).decode
-
-
-def load_saved(file: GrowingFile, state: bytes) -> Saved | None:
-    """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
-    try:
-        saved = _decode_saved(state) if state else None
-    except DECODING_ERRORS as exc:
-        raise SinkError(f"can't read the saved position in {file.path}: {exc}") from exc
-    if saved is not None and saved.run != file.run_id:
-        raise file.changed(f"belongs to run {saved.run} by its saved position")
-    return saved
-
-
-def count_in_file(file: GrowingFile, saved: Saved | None, count: Callable[[BinaryIO], int]) -> OutputCount:
-    """Count the items of the run in its file. They are 0 if the run never wrote it, or another run has replaced it."""
-    items = 0
-    if saved is not None:
-        with storage_errors(file.path), suppress(FileNotFoundError), open(file.path, "rb") as content:
-            if owner_of(content.fileno()) in (None, file.run_id):
-                items = count(content)
-    return OutputCount(items=items, rejected=saved.rejected if saved is not None else 0)
-
-
-# -- JSON lines
-
-
-class JsonLinesSink:
-    """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
-
-    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
-        self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
-        self._seq = 0
-
-    async def open(self, state: bytes, epoch: int = 0) -> int | None:
-        await in_thread(self._open, load_saved(self._file, state), epoch)
-        return None
-
-    def _open(self, saved: Saved | None, epoch: int) -> None:
-        offset = saved.offset if saved is not None else 0
-        self._file.open(offset, fresh=saved is None, epoch=epoch)
-        if saved is not None and checksum(self._file.tail(offset)) != saved.check:
-            self._file.close()
-            raise self._file.changed(f"has different content before offset {offset}")
-        self._file.keep(offset)
-        self._seq = 0
-
-    async def write(self, items: Sequence[LoggedItem]) -> None:
-        items = unwritten(items, self._seq)
-        if not items:
-            return
-        lines = _encode_lines([decode_item(item.payload)[1] for item in items])
-        if len(lines) < LARGE:
-            self._append(lines, items[-1].seq)
-        else:
-            await in_thread(self._append, lines, items[-1].seq)
-
-    def _append(self, lines: bytes, seq: int) -> None:
-        self._file.append(lines)
-        self._seq = seq
-
-    async def flush(self) -> bytes:
-        return await in_thread(self._flush)
-
-    def _flush(self) -> bytes:
-        file = self._file
-        file.sync()
-        file.check()
-        return encode_saved(Saved(file.run_id, file.size, checksum(file.tail(file.size))))
-
-    async def close(self, *, finished: bool) -> None:
-        await in_thread(partial(self._file.end, finished=finished))
-
-    async def count(self, state: bytes) -> OutputCount:
-        return await in_thread(count_in_file, self._file, load_saved(self._file, state), _count_lines)
-
-
-def _count_lines(file: BinaryIO) -> int:
-    lines = 0
-    while block := file.read(LARGE):
-        lines += block.count(b"\n")
-    return lines
 
 
 class StreamSink:
@@ -212,18 +242,16 @@ class StreamSink:
         return OutputCount(items=None)
 
 
-# Items in a list or a queue, for the program that started the crawl.
-
-
 def _record(payload: bytes) -> Record:
     return decode_item(payload)[1]
 
 
 class CollectSink:
-    """Appends each item to a list, or puts it into a queue. ``restore`` makes an item of an encoded one.
+    """Appends each item to a list or puts it into a queue, for the program that started the crawl.
 
-    A bounded queue makes the drainer wait for its reader. The program gets each item once, even if its page is crawled
-    again. Opened at an older state, it removes later items from the list, unless the program has changed the list.
+    ``restore`` makes an item of an encoded one. A bounded queue makes the drainer wait for its reader. The program gets
+    each item once, even if its page is crawled again. Opened at an older state, it removes later items from the list,
+    unless the program has changed the list.
     """
 
     def __init__(self, target: list[Any] | asyncio.Queue[Any], restore: Callable[[bytes], Any] = _record) -> None:

@@ -73,7 +73,7 @@ async def output_role(spec: str, frontier: ItemSource, run_id: str) -> str:
                     await _check_log(f"{path} was written by run {run_id} at another path", path, frontier)
             elif any(host_of(role.role) == this_host() for role in _written(_roles_at(name, roles))):
                 await _check_log(f"{path} is gone", path, frontier)
-            identity = await in_thread(_store_identity, path, identity or _new_identity())
+            identity = await in_thread(_store_identity, path, identity or f"{this_host()}-{secrets.token_hex(4)}")
     role = _role_of(name, path, identity, roles)
     _report_copies(role, name, run_id, roles)
     return role
@@ -95,8 +95,8 @@ def _role_of(name: str, path: str, identity: str, roles: list[RoleState]) -> str
     if os.path.isabs(identity):
         return identity + options
     for role in roles:
-        place, known = split_role(role.role)
-        if known == identity and _options_of(place) == options:
+        place, identity_of_role = split_role(role.role)
+        if identity_of_role == identity and _options_of(place) == options:
             return f"{place}#{identity}"
     return f"{name}#{identity}"
 
@@ -117,12 +117,12 @@ def _roles_at(name: str, roles: list[RoleState]) -> list[RoleState]:
 async def _continued(spec: str, path: str, run_id: str, roles: list[RoleState]) -> str | None:
     """The identity of the role of this path that wrote the content of the file; None if none of them did."""
     here = this_host()
-    written = _written(roles)
-    for role in sorted(written, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor).position)):
+    writers = _written(roles)
+    for role in sorted(writers, key=lambda role: (host_of(role.role) != here, -read_cursor(role.cursor).position)):
         if not role.held and await _matches(spec, path, role.cursor, run_id):
             return split_role(role.role)[1] or path
-    if written and owner_of(path) in (None, run_id):
-        busy = any(role.held for role in written)
+    if writers and owner_of(path) in (None, run_id):
+        busy = any(role.held for role in writers)
         raise SinkError(
             f"{path} has content, and run {run_id} has written a file at this path, but {path}{SIDECAR} is missing or "
             f"a copy, so it is unknown whether it is the same file. "
@@ -201,8 +201,10 @@ def _report_copies(role: str, name: str, run_id: str, roles: list[RoleState]) ->
     if elsewhere:
         log.warning(
             "run %s also writes %s on %s, which is another file: each machine writes a complete copy",
-            run_id, name, ", ".join(elsewhere),
-        )  # fmt: skip
+            run_id,
+            name,
+            ", ".join(elsewhere),
+        )
     elif others:
         log.warning("run %s has written another file at %s before: this one begins with its first item", run_id, name)
 
@@ -213,10 +215,6 @@ def _report_copies(role: str, name: str, run_id: str, roles: list[RoleState]) ->
 def this_host() -> str:
     """The name of this machine in identities."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:_MAX_HOST] or "host"
-
-
-def _new_identity() -> str:
-    return f"{this_host()}-{secrets.token_hex(4)}"
 
 
 def _read_identity(path: str) -> str | None:

@@ -106,6 +106,8 @@ class TableOptions(msgspec.Struct, frozen=True):
     """Called with the number of items that could not be written."""
     replaces: bool = True
     """Whether a file that another run wrote is replaced."""
+    formulas: bool = False
+    """Whether CSV cells may be formulas."""
     export: Export = ""
     """How an export writes a table: ``all`` items, or only those that are ``missing``. Empty: the run itself writes."""
 

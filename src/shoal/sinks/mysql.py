@@ -152,14 +152,23 @@ class MySQLConnection:
         server, options = self._server, self._server.options
         try:
             self._database = pymysql.connect(
-                defer_connect=True, host=server.host or "localhost", port=server.port, user=server.user,
+                defer_connect=True,
+                host=server.host or "localhost",
+                port=server.port,
+                user=server.user,
                 password=(server.password or "").encode(),  # PyMySQL encodes text as Latin-1
-                database=server.database, charset="utf8mb4", autocommit=False,
-                connect_timeout=server.timeout, read_timeout=server.timeout, write_timeout=server.timeout,
+                database=server.database,
+                charset="utf8mb4",
+                autocommit=False,
+                connect_timeout=server.timeout,
+                read_timeout=server.timeout,
+                write_timeout=server.timeout,
                 init_command=_SETUP.format(max(1, int(server.timeout * 0.9))),
-                ssl_ca=options.get("ssl_ca"), ssl_cert=options.get("ssl_cert"), ssl_key=options.get("ssl_key"),
+                ssl_ca=options.get("ssl_ca"),
+                ssl_cert=options.get("ssl_cert"),
+                ssl_key=options.get("ssl_key"),
                 ssl_verify_cert="ssl_ca" in options or None,
-            )  # fmt: skip
+            )
             await self._in_thread(self._connected.connect)
         except (RuntimeError, ValueError) as exc:  # PyMySQL lacks a library, or got a bad option
             raise SinkError(f"can't write {server.name}: {exc}") from None
@@ -286,10 +295,10 @@ class MySQLConnection:
         description = await self._fetch_if_exists(f"SHOW CREATE TABLE {table}")
         if description is None:
             return None
-        known, statement = self._described.get(table), str(description[0][1])
-        if known is None or known[0] != statement:
-            known = self._described[table] = statement, await self._describe(table, statement)
-        return known[1]
+        described, statement = self._described.get(table), str(description[0][1])
+        if described is None or described[0] != statement:
+            described = self._described[table] = statement, await self._describe(table, statement)
+        return described[1]
 
     async def _describe(self, table: str, statement: str) -> Sequence[TableColumn]:
         """SinkError for a table without transactions."""

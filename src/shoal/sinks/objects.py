@@ -69,8 +69,6 @@ class PartOptions(msgspec.Struct, frozen=True):
 
     size: int = PART_MB << 20
     seconds: float = PART_SECONDS
-    formulas: bool = False
-    """Whether CSV cells may be formulas."""
 
 
 class _Saved(msgspec.Struct):
@@ -140,7 +138,7 @@ class ObjectSink:
         self._kind = kind
         self._options = options
         self._limit = parts.size
-        self._formulas = parts.formulas
+        self._escape = escape_formula if kind == "csv" and not options.formulas else None
         self._folder = _folder_of(options.run)
         self._manifest_path = f"{self._folder}/_manifest-{kind}.json"
         self._pattern = re.compile(rf"part-(?:\d{{6,}}|\d{{12,}}-\d{{12,}}-([0-9a-f]+)-[0-9a-f]{{8}})\.{kind}")
@@ -349,13 +347,12 @@ class ObjectSink:
         """The content of a part, and the items that do not fit. Adds new fields to ``fields``."""
         if self._kind == "jsonl":
             return _encode_lines([decode_item(item.payload)[1] for item in self._items]), []
-        escape = None if self._formulas or self._kind != "csv" else escape_formula
-        rows, rejects = rows_within(self._items, fields, self._options.max_columns, escape)
+        rows, rejects = rows_within(self._items, fields, self._options.max_columns, self._escape)
         if not rows or not fields:
             return b"", rejects
         if self._kind == "csv":
             names = list(fields)
-            return encode_header(names) + encode_rows(rows, names, formulas=self._formulas), rejects
+            return encode_header(names) + encode_rows(rows, names, self._escape), rejects
         return _encode_parquet(rows), rejects
 
     # -- commit
@@ -480,18 +477,14 @@ class MissingPartsSink(ObjectSink):
     It fences nobody: it keeps the epoch and the writer of the manifest. A drainer at work opens its output again, and
     finds the new parts or writes these items itself."""
 
-    def __init__(
-        self, place: ObjectPlace, kind: Format, options: TableOptions, parts: PartOptions = PartOptions()
-    ) -> None:
-        super().__init__(place, kind, options, parts)
-        self.added = 0
-        """How many items the output has now that it had not."""
-        self._lost: set[str] = set()
-        """The parts that the manifest names and the bucket does not have."""
-        self._ranges: list[_PartEntry] = []
-        """The parts that are there, in order."""
-        self._ends: set[int] = set()
-        """Where parts ended, and so where the run's output may be opened again: new parts end there as well."""
+    added = 0
+    """How many items the output has now that it had not."""
+    _lost: set[str]
+    """The parts that the manifest names and the bucket does not have."""
+    _ranges: list[_PartEntry]
+    """The parts that are there, in order."""
+    _ends: set[int]
+    """Where parts ended, and so where the run's output may be opened again: new parts end there as well."""
 
     async def open(self, state: bytes, epoch: int = 0) -> int | None:
         self._rejects.open()

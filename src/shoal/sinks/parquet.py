@@ -32,6 +32,7 @@ from shoal.sinks.storage import (
     checksum,
     fence,
     in_thread,
+    is_at,
     lock,
     newest_epoch,
     owner_of,
@@ -44,9 +45,6 @@ from shoal.sinks.storage import (
 )
 from shoal.sinks.tables import rows_within
 
-# Items as Arrow tables, which Parquet files consist of. Needs pyarrow.
-
-
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -56,6 +54,14 @@ except ImportError as exc:
 __all__ = ["conform", "make_table", "pa", "pq", "unify"]
 
 _MAX_FIELDS = 100  # a dict with more keys is a mapping rather than a record, and becomes JSON text
+_PART_SIZE = 64 << 20  # bytes of items after which a part is written, even without a flush
+_GROUP_ROWS = 50_000
+_GROUP_SIZE = 64 << 20
+_MARK = b"shoal"
+_PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
+
+
+# -- items as Arrow tables, which Parquet files consist of
 
 
 def make_table(rows: Sequence[dict[str, object]]) -> pa.Table:
@@ -91,31 +97,31 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
     kinds: dict[str, pa.DataType] = {}
     for schema in schemas:
         for field in schema:
-            known = kinds.get(field.name, pa.null())
-            kind = _wider(known, field.type)
+            earlier = kinds.get(field.name, pa.null())
+            kind = _wider(earlier, field.type)
             kinds[field.name] = kind if kind is not None and _is_storable(kind) else pa.string()
     return pa.schema([(name, pa.string() if kind == pa.null() else kind) for name, kind in kinds.items()])
 
 
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both; None if only text does."""
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    if {one, other} == {pa.int64(), pa.float64()}:
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if {first, second} == {pa.int64(), pa.float64()}:
         return pa.float64()
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        inner = _wider(one.value_type, other.value_type)
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        inner = _wider(first.value_type, second.value_type)
         return None if inner is None else pa.list_(inner)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return _wider_struct(one, other)
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        return _wider_struct(first, second)
     return None
 
 
-def _wider_struct(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    kinds = {field.name: field.type for field in one}
-    for field in other:
+def _wider_struct(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    kinds = {field.name: field.type for field in first}
+    for field in second:
         kind = _wider(kinds.get(field.name, pa.null()), field.type)
         if kind is None:
             return None
@@ -139,13 +145,6 @@ def _as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         values = column.to_pylist()
         return pa.chunked_array([_text_array(values) if kind == pa.string() else pa.array(values, kind)])
     return column.cast(kind, safe=False)
-
-
-_PART_SIZE = 64 << 20  # bytes of items after which a part is written, even without a flush
-_GROUP_ROWS = 50_000
-_GROUP_SIZE = 64 << 20
-_MARK = b"shoal"
-_PART = re.compile(r"([0-9a-f]{8})-(\d{6,})\.parquet")
 
 
 class _Saved(msgspec.Struct):
@@ -179,8 +178,8 @@ class ParquetSink:
     flush_every = 10.0
     """Seconds between flushes, because each writes a part."""
 
-    def __init__(self, path: str, options: TableOptions | None = None) -> None:
-        self._options = options or TableOptions()
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
+        self._options = options
         self._path = os.path.realpath(path)
         self._folder = self._path + ".parts"
         self._lock = -1
@@ -249,17 +248,12 @@ class ParquetSink:
                 descriptor = os.open(self._folder, os.O_RDONLY)
                 try:
                     lock(descriptor, self._path)
-                    if self._is_folder(descriptor):
+                    if is_at(descriptor, self._folder):
                         self._lock, descriptor = descriptor, -1
                         return
                 finally:
                     if descriptor >= 0:  # perhaps the last writer removed the folder before it released the lock
                         os.close(descriptor)
-
-    def _is_folder(self, descriptor: int) -> bool:
-        """Whether this descriptor is that of the folder at its path."""
-        at_path = stat_of(self._folder)
-        return at_path is not None and os.path.samestat(at_path, os.fstat(descriptor))
 
     def _find_parts(self, saved: _Saved) -> None:
         """Read which parts are merged, and check the others. Nothing is changed."""
@@ -373,7 +367,7 @@ class ParquetSink:
     def _check(self) -> None:
         """OutputChangedError if a part or the merged file is not as this process left it."""
         with storage_errors(self._path):
-            if self._part_sizes and not self._is_folder(self._lock):
+            if self._part_sizes and not is_at(self._lock, self._folder):
                 raise self._changed(f"lacks its folder {self._folder}, which was removed, moved or replaced")
             for path, size in self._part_sizes.items():
                 status = stat_of(path)
@@ -428,11 +422,11 @@ class ParquetSink:
 
     def _tables(self, sources: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the row groups of all sources, without the rows of the merged file that a rewind removed."""
-        left = self._merged[-1] if self._merged else 0
+        rows_left = self._merged[-1] if self._merged else 0
         for source in sources:
             for table in _row_groups(source):
                 if source == self._path:
-                    table, left = table.slice(0, left), left - min(left, table.num_rows)
+                    table, rows_left = table.slice(0, rows_left), rows_left - min(rows_left, table.num_rows)
                 yield table
 
     # -- count

@@ -46,12 +46,12 @@ class Patience:
         failures began, on the monotonic clock, if that is longer ago."""
         if not self._failures:
             self._since = time.monotonic() if since is None else since
-        left = self._since + self._seconds - time.monotonic()
-        if left <= 0:
+        seconds_left = self._since + self._seconds - time.monotonic()
+        if seconds_left <= 0:
             return False
-        seconds = min(left, _LONGEST_PAUSE, self._first_pause * 2.0 ** min(self._failures, 10))
+        seconds = min(seconds_left, _LONGEST_PAUSE, self._first_pause * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        log.warning("%s; trying again in %.2g s, giving up in %.0f s", error, seconds, left)
+        log.warning("%s; trying again in %.2g s, giving up in %.0f s", error, seconds, seconds_left)
         self._hurried.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -84,10 +84,6 @@ def _string(text: str) -> str:
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _is_conflict(exc: Exception) -> bool:
-    return isinstance(exc, asyncpg.PostgresError) and exc.sqlstate in _CONFLICTS
-
-
 def _is_retryable(exc: Exception) -> bool:
     if isinstance(exc, asyncpg.PostgresError):
         return severity(exc.sqlstate or "") is not Severity.FINAL
@@ -116,7 +112,7 @@ POSTGRES = Dialect(
     ),
     user="SELECT quote_ident(current_user)",
     errors=_ERRORS,
-    is_conflict=_is_conflict,
+    is_conflict=lambda exc: isinstance(exc, asyncpg.PostgresError) and exc.sqlstate in _CONFLICTS,
     is_retryable=_is_retryable,
     is_denied=lambda exc: isinstance(exc, asyncpg.InsufficientPrivilegeError),
 )
@@ -140,10 +136,14 @@ class PostgresConnection:
         server = self._server
         self._connection = await asyncpg.connect(
             "postgresql:///?" + urlencode(server.options),
-            host=server.host or None, port=server.port, user=server.user, password=server.password,
-            database=server.database, timeout=server.timeout,
+            host=server.host or None,
+            port=server.port,
+            user=server.user,
+            password=server.password,
+            database=server.database,
+            timeout=server.timeout,
             statement_cache_size=0,  # a connection pooler may not support prepared statements
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         if self._connection is None:

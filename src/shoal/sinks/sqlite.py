@@ -97,8 +97,11 @@ class SQLiteConnection:
         # Transactions begin and end by explicit statements, so that new columns are part of them.
         self._database = sqlite3.connect(
             f"{Path(self._path).as_uri()}?mode=rw",  # a reader, too, has to undo the transaction of a dead process
-            uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
-        )  # fmt: skip
+            uri=True,
+            timeout=_BUSY_TIMEOUT,
+            isolation_level=None,
+            check_same_thread=False,
+        )
         self._database.execute("SELECT 1 FROM sqlite_master").fetchone()  # fails if it is not a database
         self._identity = before
         self._check_identity()

@@ -271,10 +271,8 @@ class GrowingFile:
                 raise
             try:
                 lock(descriptor, self.path)
-                if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+                if is_at(descriptor, self.path):
                     return descriptor
-            except FileNotFoundError:
-                pass
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -371,18 +369,17 @@ class GrowingFile:
             if at_path is not None and os.path.samestat(own, at_path):
                 return
             if own.st_nlink:
-                raise self.changed(self._describe_move(own, at_path))
+                raise self.changed(self._describe_move(at_path))
             if at_path is not None:
                 raise self.changed("was replaced by another file")
             self._restore()
 
-    def _describe_move(self, own: os.stat_result, at_path: os.stat_result | None) -> str:
+    def _describe_move(self, at_path: os.stat_result | None) -> str:
         place = ""
         with suppress(OSError):  # not every system has /proc
             place = os.readlink(f"/proc/self/fd/{self._descriptor}")
-        at_place = stat_of(place) if place else None
-        is_known = at_place is not None and os.path.samestat(own, at_place)
-        return f"was moved{f' to {place}' if is_known else ''}{'' if at_path is None else ' and replaced'}"
+        is_there = place and is_at(self._descriptor, place)
+        return f"was moved{f' to {place}' if is_there else ''}{'' if at_path is None else ' and replaced'}"
 
     def _restore(self) -> None:
         """Write a removed file again, from the descriptor, which still has its content."""
@@ -426,3 +423,9 @@ def stat_of(path: str) -> os.stat_result | None:
         return os.stat(path)
     except FileNotFoundError:
         return None
+
+
+def is_at(descriptor: int, path: str) -> bool:
+    """Whether an open file or folder is the one at this path."""
+    at_path = stat_of(path)
+    return at_path is not None and os.path.samestat(at_path, os.fstat(descriptor))

@@ -118,7 +118,7 @@ def kind_of(values: Iterable[object], max_depth: int | None = None) -> Kind | No
     """
     values = list(values)
     types = set(map(type, values))
-    kinds = {_KIND_OF_TYPE.get(each, Kind.TEXT) for each in types - {int, type(None)}}
+    kinds = {_KIND_OF_TYPE.get(type_, Kind.TEXT) for type_ in types - {int, type(None)}}
     if int in types:
         kinds.add(_int_kind([value for value in values if type(value) is int]))
     if Kind.JSON in kinds and max_depth is not None and any(_is_deeper(value, max_depth) for value in values):
@@ -141,9 +141,9 @@ def _is_deeper(value: object, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(child, levels - 1) for child in value)
 
 
-def join_kinds(one: Kind, other: Kind) -> Kind:
+def join_kinds(first: Kind, second: Kind) -> Kind:
     """The narrowest kind that holds both without loss."""
-    return one if one is other else _WIDER.get(frozenset({one, other}), Kind.TEXT)
+    return first if first is second else _WIDER.get(frozenset({first, second}), Kind.TEXT)
 
 
 def large_integers(table: str, column: str) -> str:
@@ -266,19 +266,19 @@ class Columns:
 
     def changes(self, kinds: Mapping[str, Kind], blank: Iterable[str] = ()) -> list[Change]:
         """The changes that fields of these kinds need. ``blank`` fields never had a value."""
-        found: list[Change] = []
+        changes: list[Change] = []
         for field, kind in kinds.items():
             column = self.column_for(field)
             old = self.kinds.get(column)
             if column not in self.kinds:
-                found.append(Change(column, None, kind))
+                changes.append(Change(column, None, kind))
             elif old is not None and join_kinds(old, kind) is not old:
-                found.append(Change(column, old, join_kinds(old, kind)))
+                changes.append(Change(column, old, join_kinds(old, kind)))
         for field in blank:
             column = self.column_for(field)
             if column not in self.kinds:
-                found.append(Change(column, None, Kind.TEXT))
-        return found
+                changes.append(Change(column, None, Kind.TEXT))
+        return changes
 
 
 # -- rows
@@ -342,11 +342,11 @@ class Batch:
 
 def halves(group: Group) -> tuple[Group, Group]:
     middle = len(group.keys) // 2
-    one, other = (
+    first, second = (
         Group(group.fields, group.keys[part], group.seqs[part], [values[part] for values in group.columns])
         for part in (slice(middle), slice(middle, None))
     )
-    return one, other
+    return first, second
 
 
 def rows_within(

@@ -410,19 +410,19 @@ class TableSink:
 
     async def _retried(self, transaction: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a transaction, again if another process interfered."""
-        left = _MAX_ATTEMPTS
+        attempts_left = _MAX_ATTEMPTS
         while True:
-            left -= 1
+            attempts_left -= 1
             try:
                 return await transaction()
             except _TableChangedError as exc:
-                if not left:
+                if not attempts_left:
                     raise SinkError(
                         f"can't write {self._name}: other processes changed the table {exc.args[0]!r} during each of "
                         f"{_MAX_ATTEMPTS} attempts"
                     ) from None
             except self._dialect.errors as exc:
-                if not left or not self._dialect.is_conflict(exc):
+                if not attempts_left or not self._dialect.is_conflict(exc):
                     raise
                 self._forget_tables()
             await self._connected.rollback()
@@ -541,8 +541,8 @@ class TableSink:
 
     async def _tables(self) -> list[str]:
         """The tables of this output that exist."""
-        named = self._options.table
-        names = [self._dialect.naming.fit(named)] if named is not None else await self._registered()
+        table = self._options.table
+        names = [self._dialect.naming.fit(table)] if table is not None else await self._registered()
         return [name for name in names if await self._columns(name) is not None]
 
     async def _registered(self) -> list[str]:
@@ -598,12 +598,12 @@ class TableSink:
             column.name for column in described
         }.issuperset(SYSTEM_COLUMNS):
             raise foreign_table(self._name, name, self._dialect.table_option)
-        known = self._known.get(name)
-        if known is None or known[0] != described:
+        checked = self._known.get(name)
+        if checked is None or checked[0] != described:
             types = {column.name: column.type for column in described}
             kinds = {column: self._dialect.kinds.get(type_.lower()) for column, type_ in types.items()}
-            known = self._known[name] = described, Columns(self._dialect.naming, kinds, types)
-        return known[1]
+            checked = self._known[name] = described, Columns(self._dialect.naming, kinds, types)
+        return checked[1]
 
     async def _prepare(self, name: str, batch: Batch, blank: Iterable[str] = ()) -> None:
         """Create the table, and add or widen columns so that the fields of the batch fit."""

@@ -70,10 +70,6 @@ class StandbyDrainer:
         except FencedError:  # `run` meets it too, and then the process joins again
             pass
 
-    async def abandon(self) -> None:
-        """Release the role, and leave the output as it is."""
-        await self._leave()
-
     async def run(self) -> None:
         """Drain until cancelled. SinkError if a retry of the output can't help, or if it has been down for too long.
 
@@ -95,11 +91,11 @@ class StandbyDrainer:
         if self._starting is not None:
             with suppress(ShoalError, OSError):
                 await self._try_start()
-        await self._leave()
+        await self.abandon()
 
     async def _give_way(self, error: RoleTakenError | SinkBusyError) -> None:
         """Release the role, because another process writes the output."""
-        await self._leave()
+        await self.abandon()
         if str(error) != self._reported:
             log.warning("%s; this process stands by", error)
         self._reported = str(error)
@@ -109,7 +105,7 @@ class StandbyDrainer:
         output has been down for too long."""
         if not is_retryable(error):
             raise error
-        await self._leave()
+        await self.abandon()
         if self._latest is not None and self._latest.position != self._position:  # it worked, here or elsewhere
             self._position = self._latest.position
             self._patience.worked()
@@ -171,7 +167,8 @@ class StandbyDrainer:
         log.info("this process writes the items to %s", output_name(self._role))
         return True
 
-    async def _leave(self) -> None:
+    async def abandon(self) -> None:
+        """Release the role, and leave the output as it is."""
         if self._current is not None:
             drainer, self._current = self._current, None
             await drainer.abandon()
@@ -179,9 +176,9 @@ class StandbyDrainer:
     async def _all_written(self) -> bool:
         try:
             roles = {role.role: role for role in await self._frontier.roles()}
-            written = (await self._frontier.stats()).items
+            last_item = (await self._frontier.stats()).items
         except StoreAwayError:  # it may answer again soon
             return False
         mine = roles.get(PREFIX + self._role)
         cursor = Cursor() if mine is None else read_cursor(mine.cursor)
-        return cursor.position >= written and cursor.is_closed is not False
+        return cursor.position >= last_item and cursor.is_closed is not False

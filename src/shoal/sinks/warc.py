@@ -31,18 +31,20 @@ from shoal.http import Request
 from shoal.http.exchange import Exchange
 from shoal.messages import pip_install
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
-from shoal.sinks.storage import GrowingFile, in_thread, replace_file, storage_errors, sync_folder
+from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
 
 if TYPE_CHECKING:
     from warcio.recordloader import ArcWarcRecord
     from warcio.statusandheaders import StatusAndHeaders
 
-# The records of one page: response or revisit, request, rendered page, metadata. Each is a gzip member of its own.
-#
-# The metadata record is the last one of a page. It names the lease of the page, so that a later process can find
-# out whether the page is done.
+log = logging.getLogger("shoal.warc")
 
-
+_MAX_ORIGINALS = 100_000
+"""Payloads that are remembered, so that the same payload is stored once."""
+_QUESTIONS = 1000
+"""How many leases one call asks the frontier about."""
+ENDING = ".warc.gz"
+_UNSAFE = re.compile(r"[^\w.-]")
 _LEASE_FIELD = "shoalLease"
 _LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
 _ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
@@ -52,6 +54,158 @@ _SECRET = frozenset({b"proxy-authorization"})
 """Headers for a proxy. They were not sent to the site."""
 _ORIGINAL = b"X-Orig-"
 """The prefix for the name of a header that does not describe the body in the record."""
+OPEN = ".open"
+_MODE = 0o600  # requests have cookies and passwords
+_BLOCK = 1 << 16
+_KIND = b"WARC-Type: "
+
+
+class WarcArchive:
+    """The archive of a process. See `shoal.crawling.engine_options.Archive`. Call ``open`` first, ``close`` last."""
+
+    def __init__(
+        self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
+    ) -> None:
+        """ConfigError if a library is missing. ``durable``: the frontier survives a crash of the machine, so the
+        records must too."""
+        assert settings.folder is not None
+        self._folder = os.path.realpath(settings.folder)
+        self._max_bytes = settings.max_file_bytes
+        self._run_id = run.run_id
+        self._prefix = _UNSAFE.sub("_", run.run_id) + "-"
+        self._frontier = frontier
+        self._durable = durable
+        # Runs of different stores may have the same id: the time of its creation tells them apart.
+        mark = f"{run.run_id} {run.created_at:.3f}"
+        self._about = {
+            "software": f"Shoal/{__version__}",
+            "format": "WARC File Format 1.1",
+            "conformsTo": "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/",
+            "isPartOf": run.run_id,
+            "http-header-user-agent": user_agent,
+            "shoalRun": mark,
+        }
+        self._mark = f"shoalRun: {mark}\r\n".encode()
+        self._maker = RecordMaker()
+        self._process = secrets.token_hex(4)
+        self._number = 0
+        self._file: WarcFile | None = None
+        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
+        """Pages in the file that may or may not be done: the frontier has not answered yet."""
+        self._originals: dict[str, Original] = {}
+
+    async def open(self) -> None:
+        """SinkError if it cannot write to the folder."""
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+        except OSError as exc:
+            raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
+        await self._recover()
+
+    # -- pages
+
+    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        """Store pages that are about to be done. SinkError if they cannot be written; then they must not become
+        done."""
+        if not pages:
+            return
+        if self._file is not None and self._file.size >= self._max_bytes:
+            await self._end_file()
+        await in_thread(self._store, pages)
+
+    def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
+        keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
+        records = [
+            self._maker.page(exchange, lease.request, key, self._originals)
+            for key, (lease, exchange) in zip(keys, pages, strict=True)
+        ]
+        if self._file is None:
+            self._file = self._new_file()
+        parts = self._file.append([page.data for page in records], durable=self._durable)
+        self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
+
+    def _new_file(self) -> WarcFile:
+        self._number += 1
+        now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
+        name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
+        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
+
+    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
+        """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
+        for lease, is_done in zip(leases, done, strict=True):
+            self._settle(LeaseKey(lease.fingerprint, lease.token), "done" if is_done else "lost")
+
+    def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
+        if outcome == "leased" or key not in self._unsettled:
+            return
+        part, page = self._unsettled.pop(key)
+        if outcome == "lost":
+            assert self._file is not None
+            self._file.dropped.append(part)
+        elif page.digest not in self._originals:
+            self._originals[page.digest] = page.response
+            if len(self._originals) > _MAX_ORIGINALS:
+                del self._originals[next(iter(self._originals))]
+
+    # -- files
+
+    async def _end_file(self) -> None:
+        """Give the file its final name, unless the frontier has not answered for all of its pages."""
+        assert self._file is not None
+        if self._unsettled:
+            keys = list(self._unsettled)
+            for key, outcome in zip(keys, await self._outcomes(keys), strict=True):
+                self._settle(key, outcome)
+        if not self._unsettled:
+            await in_thread(self._file.finish)
+            self._file = None
+
+    async def close(self) -> None:
+        """Finish the file of this process, and those that dead processes of the run left in the folder."""
+        try:
+            if self._file is not None:
+                await self._end_file()
+            await self._recover()
+        except (FrontierError, SinkError) as exc:
+            log.warning("cannot finish all WARC files in %s: %s", self._folder, exc)
+        if self._file is not None:
+            log.warning("%s keeps the ending %s until a process of the run uses the folder", self._file.path, OPEN)
+            self._file.abandon()
+
+    async def _recover(self) -> None:
+        """Finish the files of dead processes of this run."""
+        ending = ENDING + OPEN
+        for name in sorted(os.listdir(self._folder)):
+            if name.startswith(self._prefix) and name.endswith(ending):
+                path = os.path.join(self._folder, name.removesuffix(OPEN))
+                if self._file is None or self._file.path != path:
+                    await self._recover_file(path)
+
+    async def _recover_file(self, path: str) -> None:
+        with left_by_dead(path) as file:
+            if file is None:
+                return
+            leftover = await in_thread(read_leftover, file)
+            if leftover.first and self._mark not in leftover.info:
+                return
+            outcomes = await self._outcomes([lease for _, lease in leftover.pages])
+            if "leased" in outcomes:  # a completion may still be on its way to the store
+                return
+            lost = [part for (part, _), outcome in zip(leftover.pages, outcomes, strict=True) if outcome == "lost"]
+            await in_thread(publish, path, leftover.first, leftover.size, lost)
+            log.info("finished %s, which another process left: %d pages", path, len(leftover.pages) - len(lost))
+
+    async def _outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        outcomes: list[LeaseOutcome] = []
+        for begin in range(0, len(leases), _QUESTIONS):
+            outcomes += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
+        return outcomes
+
+
+# -- records
+#
+# A page has these, each a gzip member of its own: response or revisit, request, rendered page, metadata. The metadata
+# record is the last one. It names the lease of the page, so that a later process can find out whether the page is done.
 
 
 class Original(Struct, frozen=True):
@@ -71,22 +225,17 @@ class PageRecords(Struct, frozen=True):
     response: Original
 
 
-def check_installed() -> None:
-    """ConfigError if the library that writes WARC files is missing."""
-    try:
-        import warcio  # noqa: F401
-    except ImportError:
-        raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
-
-
 class RecordMaker:
     """Makes records. One thread at a time may use it."""
 
     def __init__(self) -> None:
-        from warcio.warcwriter import WARCWriter
-
+        """ConfigError if the library is missing."""
+        try:
+            from warcio import warcwriter
+        except ImportError:
+            raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
         self._buffer = BytesIO()
-        self._writer = WARCWriter(self._buffer, gzip=False, warc_version="1.1")
+        self._writer = warcwriter.WARCWriter(self._buffer, gzip=False, warc_version="1.1")
 
     def info(self, filename: str, fields: Mapping[str, str]) -> bytes:
         """The first record of a file."""
@@ -106,15 +255,15 @@ class RecordMaker:
             common["WARC-Truncated"] = "unspecified"
         head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", _described(exchange))
         if original is None:
-            named = {**common, "WARC-Payload-Digest": digest}
-            response = self._record("response", exchange.url, named, head, exchange.body)
+            headers = {**common, "WARC-Payload-Digest": digest}
+            response = self._record("response", exchange.url, headers, head, exchange.body)
         else:
             response = self._revisit(exchange.url, common, head, digest, original)
         record_id = response.rec_headers.get_header("WARC-Record-ID")
         sent = [(name, value) for name, value in exchange.sent if name.lower() not in _SECRET]
-        asked = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
+        request_head = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
         beside = {"WARC-Date": date, "WARC-Concurrent-To": record_id}
-        records = [response, self._record("request", exchange.url, beside, asked, exchange.sent_body)]
+        records = [response, self._record("request", exchange.url, beside, request_head, exchange.sent_body)]
         if exchange.rendered is not None:
             refers = {"WARC-Date": date, "WARC-Refers-To": record_id, "Content-Type": "text/html; charset=utf-8"}
             records.append(self._record("conversion", exchange.url, refers, None, exchange.rendered))
@@ -132,9 +281,9 @@ class RecordMaker:
     def _revisit(
         self, url: str, headers: Mapping[str, str], head: StatusAndHeaders, digest: str, original: Original
     ) -> ArcWarcRecord:
-        named = {**headers, "WARC-Refers-To": original.record_id}
+        revisit_headers = {**headers, "WARC-Refers-To": original.record_id}
         return self._writer.create_revisit_record(
-            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=named
+            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=revisit_headers
         )
 
     def _packed(self, record: ArcWarcRecord) -> bytes:
@@ -152,7 +301,7 @@ def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHe
 
     lines = [line.rstrip().encode("latin-1", "replace"), *(name + b": " + value for name, value in headers)]
     head = StatusAndHeaders(line, [])
-    head.headers_buff = b"".join(each.translate(_ONE_LINE) + b"\r\n" for each in lines) + b"\r\n"
+    head.headers_buff = b"".join(header_line.translate(_ONE_LINE) + b"\r\n" for header_line in lines) + b"\r\n"
     head.compute_headers_buffer = lambda header_filter=None: None
     return head
 
@@ -180,20 +329,14 @@ def _metadata(exchange: Exchange, request: Request, lease: LeaseKey) -> bytes:
 
 def read_lease(metadata: bytes) -> LeaseKey | None:
     """The lease that a metadata record names; None if it names none."""
-    found = _LEASE.search(metadata)
-    return None if found is None else LeaseKey(bytes.fromhex(found[1].decode()), int(found[2], 16))
+    match = _LEASE.search(metadata)
+    return None if match is None else LeaseKey(bytes.fromhex(match[1].decode()), int(match[2], 16))
 
 
-# Writes one WARC file, and recovers the file of a dead process.
+# -- files
 #
 # A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not
 # done.
-
-
-OPEN = ".open"
-_MODE = 0o600  # requests have cookies and passwords
-_BLOCK = 1 << 16
-_KIND = b"WARC-Type: "
 
 
 class PagePart(NamedTuple):
@@ -265,10 +408,10 @@ def _copy(old: BinaryIO, new: BinaryIO, size: int, dropped: Sequence[PagePart]) 
     at = 0
     for part in (*dropped, PagePart(size, size)):
         old.seek(at)
-        left = part.begin - at
-        while left > 0 and (block := old.read(min(left, _BLOCK))):
+        bytes_left = part.begin - at
+        while bytes_left > 0 and (block := old.read(min(bytes_left, _BLOCK))):
             new.write(block)
-            left -= len(block)
+            bytes_left -= len(block)
         at = part.end
 
 
@@ -289,13 +432,13 @@ def left_by_dead(path: str) -> Iterator[BinaryIO | None]:
     """Lock and return the open file of this name; None if its process is alive, or another process has finished it.
     Without locks a dead process cannot be detected, so on such a file system the result is always None."""
     with ExitStack() as stack:
-        found: BinaryIO | None = None
+        locked: BinaryIO | None = None
         with suppress(OSError):
             file = stack.enter_context(open(path + OPEN, "rb"))
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path + OPEN), os.fstat(file.fileno())):
-                found = file
-        yield found
+            if is_at(file.fileno(), path + OPEN):
+                locked = file
+        yield locked
 
 
 def read_leftover(file: BinaryIO) -> Leftover:
@@ -327,174 +470,12 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             if not block:
                 return
             try:
-                found = unpacker.decompress(block)
+                unpacked = unpacker.decompress(block)
             except zlib.error:  # torn, or zeros that a file system left after a power cut
                 return
             if len(content) < _BLOCK:
-                content += found
+                content += unpacked
             used += len(block) - len(unpacker.unused_data)
             rest = unpacker.unused_data
         at += used
         yield at, bytes(content)
-
-
-log = logging.getLogger("shoal.warc")
-
-_MAX_ORIGINALS = 100_000
-"""Payloads that are remembered, so that the same payload is stored once."""
-_QUESTIONS = 1000
-"""How many leases one call asks the frontier about."""
-ENDING = ".warc.gz"
-_UNSAFE = re.compile(r"[^\w.-]")
-
-
-async def open_archive(
-    settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
-) -> WarcArchive:
-    """The archive of a process. ConfigError if a library is missing; SinkError if it cannot write to the folder.
-
-    ``durable``: the frontier survives a crash of the machine, so the records must too.
-    """
-    check_installed()
-    archive = WarcArchive(settings, run, frontier, durable=durable, user_agent=user_agent)
-    await archive.open()
-    return archive
-
-
-class WarcArchive:
-    """See `shoal.crawling.engine_options.Archive`. Call ``close`` at the end."""
-
-    def __init__(
-        self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
-    ) -> None:
-        assert settings.folder is not None
-        self._folder = os.path.realpath(settings.folder)
-        self._max_bytes = settings.max_file_bytes
-        self._run_id = run.run_id
-        self._prefix = _UNSAFE.sub("_", run.run_id) + "-"
-        self._frontier = frontier
-        self._durable = durable
-        # Runs of different stores may have the same id: the time of its creation tells them apart.
-        mark = f"{run.run_id} {run.created_at:.3f}"
-        self._about = {
-            "software": f"Shoal/{__version__}",
-            "format": "WARC File Format 1.1",
-            "conformsTo": "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/",
-            "isPartOf": run.run_id,
-            "http-header-user-agent": user_agent,
-            "shoalRun": mark,
-        }
-        self._mark = f"shoalRun: {mark}\r\n".encode()
-        self._maker = RecordMaker()
-        self._process = secrets.token_hex(4)
-        self._number = 0
-        self._file: WarcFile | None = None
-        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
-        """Pages in the file that may or may not be done: the frontier has not answered yet."""
-        self._originals: dict[str, Original] = {}
-
-    async def open(self) -> None:
-        try:
-            os.makedirs(self._folder, exist_ok=True)
-        except OSError as exc:
-            raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
-        await self._recover()
-
-    # -- pages
-
-    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        """Store pages that are about to be done. SinkError if they cannot be written; then they must not become
-        done."""
-        if not pages:
-            return
-        if self._file is not None and self._file.size >= self._max_bytes:
-            await self._end_file()
-        await in_thread(self._store, pages)
-
-    def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
-        made = [
-            self._maker.page(exchange, lease.request, key, self._originals)
-            for key, (lease, exchange) in zip(keys, pages, strict=True)
-        ]
-        if self._file is None:
-            self._file = self._new_file()
-        parts = self._file.append([each.data for each in made], durable=self._durable)
-        self._unsettled.update(zip(keys, zip(parts, made, strict=True), strict=True))
-
-    def _new_file(self) -> WarcFile:
-        self._number += 1
-        now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
-        name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
-        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
-
-    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
-        """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
-        for lease, is_done in zip(leases, done, strict=True):
-            self._settle(LeaseKey(lease.fingerprint, lease.token), "done" if is_done else "lost")
-
-    def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
-        if outcome == "leased" or key not in self._unsettled:
-            return
-        part, page = self._unsettled.pop(key)
-        if outcome == "lost":
-            assert self._file is not None
-            self._file.dropped.append(part)
-        elif page.digest not in self._originals:
-            self._originals[page.digest] = page.response
-            if len(self._originals) > _MAX_ORIGINALS:
-                del self._originals[next(iter(self._originals))]
-
-    # -- files
-
-    async def _end_file(self) -> None:
-        """Give the file its final name, unless the frontier has not answered for all of its pages."""
-        assert self._file is not None
-        if self._unsettled:
-            keys = list(self._unsettled)
-            for key, outcome in zip(keys, await self._outcomes(keys), strict=True):
-                self._settle(key, outcome)
-        if not self._unsettled:
-            await in_thread(self._file.finish)
-            self._file = None
-
-    async def close(self) -> None:
-        """Finish the file of this process, and those that dead processes of the run left in the folder."""
-        try:
-            if self._file is not None:
-                await self._end_file()
-            await self._recover()
-        except (FrontierError, SinkError) as exc:
-            log.warning("cannot finish all WARC files in %s: %s", self._folder, exc)
-        if self._file is not None:
-            log.warning("%s keeps the ending %s until a process of the run uses the folder", self._file.path, OPEN)
-            self._file.abandon()
-
-    async def _recover(self) -> None:
-        """Finish the files of dead processes of this run."""
-        ending = ENDING + OPEN
-        for name in sorted(os.listdir(self._folder)):
-            if name.startswith(self._prefix) and name.endswith(ending):
-                path = os.path.join(self._folder, name.removesuffix(OPEN))
-                if self._file is None or self._file.path != path:
-                    await self._recover_file(path)
-
-    async def _recover_file(self, path: str) -> None:
-        with left_by_dead(path) as file:
-            if file is None:
-                return
-            left = await in_thread(read_leftover, file)
-            if left.first and self._mark not in left.info:
-                return
-            outcomes = await self._outcomes([lease for _, lease in left.pages])
-            if "leased" in outcomes:  # a completion may still be on its way to the store
-                return
-            lost = [part for (part, _), outcome in zip(left.pages, outcomes, strict=True) if outcome == "lost"]
-            await in_thread(publish, path, left.first, left.size, lost)
-            log.info("finished %s, which another process left: %d pages", path, len(left.pages) - len(lost))
-
-    async def _outcomes(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
-        found: list[LeaseOutcome] = []
-        for begin in range(0, len(leases), _QUESTIONS):
-            found += await self._frontier.lease_outcomes(leases[begin : begin + _QUESTIONS])
-        return found
