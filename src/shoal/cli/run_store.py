@@ -98,16 +98,13 @@ async def record_action(store: Store, what: str, target: str, detail: str = "", 
 
 
 @asynccontextmanager
-async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
-    """A run, or the newest one, and its frontier."""
+async def opened_run(
+    url: str | None, run_id: str | None, *, readonly: bool = False
+) -> AsyncIterator[tuple[Store, Run, Frontier]]:
+    """The store at a frontier's URL, a run of it or its newest one, and the frontier of that run."""
     async with opened_store(url, readonly=readonly) as store:
-        yield await find_run(store, url, run_id)
-
-
-async def find_run(store: Store, url: str | None, run_id: str | None) -> tuple[Run, Frontier]:
-    """A run, or the newest one, and its frontier. ``url``: of the store, if the command line names one."""
-    run = await choose_run(store, run_id)
-    return run, await store.frontier(run.run_id)
+        run = await choose_run(store, run_id)
+        yield store, run, await store.frontier(run.run_id)
 
 
 async def note_of(store: Store, run: Run, frontier: Frontier) -> str:

@@ -18,6 +18,8 @@ from shoal.ports import Hosts, HostState, Run, Store
 from shoal.urls.normalize import host_of, normalize_url
 
 _MAX_IDENTITIES = 50
+_MAX_SEARCHED = 1000
+"""Of so many hosts of each run, the busiest ones, those with a text in their name are listed."""
 MAX_ROBOTS = 50_000
 """How much of a robots.txt is shown, in characters."""
 
@@ -96,18 +98,20 @@ def host_name(text: str) -> str:
     return host_of(normalize_url(f"http://{text}/"))
 
 
-async def hosts_of(store: Store, runs: Sequence[Run], limit: int) -> list[HostState]:
-    """The busiest hosts of some runs, with the requests of all these runs."""
+async def hosts_of(store: Store, runs: Sequence[Run], limit: int, search: str = "") -> list[HostState]:
+    """The busiest hosts of some runs with ``search`` in their name, with the requests of all these runs."""
+    search, count = search.lower(), _MAX_SEARCHED if search else limit
 
     async def read(run: Run) -> list[HostState]:
-        return await (await store.frontier(run.run_id)).host_states(limit)
+        return await (await store.frontier(run.run_id)).host_states(count)
 
-    found: dict[str, HostState] = {}
+    hosts: dict[str, HostState] = {}
     for states in await asyncio.gather(*map(read, runs)):
         for state in states:
-            known = found.get(state.host)
-            found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
-    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
+            if search in state.host:
+                before = hosts.get(state.host)
+                hosts[state.host] = state if before is None else replace(before, ready=before.ready + state.ready)
+    return sorted(hosts.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
 
 
 async def page_needs_of(store: Store, run: Run, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
-from shoal.cli.run_store import choose_run, opened_store
+from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.messages import printable
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ app = Commands()
     shoal history books_1 --frontier redis://host --points 50
     """
 )
-def history(
+async def history(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     points: Annotated[int, typer.Option("--points", metavar="N", help="Print about N lines (default 12).", min=2)] = 12,
@@ -49,12 +47,9 @@ def history(
     """
     from shoal.runs.samples import read_history, speeds, spread
 
-    async def work() -> tuple[str, list[RunSample]]:
-        async with opened_store(frontier, readonly=True) as store:
-            run_id = (await choose_run(store, run)).run_id
-            return run_id, await read_history(store, run_id)
-
-    run_id, samples = asyncio.run(work())
+    async with opened_store(frontier, readonly=True) as store:
+        run_id = (await choose_run(store, run)).run_id
+        samples = await read_history(store, run_id)
     chosen = spread(samples, points)
     if as_json:
         _print_samples_as_json(run_id, chosen, speeds(chosen))
@@ -78,10 +73,9 @@ def sparkline(values: Sequence[float]) -> str:
 def _print_samples(samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
     print(f"{'time':<19}", *(f"{name:>9}" for name in ("done", "left", "failed", "items", "pages/s")))
     for sample, speed in zip(samples, found, strict=True):
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sample.at))
         numbers = (sample.done, sample.stats.remaining, sample.dead, sample.items)
         pace = "" if speed is None else f"{speed.pages:.3g}"
-        print(moment, *(f"{number:>9}" for number in numbers), f"{pace:>9}")
+        print(local_time(sample.at), *(f"{number:>9}" for number in numbers), f"{pace:>9}")
 
 
 def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
@@ -105,7 +99,7 @@ def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], found: Seq
     shoal workers --active --frontier redis://host
     """
 )
-def workers(
+async def workers(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     everyone: Annotated[bool, typer.Option("--all", help="Also list processes that have ended.")] = False,
@@ -119,24 +113,21 @@ def workers(
     from shoal.operations.processes import read_run_processes
     from shoal.operations.snapshot import SnapshotTaker, read_fleet
 
-    async def work() -> tuple[str, Sequence[RunProcess]]:
+    processes: Sequence[RunProcess]
+    if active:
         config = resolve(None, given({"frontier": frontier}), []).config
         async with opened_store(frontier, readonly=True) as store:
-            if active:
-                return "that is active", await read_fleet(store, await SnapshotTaker(store, config).take())
-            chosen = await choose_run(store, run)
-            opened = await store.frontier(chosen.run_id)
-            return chosen.run_id, await read_run_processes(store, opened, chosen.run_id)
-
-    run_id, found = asyncio.run(work())
-    shown = [each for each in found if everyone or each.state != "ended"]
+            processes = await read_fleet(store, await SnapshotTaker(store, config).take())
+        run_id = "that is active"
+    else:
+        async with opened_run(frontier, run, readonly=True) as (store, chosen, queue):
+            processes = await read_run_processes(store, queue, chosen.run_id)
+        run_id = chosen.run_id
+    shown = [process for process in processes if everyone or process.state != "ended"]
     if as_json:
-        import msgspec
-
-        for each in shown:
-            print(msgspec.json.encode(each).decode())
+        print_json(shown)
     elif not shown:
-        ended = f"; {len(found)} have ended, see --all" if found else ""
+        ended = f"; {len(processes)} have ended, see --all" if processes else ""
         print(f"no process works on run {run_id}{ended}")
     else:
         _print_processes(shown)
@@ -173,7 +164,7 @@ def _duration(seconds: float) -> str:
 
 
 @app.add(examples="shoal compare books_1 books_2 --frontier redis://host")
-def compare(
+async def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="The ID of the older run, from `shoal runs`.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The ID of the newer run.")],
     frontier: FrontierUrl = None,
@@ -185,30 +176,27 @@ def compare(
     """
     from shoal.operations.compare import compare_runs
 
-    async def work() -> Comparison:
-        async with opened_store(frontier, readonly=True) as store:
-            return await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
-
-    found = asyncio.run(work())
+    async with opened_store(frontier, readonly=True) as store:
+        comparison = await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
     if as_json:
-        import msgspec
+        from msgspec.structs import asdict
 
-        for each in found.differences:
-            print(msgspec.json.encode({**msgspec.structs.asdict(each), "change": each.change}).decode())
+        print_json({**asdict(difference), "change": difference.change} for difference in comparison.differences)
     else:
-        _print_comparison(found)
+        _print_comparison(comparison)
 
 
-def _print_comparison(found: Comparison) -> None:
-    left = max(16, *(len(printable(each.name)) for each in found.differences))
-    columns = [max(12, len(run.run_id), len(run.ending)) for run in (found.a, found.b)]
-    print(f"{'':<{left}}  {found.a.run_id:>{columns[0]}}  {found.b.run_id:>{columns[1]}}")
-    print(f"{'ended':<{left}}  {found.a.ending:>{columns[0]}}  {found.b.ending:>{columns[1]}}")
-    for each in found.differences:
-        change = each.change
-        percent = "" if not change else f"{change:+.1%}"
-        a, b = _figure(each, each.a), _figure(each, each.b)
-        print(f"{printable(each.name):<{left}}  {a:>{columns[0]}}  {b:>{columns[1]}}  {percent:>9}".rstrip())
+def _print_comparison(comparison: Comparison) -> None:
+    a, b = comparison.a, comparison.b
+    left = max(16, *(len(printable(difference.name)) for difference in comparison.differences))
+    columns = [max(12, len(run.run_id), len(run.ending)) for run in (a, b)]
+    rows = [("", a.run_id, b.run_id, ""), ("ended", a.ending, b.ending, "")]
+    for difference in comparison.differences:
+        percent = f"{difference.change:+.1%}" if difference.change else ""
+        figures = _figure(difference, difference.a), _figure(difference, difference.b)
+        rows.append((printable(difference.name), *figures, percent))
+    for name, first, second, percent in rows:
+        print(f"{name:<{left}}  {first:>{columns[0]}}  {second:>{columns[1]}}  {percent:>9}".rstrip())
 
 
 def _figure(difference: Difference, value: float | None) -> str:
