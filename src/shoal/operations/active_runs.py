@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from shoal.crawling.stats import FailingHost
+from shoal.fetch.sessions.login import LoginState
 from shoal.operations.problem import Problem, ProblemLimits, Severity, counted, duration, make_problem, of_run, short
 from shoal.operations.snapshot import OutputState, RunSnapshot
 from shoal.ports import HostState, Run, Stats, WorkerState
@@ -40,34 +41,16 @@ class HostFailures(Struct, frozen=True, kw_only=True):
         return sum(self.kinds.values())
 
 
-class BlockedProcess(Struct, frozen=True, kw_only=True):
-    """A process whose event loop is blocked."""
-
-    name: str
-    at: float
-    """When it reported that."""
-    seconds: float
-    by: str
-
-
-class FailedLogin(Struct, frozen=True, kw_only=True):
-    """A login whose last attempts failed."""
-
-    jar: str
-    failures: int
-    reason: str
-    at: float
-    """When the last attempt failed."""
-    stopped: bool
-    """The run was stopped because of that."""
-
-
 class Trend(NamedTuple):
     """How pages ended in the last seconds."""
 
     seconds: float
     ended: int
     dead: int
+
+    def is_bad(self, limits: ProblemLimits) -> bool:
+        """Whether too many of them failed."""
+        return self.ended >= limits.failure_pages and self.dead > limits.failure_rate * self.ended
 
 
 class RunActivity(Struct, frozen=True, kw_only=True):
@@ -79,8 +62,10 @@ class RunActivity(Struct, frozen=True, kw_only=True):
     """Pages of the run that failed in a callback and were not retried since."""
     hosts: tuple[HostFailures, ...] = ()
     trends: tuple[Trend, ...] = ()
-    blocked: tuple[BlockedProcess, ...] = ()
-    failed_logins: tuple[FailedLogin, ...] = ()
+    blocked: tuple[ProcessReport, ...] = ()
+    """Processes whose event loop is blocked."""
+    failed_logins: Mapping[str, LoginState] = {}
+    """By jar, logins whose last attempts failed."""
     worked_at: float = 0.0
     """The last report of any process; 0 if there is none."""
 
@@ -88,16 +73,11 @@ class RunActivity(Struct, frozen=True, kw_only=True):
 def summarize_reports(reports: Sequence[ProcessReport], now: float) -> RunActivity:
     """What these reports say. Those of processes that ended or are lost count only for the totals."""
     live = [each for each in reports if not each.ended and now - each.at <= SILENT]
-    blocked = [
-        BlockedProcess(name=each.name, at=each.at, seconds=each.loop_age, by=each.blocked_by)
-        for each in live
-        if each.loop_age
-    ]
     return RunActivity(
         callback_errors=_lately(sum_errors(each.callback_errors for each in reports), live, now),
         item_errors=sum_errors(each.item_errors for each in reports),
         hosts=_failing_hosts(live),
-        blocked=tuple(blocked),
+        blocked=tuple(report for report in live if report.loop_age),
         worked_at=max((each.at for each in reports), default=0.0),
     )
 
@@ -237,9 +217,10 @@ def _why_stalled(
     if not seen.processes:
         return "critical", "no process works on it"
     if activity.blocked:
-        return "critical", f"{activity.blocked[0].name} is blocked by {activity.blocked[0].by}"
+        return "critical", f"{activity.blocked[0].name} is blocked by {activity.blocked[0].blocked_by}"
     if on_hold:
-        last = next((f"; the last attempt failed: {each.reason}" for each in activity.failed_logins), "")
+        reasons = [login.reason for login in activity.failed_logins.values()]
+        last = f"; the last attempt failed: {reasons[0]}" if reasons else ""
         return "warning", f"it is on hold until a login succeeds{last}"
     if behind := [output for output in seen.outputs if output.held and output.lag > _FAR_BEHIND]:
         return "critical", f"output {behind[0].name} is {behind[0].lag:,} items behind, and fetching waits for it"
@@ -268,11 +249,7 @@ def find_failure_rate(
     recent = [
         Trend(each.seconds, each.ended - max(0, each.dead - dead), min(each.dead, dead)) for each in activity.trends
     ]
-    failing = [
-        trend
-        for trend in (total, *recent)
-        if trend.ended >= limits.failure_pages and trend.dead > limits.failure_rate * trend.ended
-    ]
+    failing = [trend for trend in (total, *recent) if trend.is_bad(limits)]
     if not failing:
         return
     worst = max(failing, key=lambda trend: trend.dead / trend.ended)
@@ -352,10 +329,10 @@ def _failure_of(kinds: Mapping[str, int]) -> str:
     return _FAILURES.get(kind, f"answers only {kind.removeprefix('http ')}")
 
 
-def find_failed_logins(seen: RunSnapshot, logins: Iterable[FailedLogin]) -> Iterator[Problem]:
+def find_failed_logins(seen: RunSnapshot, logins: Mapping[str, LoginState]) -> Iterator[Problem]:
     """Logins whose last attempt failed. One that succeeds resolves it."""
-    for login in logins:
-        of_jar = f" of {short(login.jar)}" if login.jar else ""
+    for jar, login in logins.items():
+        of_jar = f" of {short(jar)}" if jar else ""
         text = f"{counted(login.failures, 'attempt')} failed, the last with: {login.reason.removesuffix('.')}."
         if login.stopped:
             text = (
@@ -364,19 +341,20 @@ def find_failed_logins(seen: RunSnapshot, logins: Iterable[FailedLogin]) -> Iter
             )
         yield of_run(
             seen.run, "login_failed", "critical" if login.stopped else "warning", f"the login{of_jar} failed", text,
-            login.at, figure=float(login.failures), about=login.jar,
+            login.failed_at, figure=float(login.failures), about=jar,
         )  # fmt: skip
 
 
-def find_blocked(seen: RunSnapshot, blocked: Iterable[BlockedProcess], limits: ProblemLimits) -> Iterator[Problem]:
+def find_blocked(seen: RunSnapshot, blocked: Iterable[ProcessReport], limits: ProblemLimits) -> Iterator[Problem]:
     """Processes that hang in a callback."""
-    for each in blocked:
-        if each.seconds >= limits.stuck_after:
+    for report in blocked:
+        seconds = report.loop_age
+        if seconds >= limits.stuck_after:
             yield of_run(
-                seen.run, "worker_stuck", "critical", f"worker {short(each.name)} hangs",
-                f"Its event loop has been blocked for {duration(each.seconds)} by {each.by}. Its log has the stack. "
-                "Other workers get its pages when their leases end (lease.ttl). If it does not continue, kill it.",
-                each.at - each.seconds, figure=each.seconds, about=each.name,
+                seen.run, "worker_stuck", "critical", f"worker {short(report.name)} hangs",
+                f"Its event loop has been blocked for {duration(seconds)} by {report.blocked_by}. Its log has the "
+                "stack. Other workers get its pages when their leases end (lease.ttl). If it does not continue, kill "
+                "it.", report.at - seconds, figure=seconds, about=report.name,
             )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from shoal.errors import RunError
 from shoal.fetch.sessions.stored import read_logins
 from shoal.operations.active_runs import (
     SILENT,
-    FailedLogin,
     HostFailures,
     Mark,
     RunActivity,
@@ -21,9 +20,10 @@ from shoal.operations.active_runs import (
     find_trends,
     sum_forbidden,
     summarize_reports,
+    worker_lost,
 )
-from shoal.operations.problem import ProblemLimits
-from shoal.operations.problems import Ending, Facts, LimitsFor, LostProcess, RunFailure, RunResult
+from shoal.operations.problem import Problem, ProblemLimits
+from shoal.operations.problems import Ending, Facts, LimitsFor, RunFailure, RunResult
 from shoal.operations.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
 from shoal.runs.outcome import limit_of, read_outcome
@@ -62,7 +62,7 @@ class FactReader:
         since = max(since, snapshot.at - RECENT)
         ended = await self._ended_runs(snapshot, since)
         failures: list[RunFailure] = []
-        lost: list[LostProcess] = []
+        lost: list[Problem] = []
         forbidden: dict[str, int] = {}
         activity: dict[str, RunActivity] = {}
         reported: dict[tuple[str, str], float] = {}
@@ -71,7 +71,7 @@ class FactReader:
             reports = await read_processes(self._store, run.run_id)
             reported.update({(run.run_id, report.name): report.at for report in reports})
             failures += _failures(run, reports)
-            lost += _lost_processes(run, reports, snapshot.at, answering_since)
+            lost += _lost_workers(run, reports, snapshot.at, answering_since)
             activity[run.run_id] = found = await self._read_activity(seen, reports, snapshot.at)
             if _fails_often(seen, found.trends, self._limits(run.run_id, run.spider)):
                 kinds = await self._dead_kinds(run, snapshot.at)
@@ -87,8 +87,9 @@ class FactReader:
                 failures += ending.failures
         self._endings = {_ending_key(ending.result.run): ending for ending in endings}
         return Facts(
-            since=since, marks=marks, endings=tuple(endings), failures=tuple(failures), lost=tuple(lost),
-            forbidden=forbidden, activity=activity, answering_since=answering_since, reporting=frozenset(back),
+            since=since, marks=marks, endings=tuple(endings), failures=tuple(failures), forbidden=forbidden,
+            others=tuple(problem for problem in lost if problem.since >= since), activity=activity,
+            answering_since=answering_since, reporting=frozenset(back),
         )  # fmt: skip
 
     async def _ended_runs(self, snapshot: StoreSnapshot, since: float) -> list[Run]:
@@ -112,17 +113,10 @@ class FactReader:
         if stats.dead and found.callback_errors.total:
             kinds = await self._dead_kinds(run, now)
             found = replace(found, failed_in_callback=kinds.get("callback", 0))
-        found = replace(found, failed_logins=await self._failed_logins(run))
+        logins = await read_logins(self._store, run.run_id)
+        found = replace(found, failed_logins={jar: login for jar, login in logins.items() if login.failures})
         failing = failing_hosts(found.hosts, now, self._limits(run.run_id, run.spider))
         return replace(found, hosts=tuple([await self._with_waiting(seen, host) for host in failing]))
-
-    async def _failed_logins(self, run: Run) -> tuple[FailedLogin, ...]:
-        logins = await read_logins(self._store, run.run_id)
-        return tuple(
-            FailedLogin(jar=jar, failures=last.failures, reason=last.reason, at=last.failed_at, stopped=last.stopped)
-            for jar, last in logins.items()
-            if last.failures
-        )
 
     async def _with_waiting(self, seen: RunSnapshot, failing: HostFailures) -> HostFailures:
         """The host with the number of requests that wait for it."""
@@ -180,12 +174,10 @@ class FactReader:
         return RunResult(run=run, stats=stats, outcome=outcome, coverage=coverage, limit=limit)
 
 
-def _lost_processes(
-    run: Run, reports: Sequence[ProcessReport], now: float, answering_since: float
-) -> list[LostProcess]:
+def _lost_workers(run: Run, reports: Sequence[ProcessReport], now: float, answering_since: float) -> list[Problem]:
     """Processes of an active run that stopped reporting, not only because the store was away."""
     return [
-        LostProcess(run.run_id, run.spider, report.name, report.at)
+        worker_lost(run.run_id, run.spider, report.name, report.at)
         for report in reports
         if not report.ended and now - max(report.at, answering_since) > SILENT and run.state in ("running", "paused")
     ]
@@ -194,9 +186,7 @@ def _lost_processes(
 def _fails_often(seen: RunSnapshot, trends: Sequence[Trend], limits: ProblemLimits) -> bool:
     """Whether so many pages fail that it matters which of them nobody wanted."""
     total = Trend(0.0, seen.stats.done + seen.stats.dead, seen.stats.dead)
-    return any(
-        each.ended >= limits.failure_pages and each.dead > limits.failure_rate * each.ended for each in (total, *trends)
-    )
+    return any(trend.is_bad(limits) for trend in (total, *trends))
 
 
 def _failures(run: Run, reports: Sequence[ProcessReport]) -> list[RunFailure]:

@@ -17,7 +17,7 @@ from shoal.operations.notifications.channels import Channel
 from shoal.operations.notifications.messages import Message, Outgoing, ProblemEnd, Report, updated_report
 from shoal.operations.notifications.settings import NotificationSettings, Rule
 from shoal.operations.problem import Problem, ProblemLimits
-from shoal.operations.problems import FailingChannel
+from shoal.operations.problems import channel_failing
 from shoal.ports import Documents
 from shoal.ports.documents import StoredValue
 
@@ -150,13 +150,13 @@ class Delivery:
     def reports(self) -> Mapping[str, Report]:
         return self._reports
 
-    def failing_channels(self) -> tuple[FailingChannel, ...]:
+    def failing_channels(self) -> list[Problem]:
         """Channels that failed so often that other channels report it."""
-        return tuple(
-            FailingChannel(name, state.failures, state.failing_since, state.error)
+        return [
+            channel_failing(name, state.failures, state.failing_since, state.error)
             for name, state in self._states.items()
             if state.failures >= self._settings.failing_after
-        )
+        ]
 
     async def check(
         self, problems: Collection[Problem], now: float, *, active: Collection[str] = (), alive: Collection[str] = ()

@@ -30,9 +30,8 @@ from shoal.operations.notifications.delivery import (
 )
 from shoal.operations.notifications.messages import Report, make_test_message
 from shoal.operations.notifications.settings import LoadedSettings, NotificationSettings, Rule, load_notifications
-from shoal.operations.problem import ProblemLimits
-from shoal.operations.problems import MissedTime, advance_marks, find_problems, store_away, workers_back
-from shoal.operations.schedules.schedule import Schedule
+from shoal.operations.problem import Problem, ProblemLimits
+from shoal.operations.problems import advance_marks, find_problems, schedule_missed, store_away, workers_back
 from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.ports import Documents, Store
@@ -41,23 +40,20 @@ from shoal.ports.documents import StoredValue
 # Times of schedules at which no run began.
 
 
-async def read_missed(schedules: Schedules, since: float) -> tuple[MissedTime, ...]:
-    """The last missed time of each schedule, and the last run that could not start. Nothing before ``since``."""
-    found = [missed for schedule in await schedules.list_all() for missed in missed_times(schedule)]
-    return tuple(missed for missed in found if missed.at >= since)
-
-
-def missed_times(schedule: Schedule) -> list[MissedTime]:
-    """What went wrong with a schedule. Times during a pause are not missed."""
-    name, spider = schedule.name, schedule.definition.spider
-    found = []
-    if schedule.missed_at is not None:
-        count = f"{schedule.missed} of its times were" if schedule.missed > 1 else "One of its times was"
-        reason = f"{count} missed so far, because no server was running or all were late. `shoal schedule show {name}`"
-        found.append(MissedTime(name, spider, schedule.missed_at, reason))
-    if schedule.error and schedule.fired_at is not None:
-        found.append(MissedTime(name, spider, schedule.fired_at, f"Run {schedule.run_id}: {schedule.error}"))
-    return found
+async def read_missed(schedules: Schedules, since: float) -> list[Problem]:
+    """The last missed time of each schedule, and the last run that could not start. Nothing before ``since``. Times
+    during a pause are not missed."""
+    problems = []
+    for schedule in await schedules.list_all():
+        name, spider = schedule.name, schedule.definition.spider
+        if schedule.missed_at is not None and schedule.missed_at >= since:
+            times = f"{schedule.missed} of its times were" if schedule.missed > 1 else "One of its times was"
+            reason = f"{times} missed so far, because no server was running or all were late."
+            problems.append(schedule_missed(name, spider, schedule.missed_at, f"{reason} `shoal schedule show {name}`"))
+        if schedule.error and schedule.fired_at is not None and schedule.fired_at >= since:
+            reason = f"Run {schedule.run_id}: {schedule.error}"
+            problems.append(schedule_missed(name, spider, schedule.fired_at, reason))
+    return problems
 
 
 log = logging.getLogger("shoal.notifications")
@@ -175,7 +171,7 @@ class Watcher:
             snapshot, since=held.since, marks=self._marks, bad=bad, answering_since=self._answering_since
         )
         missed = await read_missed(self._schedules, held.since)
-        facts = replace(facts, channels=self._delivery.failing_channels(), missed=missed)
+        facts = replace(facts, others=(*facts.others, *missed, *self._delivery.failing_channels()))
         if before is not None:  # one snapshot alone cannot show that a problem is over
             problems = find_problems(snapshot, before, facts, self._limits)
             active = {seen.run.run_id for seen in snapshot.runs}
