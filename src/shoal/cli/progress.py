@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
 
-# Output for files and pipes as Rich would print it, without importing Rich: that takes 25 ms.
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
     AnyConsole: TypeAlias = "Console | PlainConsole"
+
+# Output for files and pipes as Rich would print it, without importing Rich: that takes 25 ms.
 
 _LEFT, _RIGHT = 4, 2
 """Spaces around the cells of a table."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from shoal.operations.snapshot import ACTIVE
+from shoal.operations.snapshot import ACTIVE, OVER
 from shoal.ports import Run, Store
 from shoal.runs.samples import RunSample, SampleHistory
 
@@ -116,7 +116,7 @@ class SpeedHistory:
     async def read(self, start: float, end: float) -> Chart:
         """The speed of all runs together, at most of the last day."""
         active = await self._store.list_runs(project=self._project, states=ACTIVE, limit=_MAX_RUNS)
-        over = await self._store.list_runs(project=self._project, states=("finished", "cancelled"), limit=_MAX_RUNS)
+        over = await self._store.list_runs(project=self._project, states=OVER, limit=_MAX_RUNS)
         histories = [await self._read(run) for run in active if run.spider not in self._without]
         ended = {
             (run.run_id, run.ended_at): run

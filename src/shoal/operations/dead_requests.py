@@ -208,19 +208,15 @@ async def dead_examples(frontier: Inspection, limit: int = 3) -> list[DeadKind]:
     counts = await frontier.dead_kinds()
     found: dict[str, list[History]] = {kind: [] for kind in counts}
     missing, left = sum(min(limit, count) for count in counts.values()), _MAX_READ
-    if not missing:
-        return [DeadKind(kind=kind, count=count, examples=[]) for kind, count in _by_count(counts)]
-    async with closing(frontier.dead()) as dead:
-        async for each in dead:
-            examples = found.setdefault(each.kind, [])
-            if len(examples) < limit:
-                examples.append(each)
-                missing -= 1
-            left -= 1
-            if not left or missing <= 0:
-                break
-    return [DeadKind(kind=kind, count=count, examples=found[kind]) for kind, count in _by_count(counts)]
-
-
-def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    if missing:
+        async with closing(frontier.dead()) as dead:
+            async for request in dead:
+                examples = found.setdefault(request.kind, [])
+                if len(examples) < limit:
+                    examples.append(request)
+                    missing -= 1
+                left -= 1
+                if not left or missing <= 0:
+                    break
+    by_count = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [DeadKind(kind=kind, count=count, examples=found[kind]) for kind, count in by_count]

@@ -21,6 +21,7 @@ from shoal.runs.samples import SampleHistory
 from shoal.sinks.drainer import output_name, position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
+OVER: tuple[RunState, ...] = ("finished", "cancelled")
 MAX_RUNS = 50
 """How many active runs a snapshot has: the newest ones."""
 _HOSTS = 20
@@ -119,7 +120,7 @@ class SnapshotTaker:
         project = self._config.project_name
         active = self._shown(await self._store.list_runs(project=project, states=ACTIVE, limit=2 * MAX_RUNS))
         if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:
-            ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
+            ended = await self._store.list_runs(project=project, states=OVER, limit=2 * _RECENT)
             self._ended = now, self._shown(ended)[:_RECENT]
             await self._read_limits(self._ended[1])
         found = []

@@ -149,7 +149,7 @@ class _Dispatch:
         stats = await self._persist(self._frontier.stats)
         if stats.seeding:  # the store was rewound and has lost URLs of the session
             await self._persist(self._session.seed)
-        if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
+        if self._session.is_complete(stats) and self._session.is_complete(await self._persist(self._frontier.stats)):
             await self._persist(self._session.finish)
             await self._persist(
                 lambda: self._frontier.lease(0, self._ttl)
@@ -169,12 +169,6 @@ class _Dispatch:
             return await self._persist(self._session.state) in OVER
         except RunError:
             return True
-
-    def _may_be_complete(self, stats: Stats) -> bool:
-        if stats.finished:
-            return True
-        options = self._session.options
-        return bool(options.depth) and stats.done >= options.max_pages and not stats.leased
 
     async def _step(self, stats: Stats) -> None:
         """Send the pages that are due, and set the pause until the next poll."""

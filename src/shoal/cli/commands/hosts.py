@@ -68,7 +68,9 @@ async def _list_hosts(frontier: str | None, run_id: str | None, limit: int, sear
 
 async def _chosen_runs(store: Store, run_id: str | None) -> list[Run]:
     """One run, or all unfinished runs: these share the limits of a host."""
-    unfinished = [] if run_id is not None else await store.list_runs(states=("queued", "running", "paused"))
+    from shoal.operations.snapshot import ACTIVE
+
+    unfinished = [] if run_id is not None else await store.list_runs(states=ACTIVE)
     return unfinished or [await choose_run(store, run_id)]
 
 

@@ -46,19 +46,18 @@ async def list_notifications(
 ) -> None:
     """List reported problems, and the state of each channel."""
 
-    from shoal.operations.notifications.settings import load_notifications
-    from shoal.operations.notifications.watcher import list_channels, list_problems
+    from shoal.operations.notifications.watcher import Notifications
 
-    project, settings = current_project(), load_notifications().settings
+    notifications = Notifications(resolve(None, {}, []).config, active=False)
     async with opened_store(frontier, readonly=True) as store:
-        found = [report for report in await list_problems(store, project) if every or report.is_open]
-        channels = await list_channels(store, project, settings)
+        reports = [report for report in await notifications.problems(store) if every or report.is_open]
+        channels = await notifications.channels(store)
     if as_json:
-        _print_json(found, channels)
+        _print_json(reports, channels)
         return
-    for report in found:
+    for report in reports:
         print(_problem_line(report))
-    if not found:
+    if not reports:
         print("no problem was reported" if every else "no problem: see --all for those that are over")
     for channel in channels:
         print(_channel_line(channel))

@@ -209,9 +209,11 @@ async def remove(
 
     Files and databases that its items were written to stay as they are.
     """
+    from shoal.operations.snapshot import OVER
+
     async with opened_store(frontier) as store:
         found = await choose_run(store, run)
-        if found.state not in ("finished", "cancelled") and not force:
+        if found.state not in OVER and not force:
             raise RunError(f"run {run} is {found.state}: cancel it first, or pass --force")
         await store.delete_run(run)
         await record_action(store, "delete", run, f"of {found.spider}, {found.state}", found.project)

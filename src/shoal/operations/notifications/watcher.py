@@ -236,22 +236,6 @@ class ChannelInfo(Struct, frozen=True):
     state: ChannelState
 
 
-async def list_problems(documents: Documents, project: str) -> list[Report]:
-    """What was reported in the last days: lasting problems first, then the newest."""
-    found = await read_reports(documents, project)
-    return sorted(found.values(), key=lambda report: (not report.is_open, -report.reported_at))
-
-
-async def list_channels(documents: Documents, project: str, settings: NotificationSettings) -> list[ChannelInfo]:
-    """All channels of the settings, with their state and without secrets."""
-    states = await read_channel_states(documents, project, settings.channels)
-    limit = settings.failing_after
-    return [
-        ChannelInfo(name, str(table.__struct_config__.tag), states[name].failures >= limit, states[name])
-        for name, table in settings.channels.items()
-    ]
-
-
 class Notifications:
     """The notifications of one process. Without channels it does nothing."""
 
@@ -297,10 +281,18 @@ class Notifications:
             await channel.close()
 
     async def problems(self, documents: Documents) -> list[Report]:
-        return await list_problems(documents, self._config.project_name)
+        """What was reported in the last days: lasting problems first, then the newest."""
+        reports = await read_reports(documents, self._config.project_name)
+        return sorted(reports.values(), key=lambda report: (not report.is_open, -report.reported_at))
 
     async def channels(self, documents: Documents) -> list[ChannelInfo]:
-        return await list_channels(documents, self._config.project_name, self._settings)
+        """All channels of the settings, with their state and without secrets."""
+        tables, limit = self._settings.channels, self._settings.failing_after
+        states = await read_channel_states(documents, self._config.project_name, tables)
+        return [
+            ChannelInfo(name, str(table.__struct_config__.tag), states[name].failures >= limit, states[name])
+            for name, table in tables.items()
+        ]
 
     async def watched_since(self, documents: Documents) -> float | None:
         """When a server began to watch this project. None if none has."""

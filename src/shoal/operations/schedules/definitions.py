@@ -85,7 +85,9 @@ def read_file(file: Path) -> dict[str, Definition]:
 def make_definition(name: str, given: Mapping[str, object], spiders: Collection[str]) -> Definition:
     """Check what a user wrote. ``spiders``: the names in the registry. ConfigError names the schedule and the key."""
     try:
-        _check_name(name)
+        if not NAME.fullmatch(name):
+            message = "its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit"
+            raise DefinitionError(message, "name")
         for key in given:
             if key not in Definition.__struct_fields__:
                 near = did_you_mean(key, Definition.__struct_fields__)
@@ -93,7 +95,10 @@ def make_definition(name: str, given: Mapping[str, object], spiders: Collection[
         values = dict(given)
         for key, check in _CHECKS.items():
             if key in values:
-                values[key] = _checked(key, values[key], check)
+                try:
+                    values[key] = check(values[key])
+                except ConfigError as exc:
+                    raise DefinitionError(f'"{key}" {exc}', key) from None
         _check_spider(values.get("spider"), spiders)
         _check_timing(values)
         return msgspec.convert(values, Definition)
@@ -113,19 +118,6 @@ def change_definition(
     dropped = {*reset, *(("every",) if "cron" in given else ()), *(("cron", "time_zone") if "every" in given else ())}
     kept = {key: value for key, value in msgspec.to_builtins(definition).items() if key not in dropped}
     return make_definition(name, {**kept, **given}, spiders)
-
-
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        message = "its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit"
-        raise DefinitionError(message, "name")
-
-
-def _checked(key: str, value: object, check: Callable[[object], object]) -> object:
-    try:
-        return check(value)
-    except ConfigError as exc:
-        raise DefinitionError(f'"{key}" {exc}', key) from None
 
 
 def _check_spider(spider: object, spiders: Collection[str]) -> None:

@@ -332,14 +332,7 @@ def run_now(schedule: Schedule, now: float, *, active: bool) -> Step | None:
             due = round(used + 0.001, 3)
     if due % 1 == 0:  # names with whole seconds are for its times
         due += 0.001
-    if not active:
-        return _fire(schedule, due)
-    match schedule.definition.overlap:
-        case "cancel":
-            return _fire(schedule, due, cancels=True)
-        case "wait" if schedule.waiting is None:
-            return Step(replace(schedule, waiting=due))
-    return None
+    return _begin(schedule, due, active=active)
 
 
 def _start(schedule: Schedule, due: float) -> float:
@@ -354,18 +347,21 @@ def _is_missed(schedule: Schedule, due: float, now: float) -> bool:
 
 def _due(schedule: Schedule, due: float, *, active: bool) -> Step:
     decided = replace(schedule, last=due)
+    return _begin(decided, due, active=active) or Step(replace(decided, skipped=schedule.skipped + 1))
+
+
+def _begin(schedule: Schedule, due: float, *, active: bool) -> Step | None:
+    """Start the run of a time as the overlap policy says. None if the policy skips this time."""
     if not active:
-        return _fire(decided, due)
+        return _fire(schedule, due)
     match schedule.definition.overlap:
         case "cancel":
-            return _fire(decided, due, cancels=True)
+            return _fire(schedule, due, cancels=True)
         case "wait" if schedule.waiting is None:
-            return Step(replace(decided, waiting=due))
-    return Step(replace(decided, skipped=schedule.skipped + 1))
+            return Step(replace(schedule, waiting=due))
+    return None
 
 
 def _fire(schedule: Schedule, due: float, *, cancels: bool = False) -> Step:
-    fired = replace(
-        schedule, run_id=schedule.run_id_at(due), fired_at=due, fired=schedule.fired + 1, error="",
-    )  # fmt: skip
-    return Step(fired, due, cancels)
+    run_id = schedule.run_id_at(due)
+    return Step(replace(schedule, run_id=run_id, fired_at=due, fired=schedule.fired + 1, error=""), due, cancels)

@@ -29,7 +29,8 @@ from shoal.operations.schedules.schedule import (
     run_now,
     schedule_of_run,
 )
-from shoal.ports import Run, RunState, Store
+from shoal.operations.snapshot import ACTIVE, OVER
+from shoal.ports import Run, Store
 from shoal.ports.documents import StoredValue
 
 # One atomic step of a schedule: it records the decision about a due time and creates the run, or does neither.
@@ -39,8 +40,6 @@ MakeRun: TypeAlias = Callable[[Schedule, float], Awaitable[Run]]
 """Makes the run for a due time of a schedule, without storing it."""
 Decide: TypeAlias = Callable[[Schedule, bool], Step]
 """Decides the next step of a schedule. Its second argument says whether the newest run is active."""
-
-_ACTIVE = ("queued", "running", "paused")
 
 
 class Fired(Struct, frozen=True):
@@ -69,7 +68,7 @@ async def take_step(store: Store, key: str, decide: Decide, make_run: MakeRun) -
     seen = await stored.read()
     if seen is None:
         return Fired(None)
-    active = bool(seen.run_id) and await store.run_state(seen.run_id) in _ACTIVE
+    active = bool(seen.run_id) and await store.run_state(seen.run_id) in ACTIVE
     step = decide(seen, active)
     if step.after is seen:
         return Fired(seen)
@@ -95,7 +94,6 @@ async def take_step(store: Store, key: str, decide: Decide, make_run: MakeRun) -
 log = logging.getLogger("shoal.schedules")
 
 _PAGE = 500
-_OVER: tuple[RunState, ...] = ("finished", "cancelled")
 _MAX_ERROR = 500
 
 
@@ -199,9 +197,11 @@ class Schedules:
 
         def update(found: Schedule | None) -> Schedule | None:
             nonlocal is_changed
-            is_changed = found is not None and (found.orphaned_at is None) != (orphaned_at is None)
-            is_changed = is_changed and found is not None and found.origin == "file"
-            return replace(found, orphaned_at=orphaned_at) if is_changed and found is not None else found
+            if found is None or found.origin != "file" or (found.orphaned_at is None) == (orphaned_at is None):
+                is_changed = False
+                return found
+            is_changed = True
+            return replace(found, orphaned_at=orphaned_at)
 
         await self._stored(name).change(update)
         if is_changed:
@@ -284,7 +284,7 @@ class Schedules:
         keep = schedule.definition.keep
         if keep is None:
             return []
-        ended = _runs_of(schedule.name, await self.store.list_runs(project=self.project, states=_OVER))
+        ended = _runs_of(schedule.name, await self.store.list_runs(project=self.project, states=OVER))
         deleted = []
         for run in ended[keep:]:
             with suppress(RunError):  # another server was first
