@@ -116,9 +116,9 @@ class _Coercion:
     def coerce(self, value: object, param: _Click, ctx: _Click) -> object:
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        found = _simple(param.type_descriptor, value, many=param.multiple or param.nargs != 1)
-        if found is not None:
-            return found
+        plain = _simple(param.type_descriptor, value, many=param.multiple or param.nargs != 1)
+        if plain is not None:
+            return plain
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
@@ -136,7 +136,7 @@ def _simple(kind: _Click, value: object, *, many: bool) -> object | None:
         return None
     if many:
         texts = list(value) if kind.annotation == list[str] and isinstance(value, list | tuple) else [None]
-        return texts if all(type(each) is str for each in texts) else None
+        return texts if all(type(text) is str for text in texts) else None
     if kind.annotation is str and type(value) is str:
         return value
     if kind.annotation is int and not info.clamp:

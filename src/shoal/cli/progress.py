@@ -120,9 +120,9 @@ def _is_simple(text: str) -> bool:
 
 def _width() -> int:
     """The columns of the output, as Rich finds them."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdigit():
-        return int(told) or _DEFAULT_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit():
+        return int(columns) or _DEFAULT_WIDTH
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
             return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH  # type: ignore[union-attr]

@@ -65,15 +65,15 @@ def running_frontier(frontier: str) -> str:
 
     if not frontier.startswith("memory:"):
         return frontier
-    found = announced()
-    if not found:
+    crawls = announced()
+    if not crawls:
         raise StoreError(
             "no crawl in memory runs on this machine now, and a frontier in memory ends with its process. Name a "
             "stored frontier, such as --frontier sqlite:///file.db"
         )
-    if len(found) > 1:
+    if len(crawls) > 1:
         return "local:"  # opening it raises an error that lists them
-    name = next(iter(found))
+    name = next(iter(crawls))
     print(f"using --frontier local:{name}, the only crawl that runs", file=sys.stderr)
     return f"local:{name}"
 
@@ -217,23 +217,23 @@ def _did_you_mean(name: str, registered: list[str]) -> str:
     if name.startswith("scrapy:") and ".py" not in name:
         return ""  # a project: its error lists its spiders
     name = name.removeprefix("scrapy:")
-    file, _, wanted = name.partition(".py:")
-    path = Path(f"{file}.py") if wanted else Path(name)
-    known: dict[str, str] = {each.lower(): each for each in registered}
+    file, _, class_name = name.partition(".py:")
+    path = Path(f"{file}.py") if class_name else Path(name)
+    references: dict[str, str] = {spider.lower(): spider for spider in registered}
     if path.is_file():
-        if wanted in _classes(path):
+        if class_name in _classes(path):
             return ""  # the class exists: the error has another cause
-        if wanted:
-            known |= {each.lower(): f"{path}:{each}" for each in _classes(path)}
-        sought = wanted.lower()
+        if class_name:
+            references |= {class_of_file.lower(): f"{path}:{class_of_file}" for class_of_file in _classes(path)}
+        sought = class_name.lower()
     else:
-        for each in sorted(path.parent.glob("*.py"))[:_MAX_FILES]:
-            classes = _classes(each)
-            known |= {each.name.lower(): str(each)} if classes else {}
+        for file_path in sorted(path.parent.glob("*.py"))[:_MAX_FILES]:
+            classes = _classes(file_path)
+            references |= {file_path.name.lower(): str(file_path)} if classes else {}
             for kind in classes:
-                known.setdefault(kind.lower(), f"{each}:{kind}")
+                references.setdefault(kind.lower(), f"{file_path}:{kind}")
         sought = path.name.lower()
-    return did_you_mean(sought, known)
+    return did_you_mean(sought, references)
 
 
 def _classes(path: Path) -> list[str]:

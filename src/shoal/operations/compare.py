@@ -36,8 +36,8 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     @property
     def ending(self) -> str:
         """How it ended, for people."""
-        left = self.stats.remaining if self.state == "finished" else 0
-        state = f"finished with {left} left" if left else self.state
+        remaining = self.stats.remaining if self.state == "finished" else 0
+        state = f"finished with {remaining} left" if remaining else self.state
         ending = state if self.limit is None else str(self.limit)
         return ending if self.outcome in (None, "good") else f"{ending}, {self.outcome}"
 
@@ -115,4 +115,4 @@ def _speed(figures: RunFigures) -> float:
 
 
 def _shares(coverage: Iterable[FieldCoverage]) -> dict[str, float]:
-    return {each.name: round(each.share, 4) for each in coverage}
+    return {field.name: round(field.share, 4) for field in coverage}

@@ -81,16 +81,16 @@ class RetryResult(Struct, frozen=True, kw_only=True):
         """For people: what happened, and what to do."""
         run_id, state = self.run.run_id, self.run.state
         if self.count:
-            done = f"{self.count} requests are queued again" if self.count > 1 else "1 request is queued again"
+            message = f"{self.count} requests are queued again" if self.count > 1 else "1 request is queued again"
         elif self.reopened:
-            done = f"no other failed request matches, but {self.left} were queued again before"
+            message = f"no other failed request matches, but {self.left} were queued again before"
         else:
             return f"0 requests are queued again: no failed request of run {run_id} matches"
         if state == "paused":
-            return f"{done}. Run {run_id} is paused: `shoal resume {run_id}` continues it"
+            return f"{message}. Run {run_id} is paused: `shoal resume {run_id}` continues it"
         if state not in ("queued", "running"):
-            return f"{done}, but run {run_id} is {state} now: `shoal resume {run_id}` continues it"
-        begun = f"{done}. Run {run_id} is {state}{' again' if self.reopened else ''}"
+            return f"{message}, but run {run_id} is {state} now: `shoal resume {run_id}` continues it"
+        begun = f"{message}. Run {run_id} is {state}{' again' if self.reopened else ''}"
         if self.limit is not None:
             more = f"{self.limit.setting} is above {self.limit.value}"
             return f"{begun}. It had {self.limit}: nothing more is fetched until {more}; {self.hint}"
@@ -121,7 +121,7 @@ async def _retry(store: Store, run: Run, frontier: Frontier, retry: Callable[[],
     processes = await read_run_processes(store, frontier, run.run_id) if store.shared else []
     return RetryResult(
         run=run, count=count, reopened=reopened, left=(await frontier.stats()).remaining, limit=limit,
-        workers=sum(each.state == "working" for each in processes), hint=await start_hint(store, run),
+        workers=sum(process.state == "working" for process in processes), hint=await start_hint(store, run),
     )  # fmt: skip
 
 
@@ -175,15 +175,19 @@ async def retry_matching(frontier: Inspection, which: DeadFilter) -> int:
     if not which.is_by_url:
         return await frontier.retry_dead(which.kinds)
     retried, matches = 0, which.pattern().match
-    named: list[bytes] = []
+    fingerprints: list[bytes] = []
     async with closing(frontier.dead()) as dead:
-        async for each in dead:
-            if is_retried(each.kind, which.kinds) and which.host in (None, _host(each.url)) and matches(each.url):
-                named.append(each.fingerprint)
-            if len(named) == MAX_RETRIED:
-                retried += await frontier.retry_dead(which.kinds, only=named)
-                named = []
-    return retried + (await frontier.retry_dead(which.kinds, only=named) if named else 0)
+        async for request in dead:
+            if (
+                is_retried(request.kind, which.kinds)
+                and which.host in (None, _host(request.url))
+                and matches(request.url)
+            ):
+                fingerprints.append(request.fingerprint)
+            if len(fingerprints) == MAX_RETRIED:
+                retried += await frontier.retry_dead(which.kinds, only=fingerprints)
+                fingerprints = []
+    return retried + (await frontier.retry_dead(which.kinds, only=fingerprints) if fingerprints else 0)
 
 
 def _host(url: str) -> str:
@@ -206,12 +210,12 @@ async def dead_examples(frontier: Inspection, limit: int = 3) -> list[DeadKind]:
     """The failed requests of a run by kind, the most frequent kind first, with examples of each. It reads a bounded
     number of requests, so a rare kind may have no example."""
     counts = await frontier.dead_kinds()
-    found: dict[str, list[History]] = {kind: [] for kind in counts}
+    by_kind: dict[str, list[History]] = {kind: [] for kind in counts}
     missing, left = sum(min(limit, count) for count in counts.values()), _MAX_READ
     if missing:
         async with closing(frontier.dead()) as dead:
             async for request in dead:
-                examples = found.setdefault(request.kind, [])
+                examples = by_kind.setdefault(request.kind, [])
                 if len(examples) < limit:
                     examples.append(request)
                     missing -= 1
@@ -219,4 +223,4 @@ async def dead_examples(frontier: Inspection, limit: int = 3) -> list[DeadKind]:
                 if not left or missing <= 0:
                     break
     by_count = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    return [DeadKind(kind=kind, count=count, examples=found[kind]) for kind, count in by_count]
+    return [DeadKind(kind=kind, count=count, examples=by_kind[kind]) for kind, count in by_count]

@@ -51,31 +51,31 @@ class HostReport(Struct, frozen=True, kw_only=True):
 async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
     """Describe a host, as these runs see it. There must be at least one."""
     frontiers = await asyncio.gather(*(store.frontier(run.run_id) for run in runs))
-    found = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
-    states = {run.run_id: state for run, state in zip(runs, found, strict=True)}
+    host_states = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
+    states = {run.run_id: state for run, state in zip(runs, host_states, strict=True)}
     frontier = frontiers[0]
     state = states[runs[0].run_id]
     identities = await list_identities(IdentityFacts(frontier), [host], _MAX_IDENTITIES)
     return HostReport(
-        state=replace(state, ready=sum(each.ready for each in states.values())),
-        ready_by_run={run_id: each.ready for run_id, each in states.items() if each.ready},
+        state=replace(state, ready=sum(host_state.ready for host_state in states.values())),
+        ready_by_run={run_id: host_state.ready for run_id, host_state in states.items() if host_state.ready},
         robots=await read_robots(frontier, host, config),
-        identities=[each for each in identities if each.host or each.state == "removed"],
+        identities=[identity for identity in identities if identity.host or identity.state == "removed"],
         needs=await learned_needs(frontier, host),
     )
 
 
 async def read_robots(hosts: Hosts, host: str, config: Config) -> list[RobotsFile]:
     """The robots.txt files of a host that are still valid, by origin."""
-    found = []
+    files = []
     for origin in (f"https://{host}", f"http://{host}"):
         stored = await hosts.recall(fact_name(origin))
         if stored is not None:
             text = stored.decode("utf-8", "replace")
             delay = read_rules(text, config.user_agent, config.robots).crawl_delay
             shown = text[:MAX_ROBOTS]
-            found.append(RobotsFile(origin=origin, text=shown, is_cut=len(text) > len(shown), crawl_delay=delay))
-    return found
+            files.append(RobotsFile(origin=origin, text=shown, is_cut=len(text) > len(shown), crawl_delay=delay))
+    return files
 
 
 # Queries about runs and hosts, for the command line and the HTTP API.
@@ -118,5 +118,5 @@ async def page_needs_of(store: Store, run: Run, hosts: Sequence[str]) -> dict[st
     """What was learned of the pages of these hosts: which kinds need a browser. Hosts of which nothing is known are
     left out."""
     frontier = await store.frontier(run.run_id)
-    found = {host: await learned_needs(frontier, host) for host in hosts}
-    return {host: needs for host, needs in found.items() if needs}
+    needs_by_host = {host: await learned_needs(frontier, host) for host in hosts}
+    return {host: needs for host, needs in needs_by_host.items() if needs}

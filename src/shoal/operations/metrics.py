@@ -215,8 +215,10 @@ def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]
 
 def of_problems(problems: Iterable[tuple[str, str]]) -> list[Family]:
     """What needs attention: the number of problems by kind and severity."""
-    found = Counter(problems)
-    samples = [Sample({"kind": kind, "severity": severity}, count) for (kind, severity), count in sorted(found.items())]
+    counts = Counter(problems)
+    samples = [
+        Sample({"kind": kind, "severity": severity}, count) for (kind, severity), count in sorted(counts.items())
+    ]
     return [Family("shoal_problems", "gauge", "What needs attention now, by kind and severity.", samples)]
 
 

@@ -103,13 +103,13 @@ def find_problems(
     limits: LimitsFor = default_limits,
 ) -> list[Problem]:
     """All problems at the time of a snapshot, each under its own key. ``before``: the snapshot before."""
-    found: dict[str, Problem] = {}
-    earlier = {each.run.run_id: each for each in before.runs} if before is not None else {}
+    by_key: dict[str, Problem] = {}
+    earlier = {run_snapshot.run.run_id: run_snapshot for run_snapshot in before.runs} if before is not None else {}
     for problem in _all_problems(snapshot, earlier, facts, limits):
-        found.setdefault(problem.key, problem)
-        if len(found) == MAX_PROBLEMS:
+        by_key.setdefault(problem.key, problem)
+        if len(by_key) == MAX_PROBLEMS:
             break
-    return list(found.values())
+    return list(by_key.values())
 
 
 def _all_problems(
@@ -118,9 +118,9 @@ def _all_problems(
     if snapshot.away:
         yield store_away(snapshot.at, snapshot.away)
         return  # the runs are those of the snapshot before
-    for seen in snapshot.runs:
-        run = seen.run
-        yield from _run_problems(seen, earlier.get(run.run_id), facts, limits(run.run_id, run.spider))
+    for run_snapshot in snapshot.runs:
+        run = run_snapshot.run
+        yield from _run_problems(run_snapshot, earlier.get(run.run_id), facts, limits(run.run_id, run.spider))
     for failure in facts.failures:
         if failure.at >= facts.since and not _is_of_login(failure, facts.activity.get(failure.run_id, _NO_ACTIVITY)):
             yield _failed(failure.run_id, failure.spider, failure.at, failure.error)
@@ -133,38 +133,38 @@ def _all_problems(
 
 
 def _run_problems(
-    seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
+    snapshot: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
 ) -> Iterator[Problem]:
-    run_id = seen.run.run_id
+    run_id = snapshot.run.run_id
     activity = facts.activity.get(run_id, _NO_ACTIVITY)
-    yield from find_stalls(seen, activity, facts.marks, limits, facts.answering_since)
-    yield from find_failure_rate(seen, activity, facts.forbidden.get(run_id, 0), limits)
-    yield from find_code_errors(seen, activity, limits)
-    yield from find_failing_hosts(seen, activity, limits)
-    yield from find_failed_logins(seen, activity.failed_logins)
-    yield from find_blocked(seen, activity.blocked, limits)
-    yield from find_lost_workers(seen, before, facts.since, facts.answering_since)
-    for output in seen.outputs:
-        yield from find_output_problems(seen, output, facts.marks, limits)
-    if not seen.stats.balanced and before is not None and not before.stats.balanced:
-        yield _unbalanced(seen)
-    for number, rewind in enumerate(seen.rewinds, 1):
+    yield from find_stalls(snapshot, activity, facts.marks, limits, facts.answering_since)
+    yield from find_failure_rate(snapshot, activity, facts.forbidden.get(run_id, 0), limits)
+    yield from find_code_errors(snapshot, activity, limits)
+    yield from find_failing_hosts(snapshot, activity, limits)
+    yield from find_failed_logins(snapshot, activity.failed_logins)
+    yield from find_blocked(snapshot, activity.blocked, limits)
+    yield from find_lost_workers(snapshot, before, facts.since, facts.answering_since)
+    for output in snapshot.outputs:
+        yield from find_output_problems(snapshot, output, facts.marks, limits)
+    if not snapshot.stats.balanced and before is not None and not before.stats.balanced:
+        yield _unbalanced(snapshot)
+    for number, rewind in enumerate(snapshot.rewinds, 1):
         if rewind.at >= facts.since:
             lost = "an unknown time" if rewind.lost_seconds is None else f"up to {rewind.lost_seconds:.1f} s"
             yield of_run(
-                seen.run, "store_went_back", "critical", "the store went back in time",
+                snapshot.run, "store_went_back", "critical", "the store went back in time",
                 f"The store lost {lost} of changes. Pages of that time are crawled again, and outputs were set back. "
                 "Repeat what other programs changed in that time.", rewind.at, about=str(number),
             )  # fmt: skip
 
 
-def _unbalanced(seen: RunSnapshot) -> Problem:
-    stats = seen.stats
+def _unbalanced(snapshot: RunSnapshot) -> Problem:
+    stats = snapshot.stats
     return of_run(
-        seen.run, "unbalanced", "critical", "the ledger does not balance",
+        snapshot.run, "unbalanced", "critical", "the ledger does not balance",
         f"{stats.pushed} requests were pushed, but {stats.ready} ready + {stats.waiting} waiting + {stats.leased} in "
-        f"flight + {stats.done} done + {stats.dead} failed do not add up to that. `shoal audit {seen.run.run_id}` "
-        "recounts them.", seen.at,
+        f"flight + {stats.done} done + {stats.dead} failed do not add up to that. `shoal audit {snapshot.run.run_id}` "
+        "recounts them.", snapshot.at,
     )  # fmt: skip
 
 
@@ -207,8 +207,8 @@ def _dropped_fields(now: Mapping[str, float], good: Mapping[str, float], drop: f
     """The fields that fewer items have, the largest difference first. Empty if the current coverage is unknown."""
     if not now:
         return []
-    found = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
-    return sorted(found, key=lambda pair: pair[1] - good[pair[0]])
+    dropped = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
+    return sorted(dropped, key=lambda pair: pair[1] - good[pair[0]])
 
 
 def _is_of_login(failure: RunFailure, activity: RunActivity) -> bool:
@@ -248,7 +248,12 @@ def channel_failing(name: str, failures: int, since: float, error: str) -> Probl
 def workers_back(snapshot: StoreSnapshot, facts: Facts) -> set[str]:
     """The keys of ``worker_lost`` for all processes that are certainly alive: they reported since the last check, or
     send heartbeats."""
-    alive = {(seen.run.run_id, each.worker) for seen in snapshot.runs for each in seen.workers if is_heard(each)}
+    alive = {
+        (run_snapshot.run.run_id, worker.worker)
+        for run_snapshot in snapshot.runs
+        for worker in run_snapshot.workers
+        if is_heard(worker)
+    }
     return {worker_lost(run_id, "", name, 0.0).key for run_id, name in alive | facts.reporting}
 
 
@@ -262,4 +267,6 @@ def taken_back(problem: Problem) -> Problem:
 def advance_marks(marks: Mapping[str, Mark], snapshot: StoreSnapshot) -> dict[str, Mark]:
     """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
     the last snapshot."""
-    return {key: mark for seen in snapshot.runs for key, mark in marks_of(marks, seen, snapshot.at).items()}
+    return {
+        key: mark for run_snapshot in snapshot.runs for key, mark in marks_of(marks, run_snapshot, snapshot.at).items()
+    }

@@ -322,5 +322,5 @@ def progress_of(stats: Stats, invalid: int) -> dict[str, int]:
 
 def initial_size(urls: UrlList, options: BatchOptions) -> int:
     """Bytes that a session stores before its first page: each URL as it was sent, and as a request."""
-    each = PER_ENTRY + size_of(options.headers) + size_of(options.cookies)
-    return size_of(urls.urls) + size_of(urls.normalized) + len(urls.positions) * each
+    size_of_request = PER_ENTRY + size_of(options.headers) + size_of(options.cookies)
+    return size_of(urls.urls) + size_of(urls.normalized) + len(urls.positions) * size_of_request

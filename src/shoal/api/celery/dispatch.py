@@ -188,15 +188,15 @@ class _Dispatch:
         self._pause = self._next_pause(stats.leased, sent, wait, has_changed=has_changed, has_more=has_more)
         self._outstanding = stats.leased + sent
 
-    def _next_pause(self, left: int, sent: int, wait: float | None, *, has_changed: bool, has_more: bool) -> float:
+    def _next_pause(self, remaining: int, sent: int, wait: float | None, *, has_changed: bool, has_more: bool) -> float:
         """Seconds until the next poll. ``left``: how many of the pages outstanding after the last poll are not done.
         While there is more to send, about half of them should be done between polls. At the end, each change makes the
         next poll come sooner."""
         pause = self._pause
-        if has_more and (left or sent):
-            if 2 * left < self._outstanding:
+        if has_more and (remaining or sent):
+            if 2 * remaining < self._outstanding:
                 pause /= 2
-            elif 4 * left > 3 * self._outstanding:
+            elif 4 * remaining > 3 * self._outstanding:
                 pause *= 1.5
         else:
             pause = _POLL_EVERY[0] if has_changed or sent else 1.5 * pause
@@ -240,13 +240,13 @@ class _Dispatch:
 
     async def _unknown_origins(self, origins: Iterable[str]) -> set[str]:
         now = time.monotonic()
-        asked = [origin for origin in origins if self._robots_known.get(origin, 0.0) <= now]
-        found = await asyncio.gather(*(self._persist(partial(self._frontier.recall, fact_name(o))) for o in asked))
-        known = {origin: now + _ROBOTS_KNOWN for origin, text in zip(asked, found, strict=True) if text is not None}
+        unsure = [origin for origin in origins if self._robots_known.get(origin, 0.0) <= now]
+        texts = await asyncio.gather(*(self._persist(partial(self._frontier.recall, fact_name(o))) for o in unsure))
+        known = {origin: now + _ROBOTS_KNOWN for origin, text in zip(unsure, texts, strict=True) if text is not None}
         if len(self._robots_known) > _MAX_ORIGINS:
             self._robots_known.clear()
         self._robots_known |= known
-        return set(asked) - known.keys()
+        return set(unsure) - known.keys()
 
     async def _renew(self) -> None:
         """Renew the leases in the broker, and resend tasks that may be lost. A lease that cannot be renewed was
@@ -255,39 +255,40 @@ class _Dispatch:
         held = list(self._sent.values())
         try:
             await self._frontier.lease(0, self._ttl)  # returns expired leases to the queue, even if the window is full
-            renewed = await self._frontier.renew([each.lease for each in held], self._ttl) if held else []
+            renewed = await self._frontier.renew([task.lease for task in held], self._ttl) if held else []
         except StoreRewoundError:
             raise
         except FrontierError as exc:
             log.warning("could not renew leases: %s", exc)
             return
         lost, late = [], []
-        for each, lease in zip(held, renewed, strict=True):
+        for sent_task, lease in zip(held, renewed, strict=True):
             if lease is None:
-                if self._sent.get(each.lease.fingerprint) is each:
-                    del self._sent[each.lease.fingerprint]
+                if self._sent.get(sent_task.lease.fingerprint) is sent_task:
+                    del self._sent[sent_task.lease.fingerprint]
                 continue
-            each.lease = lease
-            if each.is_lost(self._watch.lost_at):
-                lost.append(each)
-            elif each.is_late():
-                late.append(each)
+            sent_task.lease = lease
+            if sent_task.is_lost(self._watch.lost_at):
+                lost.append(sent_task)
+            elif sent_task.is_late():
+                late.append(sent_task)
         if late and await queue_is_empty():
             lost += late
         if lost:
             for task in (ROBOTS_TASK, TASK):
-                await self._resend([each for each in lost if each.task == task], task)
+                await self._resend([sent_task for sent_task in lost if sent_task.task == task], task)
 
     async def _resend(self, lost: list[_SentTask], task: str) -> None:
-        count = await publish(self._session.id, self._store, [each.lease for each in lost], task) if lost else 0
+        leases = [sent_task.lease for sent_task in lost]
+        count = await publish(self._session.id, self._store, leases, task) if leases else 0
         if count:
             log.warning("resent %d tasks that no worker had started", count)
-        for each in lost[:count]:
-            each.sent_at, each.late_after = time.monotonic(), 2 * each.late_after
+        for sent_task in lost[:count]:
+            sent_task.sent_at, sent_task.late_after = time.monotonic(), 2 * sent_task.late_after
 
     async def _release_all(self) -> None:
         """Release the leases that no worker has started. A worker that receives such a task later is refused."""
-        leases = [each.lease for each in self._sent.values()]
+        leases = [task.lease for task in self._sent.values()]
         if leases:
             try:
                 await self._frontier.release(leases)

@@ -270,8 +270,8 @@ class CeleryWatch:
                 self._connection = app.connection_for_write()
                 self._connection.ensure_connection(max_retries=1, timeout=_REPLY_TIMEOUT)
             broadcast = partial(app.control.broadcast, reply=True, timeout=_REPLY_TIMEOUT, connection=self._connection)
-            queues = {name: found for reply in broadcast("active_queues") for name, found in reply.items()}
-            ours = [name for name, found in queues.items() if any(queue.get("name") == QUEUE for queue in found)]
+            queues = {name: active for reply in broadcast("active_queues") for name, active in reply.items()}
+            ours = [name for name, active in queues.items() if any(queue.get("name") == QUEUE for queue in active)]
             replies = broadcast("stats", destination=ours, limit=len(ours)) if ours else []
         except BaseException:
             self.close()

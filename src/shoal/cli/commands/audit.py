@@ -132,8 +132,8 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
 def _print_losses(lost: Sequence[str]) -> None:
     if lost:
         print("lost: it could not be restored, and the store goes on without it")
-        for each in lost:
-            print(f"  {printable(each)}")
+        for loss in lost:
+            print(f"  {printable(loss)}")
         print()
 
 

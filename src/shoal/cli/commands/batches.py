@@ -253,9 +253,9 @@ async def workers(as_json: AsJson = False) -> None:
         await watch.count_workers()
     finally:
         watch.close()
-    for each in watch.members:
-        line = f"{printable(each.name)}, process {each.pid}"
-        print(json.dumps({"name": each.name, "pid": each.pid, "answers": each.answers}) if as_json else line)
+    for worker in watch.members:
+        line = f"{printable(worker.name)}, process {worker.pid}"
+        print(json.dumps({"name": worker.name, "pid": worker.pid, "answers": worker.answers}) if as_json else line)
     if not watch.members and not as_json:
         print("no Celery worker answers: start one with `shoal celery-worker`")
 
@@ -265,13 +265,13 @@ async def workers(as_json: AsJson = False) -> None:
 
 def _stores(config: Config, frontier: str | None) -> list[str | None]:
     """Where batches are: in the frontier, and those on Celery workers perhaps in a store of their own."""
-    found: list[str | None] = [frontier]
+    urls: list[str | None] = [frontier]
     if "CELERY_BROKER_URL" in os.environ:
         from shoal.api.celery.settings import distributed_frontier
 
         if (remote := distributed_frontier(config)) != config.frontier:
-            found = [remote] if config.frontier.startswith("memory:") else [frontier, remote]
-    return found
+            urls = [remote] if config.frontier.startswith("memory:") else [frontier, remote]
+    return urls
 
 
 @asynccontextmanager
@@ -282,9 +282,9 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
     config = resolve(None, given({"frontier": frontier}), []).config
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=readonly) as store:
-            found = await Session.find(store, session_id)
-            if found is not None and found.run.project == config.project_name:
-                yield found
+            session = await Session.find(store, session_id)
+            if session is not None and session.run.project == config.project_name:
+                yield session
                 return
     raise RunError(f"there is no batch {session_id!r:.110}: it has expired, or it is in another frontier")
 

@@ -70,20 +70,20 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(bars[min(len(bars) - 1, int(value / highest * len(bars)))] for value in values)
 
 
-def _print_samples(samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
+def _print_samples(samples: Sequence[RunSample], speeds: Sequence[Speed | None]) -> None:
     print(f"{'time':<19}", *(f"{name:>9}" for name in ("done", "left", "failed", "items", "pages/s")))
-    for sample, speed in zip(samples, found, strict=True):
+    for sample, speed in zip(samples, speeds, strict=True):
         numbers = (sample.done, sample.stats.remaining, sample.dead, sample.items)
         pace = "" if speed is None else f"{speed.pages:.3g}"
         print(local_time(sample.at), *(f"{number:>9}" for number in numbers), f"{pace:>9}")
 
 
-def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
+def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], speeds: Sequence[Speed | None]) -> None:
     import json
 
     from shoal.crawling.stats import ledger
 
-    for sample, speed in zip(samples, found, strict=True):
+    for sample, speed in zip(samples, speeds, strict=True):
         counts = {name: value for name, value in ledger(sample.stats).items() if name not in ("seeding", "rewinds")}
         pace = None if speed is None else speed.pages
         print(json.dumps({"run_id": run_id, "at": sample.at, **counts, "pages_per_second": pace}))
@@ -133,20 +133,21 @@ async def workers(
         _print_processes(shown)
 
 
-def _print_processes(found: Sequence[RunProcess]) -> None:
-    width = max(4, *(len(printable(each.name)) for each in found))
+def _print_processes(processes: Sequence[RunProcess]) -> None:
+    width = max(4, *(len(printable(process.name)) for process in processes))
     print(
         f"{'name':<{width}} {'state':<8} {'role':<7} {'seen':>8} {'leases':>6} {'pages':>9} {'items':>9} {'failed':>7} "
         f"{'pages/s':>8} {'memory':>8}"
     )
-    for each in found:
-        memory = f"{each.memory / 2**20:.0f} MB" if each.memory else ""
-        more = [f"slot {each.slot}, epoch {each.epoch}"] if each.slot not in ("", each.name) else []
-        more += [f"browser: {each.browser}"] if each.browser else []
-        more += [f"Tor: {each.tor}"] if each.tor else []
+    for process in processes:
+        memory = f"{process.memory / 2**20:.0f} MB" if process.memory else ""
+        more = [f"slot {process.slot}, epoch {process.epoch}"] if process.slot not in ("", process.name) else []
+        more += [f"browser: {process.browser}"] if process.browser else []
+        more += [f"Tor: {process.tor}"] if process.tor else []
+        last_seen, speed = _duration(process.last_seen), f"{process.pages_per_second:.3g}"
         line = (
-            f"{printable(each.name):<{width}} {each.state:<8} {each.role:<7} {_duration(each.last_seen):>8} "
-            f"{each.leases:>6} {each.pages:>9} {each.items:>9} {each.failed:>7} {each.pages_per_second:>8.3g} "
+            f"{printable(process.name):<{width}} {process.state:<8} {process.role:<7} {last_seen:>8} "
+            f"{process.leases:>6} {process.pages:>9} {process.items:>9} {process.failed:>7} {speed:>8} "
             f"{memory:>8}  {printable('; '.join(more))}"
         )
         print(line.rstrip())
@@ -188,7 +189,7 @@ async def compare(
 
 def _print_comparison(comparison: Comparison) -> None:
     a, b = comparison.a, comparison.b
-    left = max(16, *(len(printable(difference.name)) for difference in comparison.differences))
+    width = max(16, *(len(printable(difference.name)) for difference in comparison.differences))
     columns = [max(12, len(run.run_id), len(run.ending)) for run in (a, b)]
     rows = [("", a.run_id, b.run_id, ""), ("ended", a.ending, b.ending, "")]
     for difference in comparison.differences:
@@ -196,7 +197,7 @@ def _print_comparison(comparison: Comparison) -> None:
         figures = _figure(difference, difference.a), _figure(difference, difference.b)
         rows.append((printable(difference.name), *figures, percent))
     for name, first, second, percent in rows:
-        print(f"{name:<{left}}  {first:>{columns[0]}}  {second:>{columns[1]}}  {percent:>9}".rstrip())
+        print(f"{name:<{width}}  {first:>{columns[0]}}  {second:>{columns[1]}}  {percent:>9}".rstrip())
 
 
 def _figure(difference: Difference, value: float | None) -> str:

@@ -107,8 +107,8 @@ def _print_report(report: HostReport) -> None:
             print(f"  {printable(line)}")
     if report.identities:
         print("\nidentities")
-    for each in report.identities:
-        print(f"  {each.identity:<40} {each.state:<10} {printable(each.reason)}")
+    for identity in report.identities:
+        print(f"  {identity.identity:<40} {identity.state:<10} {printable(identity.reason)}")
 
 
 @hosts_app.add(

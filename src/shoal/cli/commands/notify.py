@@ -146,8 +146,8 @@ async def actions(
     from shoal.operations.actions import ActionLog
 
     async with opened_store(frontier, readonly=True) as store:
-        found = await ActionLog(store, current_project()).recent(limit)
-    for action in found:
+        log = await ActionLog(store, current_project()).recent(limit)
+    for action in log:
         detail = f"  ({action.detail})" if action.detail else ""
         line = f"{local_time(action.at)}  {action.who}  {action.what} {action.target}{detail}"
         print(json.dumps(asdict(action)) if as_json else line)

@@ -54,11 +54,11 @@ async def runs(
     states = None if state is None else [_checked_state(state)]
     async with opened_store(frontier, readonly=True) as store:
         project = None if all_projects else current_project()
-        found = matching_runs(await store.list_runs(spider, project, states=states), search)
+        matching = matching_runs(await store.list_runs(spider, project, states=states), search)
         settings = resolve(None, {}, []).config.outcome
         heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
         print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
-        for run in found[:limit]:
+        for run in matching[:limit]:
             queue = await store.frontier(run.run_id)
             counts, outcome = await queue.stats(), await read_outcome(store, run, queue, settings)
             verdict = "" if outcome is None else outcome.verdict
@@ -67,8 +67,8 @@ async def runs(
             limit_reached = await limit_of(store, run)
             notes = [] if limit_reached is None else [f" {limit_reached}"]
             print(line, *map(_column, numbers), *[run.project] * all_projects, *notes)
-        if len(found) > limit:
-            print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")
+        if len(matching) > limit:
+            print(f"... and {len(matching) - limit} more: pass --limit {len(matching)} to list all")
 
 
 def _checked_state(text: str) -> RunState:
@@ -212,9 +212,9 @@ async def remove(
     from shoal.operations.snapshot import OVER
 
     async with opened_store(frontier) as store:
-        found = await choose_run(store, run)
-        if found.state not in OVER and not force:
-            raise RunError(f"run {run} is {found.state}: cancel it first, or pass --force")
+        chosen = await choose_run(store, run)
+        if chosen.state not in OVER and not force:
+            raise RunError(f"run {run} is {chosen.state}: cancel it first, or pass --force")
         await store.delete_run(run)
-        await record_action(store, "delete", run, f"of {found.spider}, {found.state}", found.project)
+        await record_action(store, "delete", run, f"of {chosen.spider}, {chosen.state}", chosen.project)
     print(f"run {run} is deleted")

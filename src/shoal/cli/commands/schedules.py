@@ -151,10 +151,10 @@ async def change(
         from shoal.runs.orchestrator import Registry
 
         definition = (await schedules.get(name)).definition
-        names = [each.replace("-", "_") for each in reset]
+        names = [key.replace("-", "_") for key in reset]
         changed = change_definition(name, definition, values, names, Registry.load())
-        found = await schedules.add(name, changed, replaces=True)
-        print(f"schedule {name} is changed; its next run is due {_moment(found.next_due, found)}")
+        schedule = await schedules.add(name, changed, replaces=True)
+        print(f"schedule {name} is changed; its next run is due {_moment(schedule.next_due, schedule)}")
 
 
 def _values(argument: list[str], setting: list[str], **options: object) -> dict[str, object]:
@@ -170,21 +170,23 @@ async def list_schedules(frontier: FrontierUrl = None, as_json: AsJson = False) 
         from shoal.operations.schedules.schedule import describe_timing
         from shoal.operations.schedules.service import describe
 
-        found = [(each, await describe(schedules, each)) for each in await schedules.list_all()]
+        described = [(schedule, await describe(schedules, schedule)) for schedule in await schedules.list_all()]
         if as_json:
-            for _, page in found:
+            for _, page in described:
                 print(json.dumps(page))
             return
         print(f"{'name':<20} {'spider':<16} {'when':<30} {'next':<20} last run")
-        for each, page in found:
-            following = "orphaned" if each.orphaned_at else "paused" if each.paused else _moment(page["next"], each)
-            last = f"{each.run_id} ({page['run_state'] or 'deleted'})" if each.run_id else "none"
-            error = f"; {each.error}" if each.error else ""
-            if each.orphaned_at is not None:
-                since, remove = _moment(each.orphaned_at, each), f"`shoal schedule rm {each.name}` removes it"
-                error += f"; since {since} no server has it in its shoal.toml; {remove}"
-            timing = describe_timing(each.definition)
-            print(f"{each.name:<20} {each.definition.spider:<16} {timing:<30} {following:<20} {last}{error}")
+        for schedule, page in described:
+            due = _moment(page["next"], schedule)
+            following = "orphaned" if schedule.orphaned_at else "paused" if schedule.paused else due
+            last = f"{schedule.run_id} ({page['run_state'] or 'deleted'})" if schedule.run_id else "none"
+            error = f"; {schedule.error}" if schedule.error else ""
+            if schedule.orphaned_at is not None:
+                since = _moment(schedule.orphaned_at, schedule)
+                error += f"; since {since} no server has it in its shoal.toml"
+                error += f"; `shoal schedule rm {schedule.name}` removes it"
+            timing = describe_timing(schedule.definition)
+            print(f"{schedule.name:<20} {schedule.definition.spider:<16} {timing:<30} {following:<20} {last}{error}")
 
 
 @schedule_app.add(examples="shoal schedule show nightly --frontier redis://host")
@@ -197,20 +199,20 @@ async def show(name: Name, frontier: FrontierUrl = None, as_json: AsJson = False
         from shoal.operations.schedules.schedule import each_after
         from shoal.operations.schedules.service import describe
 
-        found = await schedules.get(name)
-        page = await describe(schedules, found)
+        schedule = await schedules.get(name)
+        page = await describe(schedules, schedule)
         if as_json:
             print(json.dumps(page))
             return
-        page["next"] = None if page["next"] is None else _moment(page["next"], found)
+        page["next"] = None if page["next"] is None else _moment(page["next"], schedule)
         for key in ("waiting", "fired_at", "missed_at", "orphaned_at"):
-            page[key] = None if page[key] is None else _moment(page[key], found)
+            page[key] = None if page[key] is None else _moment(page[key], schedule)
         for key, value in page.items():
             if value not in (None, "", {}):
                 print(f"{key.replace('_', ' '):<14} {value}")
-        if not found.paused and found.orphaned_at is None:
-            upcoming = islice(each_after(found.definition.times, max(found.last, schedules.now())), 5)
-            print(f"{'times':<14} {', '.join(_moment(due, found) for due in upcoming)}")
+        if not schedule.paused and schedule.orphaned_at is None:
+            upcoming = islice(each_after(schedule.definition.times, max(schedule.last, schedules.now())), 5)
+            print(f"{'times':<14} {', '.join(_moment(due, schedule) for due in upcoming)}")
         for run in (await schedules.runs(name))[:5]:
             print(f"{'run':<14} {run.run_id} ({run.state})")
 
@@ -229,8 +231,8 @@ async def resume(name: Name, frontier: FrontierUrl = None) -> None:
     """Continue a paused schedule with its next time."""
 
     async with _opened(frontier, "resume schedule", name) as schedules:
-        found = await schedules.resume(name)
-        print(f"schedule {name} continues; its next run is due {_moment(found.next_due, found)}")
+        schedule = await schedules.resume(name)
+        print(f"schedule {name} continues; its next run is due {_moment(schedule.next_due, schedule)}")
 
 
 @schedule_app.add(examples="shoal schedule run nightly --frontier redis://host")

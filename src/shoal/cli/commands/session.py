@@ -227,9 +227,9 @@ async def _import(
         )  # fmt: skip
     from shoal.fetch.sessions.stored import usable_cookies
 
-    found = read_file(file)
-    cookies = usable_cookies(found)
-    await stored.add(name, cookies, found.digest)
+    cookie_file = read_file(file)
+    cookies = usable_cookies(cookie_file)
+    await stored.add(name, cookies, cookie_file.digest)
     await record_action(store, "import session", run.run_id, f"jar {_title(name)}", run.project)
     sites = sorted({cookie.domain for cookie in cookies})
     more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""

@@ -129,8 +129,8 @@ class Mail:
             case smtplib.SMTPRecipientsRefused(recipients=refused):
                 reason = f"it refuses {', '.join(refused)}"
             case smtplib.SMTPResponseException(smtp_code=code, smtp_error=text):
-                told = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-                reason = f"it responded {code} {told}"
+                answer = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+                reason = f"it responded {code} {answer}"
             case OSError(strerror=str(text)):
                 reason = text
             case _:

@@ -47,8 +47,8 @@ def channels_for(rules: Collection[Rule], problem: Problem, channels: Mapping[st
         return [name for name in channels if name != problem.about]
     chosen: set[str] = set()
     for rule in rules or (EVERYTHING,):
-        wanted = problem.kind in rule.events if rule.events is not None else problem.kind not in QUIET
-        if wanted and _matches(rule, problem.run_id, problem.spider):
+        is_sent = problem.kind in rule.events if rule.events is not None else problem.kind not in QUIET
+        if is_sent and _matches(rule, problem.run_id, problem.spider):
             chosen.update(rule.channels or channels)
     return [name for name in channels if name in chosen]
 
@@ -83,7 +83,7 @@ class ChannelState(Struct, frozen=True, kw_only=True):
 async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
     """All reports of a project, by the key of the problem."""
     decoder = msgspec.msgpack.Decoder(Report)
-    found: dict[str, Report] = {}
+    reports: dict[str, Report] = {}
     prefix = after = f"problem/{project}/"
     while page := await documents.list_documents(prefix, after=after, limit=_PAGE):
         for document in page:
@@ -92,9 +92,9 @@ async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
             except DECODING_ERRORS as exc:
                 log.warning("ignoring the document %s: %s", document.key, exc)
                 continue
-            found[report.problem.key] = report
+            reports[report.problem.key] = report
         after = page[-1].key
-    return found
+    return reports
 
 
 async def read_channel_states(documents: Documents, project: str, names: Collection[str]) -> dict[str, ChannelState]:
@@ -192,9 +192,9 @@ class Delivery:
         await asyncio.gather(
             *(
                 self._drain(
-                    name, [(key, outgoing) for _, key, outgoing in sorted(found, key=lambda each: each[0])], now
+                    name, [(key, outgoing) for _, key, outgoing in sorted(messages, key=lambda entry: entry[0])], now
                 )
-                for name, found in waiting.items()
+                for name, messages in waiting.items()
             )
         )
 
@@ -224,8 +224,8 @@ class Delivery:
     async def _claim(self, key: str, outgoing: Outgoing) -> bool:
         """Mark a message as being sent by this server. False if another server has removed it."""
 
-        def claimed(each: Outgoing) -> Outgoing:
-            return replace(each, sender=self._sender, attempts=each.attempts + 1)
+        def claimed(message: Outgoing) -> Outgoing:
+            return replace(message, sender=self._sender, attempts=message.attempts + 1)
 
         return await self._change_outgoing(key, outgoing, claimed)
 
@@ -239,11 +239,11 @@ class Delivery:
 
         def update(report: Report | None) -> Report | None:
             nonlocal is_found
-            is_found = report is not None and any(_is_same(each, outgoing) for each in report.outbox)
+            is_found = report is not None and any(_is_same(message, outgoing) for message in report.outbox)
             if report is None or not is_found:
                 return report
-            changed = (change(each) if _is_same(each, outgoing) else each for each in report.outbox)
-            return replace(report, outbox=tuple(each for each in changed if each is not None))
+            changed = (change(message) if _is_same(message, outgoing) else message for message in report.outbox)
+            return replace(report, outbox=tuple(message for message in changed if message is not None))
 
         await self._change(key, update)
         return is_found
@@ -269,7 +269,7 @@ class Delivery:
             )  # fmt: skip
 
         await self._change_state(name, failed)
-        await self._change_outgoing(key, outgoing, lambda each: replace(each, sender="", error=error))
+        await self._change_outgoing(key, outgoing, lambda message: replace(message, sender="", error=error))
 
     async def _note_success(self, name: str, now: float) -> None:
         await self._change_state(

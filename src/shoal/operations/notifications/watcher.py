@@ -174,7 +174,7 @@ class Watcher:
         facts = replace(facts, others=(*facts.others, *missed, *self._delivery.failing_channels()))
         if before is not None:  # one snapshot alone cannot show that a problem is over
             problems = find_problems(snapshot, before, facts, self._limits)
-            active = {seen.run.run_id for seen in snapshot.runs}
+            active = {run_snapshot.run.run_id for run_snapshot in snapshot.runs}
             await self._delivery.check(problems, now, active=active, alive=workers_back(snapshot, facts))
 
     async def deliver(self) -> None:
@@ -187,26 +187,26 @@ class Watcher:
 
     async def _hold(self, now: float) -> Watch | None:
         """Stay in charge, or take over from a server that seems dead. None if another one is in charge."""
-        watch = await self._watch.change(lambda found: self._next_watch(found, now))
+        watch = await self._watch.change(lambda watch: self._next_watch(watch, now))
         return watch if watch is not None and watch.holder == self._name else None
 
-    def _next_watch(self, found: Watch | None, now: float) -> Watch:
-        if found is None:
+    def _next_watch(self, watch: Watch | None, now: float) -> Watch:
+        if watch is None:
             return Watch(holder=self._name, since=now)
-        if found.holder == self._name:
-            return replace(found, beat=found.beat + 1, marks=self._marks if self._held is not None else found.marks)
-        seen = (found.holder, found.beat)
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, time.monotonic()
+        if watch.holder == self._name:
+            return replace(watch, beat=watch.beat + 1, marks=self._marks if self._held is not None else watch.marks)
+        beat = (watch.holder, watch.beat)
+        if beat != self._seen:
+            self._seen, self._seen_at = beat, time.monotonic()
         silence = time.monotonic() - self._seen_at
-        if found.holder and silence < _TAKEOVER * self._settings.check_every:
-            return found
-        return replace(found, holder=self._name, beat=found.beat + 1)
+        if watch.holder and silence < _TAKEOVER * self._settings.check_every:
+            return watch
+        return replace(watch, holder=self._name, beat=watch.beat + 1)
 
-    def _released(self, found: Watch | None) -> Watch | None:
-        if found is None or found.holder != self._name:
-            return found
-        return replace(found, holder="", beat=found.beat + 1, marks=self._marks)
+    def _released(self, watch: Watch | None) -> Watch | None:
+        if watch is None or watch.holder != self._name:
+            return watch
+        return replace(watch, holder="", beat=watch.beat + 1, marks=self._marks)
 
     async def _is_in_charge(self) -> bool:
         watch = await self._watch.read()
@@ -310,6 +310,6 @@ class Notifications:
             known = did_you_mean(name, list(self._channels)) or f"; the channels are: {', '.join(self._channels)}"
             raise ConfigError(f"there is no channel {name!r:.120}{known}")
         message = make_test_message(os.urandom(12).hex(), self._config.project_name)
-        chosen = {each: channel for each, channel in self._channels.items() if name in (None, each)}
+        chosen = {key: channel for key, channel in self._channels.items() if name in (None, key)}
         errors = await asyncio.gather(*(channel.send(message) for channel in chosen.values()))
         return dict(zip(chosen, errors, strict=True))

@@ -69,7 +69,7 @@ class Cron:
         return self._cached_after(moment)
 
     def _find_after(self, moment: float) -> float | None:
-        return next((found for found in self._from(moment) if found > moment), None)
+        return next((due for due in self._from(moment) if due > moment), None)
 
     def _from(self, moment: float) -> Iterator[float]:
         try:
@@ -77,10 +77,10 @@ class Cron:
         except ModuleNotFoundError as exc:
             raise ConfigError(f"cron needs {exc.name}; install it with: {pip_install('api')}") from exc
         try:
-            found = CronSim(self._expression, datetime.fromtimestamp(moment // 1, self._zone))
+            moments = CronSim(self._expression, datetime.fromtimestamp(moment // 1, self._zone))
         except CronSimError as exc:
             raise ValueError(str(exc)[:1].lower() + str(exc)[1:]) from exc
-        return (float(each.timestamp()) for each in found)
+        return (float(due.timestamp()) for due in moments)
 
 
 def _with_specific_hours(expression: str) -> str:
@@ -129,11 +129,11 @@ def latest(times: Times, after: float, until: float) -> float | None:
     window = _FIRST_WINDOW
     while True:
         start = max(after, until - window)
-        found = None
-        for found in takewhile(lambda due: due <= until, each_after(times, start)):  # noqa: B007
+        last = None
+        for last in takewhile(lambda due: due <= until, each_after(times, start)):  # noqa: B007
             pass
-        if found is not None or start == after:
-            return found
+        if last is not None or start == after:
+            return last
         window *= 8
 
 
@@ -253,8 +253,8 @@ def document_prefix(project: str) -> str:
 
 def schedule_of_run(settings: object) -> str:
     """The schedule that created a run with these settings; empty if none did."""
-    found = settings.get("schedule", "") if isinstance(settings, dict) else ""
-    return found if isinstance(found, str) else ""
+    name = settings.get("schedule", "") if isinstance(settings, dict) else ""
+    return name if isinstance(name, str) else ""
 
 
 def describe_timing(definition: Definition) -> str:
