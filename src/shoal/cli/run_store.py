@@ -17,7 +17,6 @@ from shoal.errors import RunError, ShoalError, SpiderError, StoreError
 from shoal.messages import did_you_mean
 
 if TYPE_CHECKING:
-    from shoal.operations.processes import RunProcess
     from shoal.ports import Frontier, Run, Store
     from shoal.runs.orchestrator import Entry
     from shoal.spider import Spider
@@ -109,8 +108,10 @@ async def opened_run(
 
 async def note_of(store: Store, run: Run, frontier: Frontier) -> str:
     """What the state of a run alone does not say, and what to do. Empty: nothing."""
+    from socket import gethostname
+
     from shoal.frontier.local.store import SocketStore
-    from shoal.operations.processes import read_run_processes
+    from shoal.operations.processes import PRESENT, read_run_processes
 
     if run.state == "paused":
         return f"run {run.run_id} is paused: `shoal resume {run.run_id}` continues it"
@@ -118,18 +119,11 @@ async def note_of(store: Store, run: Run, frontier: Frontier) -> str:
         return ""
     if run.state != "running" or any(worker.silent_for < worker.session for worker in await frontier.workers()):
         return ""
-    if any(map(_may_work, await read_run_processes(store, frontier, run.run_id))):
-        return ""
+    for process in await read_run_processes(store, frontier, run.run_id):  # as far as this machine can tell
+        is_elsewhere = process.machine != gethostname() or not process.pid
+        if process.state in PRESENT and (is_elsewhere or os.path.exists(f"/proc/{process.pid}")):
+            return ""
     return f"no process works on run {run.run_id} now: repeat its command, or start a worker, to continue it"
-
-
-def _may_work(process: RunProcess) -> bool:
-    """Whether a process still works, as far as its reports and this machine tell."""
-    from socket import gethostname
-
-    if process.state in ("ended", "lost"):
-        return False
-    return process.machine != gethostname() or not process.pid or os.path.exists(f"/proc/{process.pid}")
 
 
 async def choose_run(store: Store, run_id: str | None) -> Run:

@@ -19,7 +19,7 @@ from shoal.operations.notifications.settings import NotificationSettings, Rule
 from shoal.operations.problem import Problem, ProblemLimits
 from shoal.operations.problems import channel_failing
 from shoal.ports import Documents
-from shoal.ports.documents import StoredValue
+from shoal.ports.documents import StoredValue, all_documents
 
 # Which rules apply to a run and a problem. Pure.
 
@@ -63,7 +63,6 @@ _MAX_RETRY = 900.0
 _KEEP_CLOSED = 7 * 86400.0
 _KEEP_UNDELIVERED = 3 * 86400.0
 _MAX_KEY = 300
-_PAGE = 500
 
 
 class ChannelState(Struct, frozen=True, kw_only=True):
@@ -84,16 +83,13 @@ async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
     """All reports of a project, by the key of the problem."""
     decoder = msgspec.msgpack.Decoder(Report)
     reports: dict[str, Report] = {}
-    prefix = after = f"problem/{project}/"
-    while page := await documents.list_documents(prefix, after=after, limit=_PAGE):
-        for document in page:
-            try:
-                report = decoder.decode(document.value)
-            except DECODING_ERRORS as exc:
-                log.warning("ignoring the document %s: %s", document.key, exc)
-                continue
-            reports[report.problem.key] = report
-        after = page[-1].key
+    for document in await all_documents(documents, f"problem/{project}/"):
+        try:
+            report = decoder.decode(document.value)
+        except DECODING_ERRORS as exc:
+            log.warning("ignoring the document %s: %s", document.key, exc)
+            continue
+        reports[report.problem.key] = report
     return reports
 
 

@@ -41,7 +41,7 @@ from shoal.operations.schedules.schedule import (
     parse_interval,
 )
 from shoal.ports import Document, Documents, clock
-from shoal.ports.documents import StoredValue
+from shoal.ports.documents import StoredValue, all_documents
 from shoal.runs.orchestrator import Registry
 from shoal.runs.trust import check_arguments
 
@@ -250,7 +250,6 @@ BEAT_EVERY = 10.0
 SILENT = 60.0
 """Seconds without a change after which a server is gone. A schedule that nobody declares is orphaned after as long: its
 server may be restarting."""
-_PAGE = 500
 
 
 class Declaration(Struct, frozen=True, kw_only=True):
@@ -310,7 +309,9 @@ class Declarations:
         }
 
     async def _declared_by_others(self) -> set[str]:
-        documents = [document for document in await self._read_all() if document.key != self._key]
+        documents = [
+            document for document in await all_documents(self._documents, self._prefix) if document.key != self._key
+        ]
         now, before = self._now(), self._changed
         self._changed = {
             document.key: before[document.key]
@@ -325,16 +326,6 @@ class Declarations:
             else:
                 await self._stored(document.key).change(lambda _: None)  # if it lives after all, it writes it again
         return names
-
-    async def _read_all(self) -> list[Document]:
-        documents: list[Document] = []
-        while page := await self._documents.list_documents(
-            self._prefix, after=documents[-1].key if documents else "", limit=_PAGE
-        ):
-            documents += page
-            if len(page) < _PAGE:
-                break
-        return documents
 
     def _stored(self, key: str) -> StoredValue[Declaration]:
         return StoredValue(self._documents, key, Declaration)

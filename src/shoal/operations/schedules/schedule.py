@@ -246,11 +246,6 @@ class Schedule(Struct, frozen=True, kw_only=True):
         return None if self.paused or self.orphaned_at is not None else self.definition.times.after(self.last)
 
 
-def document_prefix(project: str) -> str:
-    """The prefix of the keys of a project's schedules."""
-    return f"schedule/{project}/"
-
-
 def schedule_of_run(settings: object) -> str:
     """The schedule that created a run with these settings; empty if none did."""
     name = settings.get("schedule", "") if isinstance(settings, dict) else ""

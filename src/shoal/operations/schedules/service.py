@@ -24,14 +24,13 @@ from shoal.operations.schedules.schedule import (
     Origin,
     Schedule,
     Step,
-    document_prefix,
     next_step,
     run_now,
     schedule_of_run,
 )
 from shoal.operations.snapshot import ACTIVE, OVER
 from shoal.ports import Run, Store
-from shoal.ports.documents import StoredValue
+from shoal.ports.documents import StoredValue, all_documents
 
 # One atomic step of a schedule: it records the decision about a due time and creates the run, or does neither.
 
@@ -93,7 +92,6 @@ async def take_step(store: Store, key: str, decide: Decide, make_run: MakeRun) -
 
 log = logging.getLogger("shoal.schedules")
 
-_PAGE = 500
 _MAX_ERROR = 500
 
 
@@ -111,7 +109,8 @@ class Schedules:
         self._log = ActionLog(store, project)
 
     def key(self, name: str) -> str:
-        return f"{document_prefix(self.project)}{name}"
+        """The key of a schedule's document."""
+        return f"schedule/{self.project}/{name}"
 
     def _stored(self, name: str) -> StoredValue[Schedule]:
         return StoredValue(self.store, self.key(name), Schedule)
@@ -120,15 +119,12 @@ class Schedules:
 
     async def list_all(self) -> list[Schedule]:
         """All schedules, in the order of their names. Documents that another program has damaged are left out."""
-        prefix, after = document_prefix(self.project), ""
         schedules: list[Schedule] = []
-        while page := await self.store.list_documents(prefix, after=after, limit=_PAGE):
-            for document in page:
-                try:
-                    schedules.append(msgspec.msgpack.decode(document.value, type=Schedule))
-                except DECODING_ERRORS as exc:
-                    log.error("schedule %s is unreadable: %s", document.key.removeprefix(prefix), exc)
-            after = page[-1].key
+        for document in await all_documents(self.store, self.key("")):
+            try:
+                schedules.append(msgspec.msgpack.decode(document.value, type=Schedule))
+            except DECODING_ERRORS as exc:
+                log.error("schedule %s is unreadable: %s", document.key.removeprefix(self.key("")), exc)
         return schedules
 
     async def find(self, name: str) -> Schedule | None:
