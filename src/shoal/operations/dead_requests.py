@@ -6,7 +6,6 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from fnmatch import translate
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -21,8 +20,6 @@ from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, R
 from shoal.runs.outcome import closing, forget_outcome, limit_of
 from shoal.runs.reports import read_processes
 from shoal.urls.normalize import host_of
-
-T = TypeVar("T")
 
 _MAX_READ = 1000
 """Failed requests that are read to find examples."""

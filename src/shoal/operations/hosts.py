@@ -1,10 +1,10 @@
-"""Everything that a store knows of one host: its politeness, its robots.txt, its identities, what its pages need."""
+"""Hosts and runs as people search them, and everything that a store knows of one host: its politeness, its robots.txt,
+its identities, what its pages need."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -78,10 +78,7 @@ async def read_robots(hosts: Hosts, host: str, config: Config) -> list[RobotsFil
     return files
 
 
-# Queries about runs and hosts, for the command line and the HTTP API.
-
-
-T = TypeVar("T")
+# -- searching
 
 
 def matching_runs(runs: Sequence[Run], text: str) -> list[Run]:
