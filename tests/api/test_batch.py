@@ -566,12 +566,12 @@ async def test_a_session_with_a_page_limit_waits_for_what_is_leased() -> None:
     session = await session_of(MemoryStore(), *(f"{URL}{number}" for number in range(3)), depth=1, max_pages=2)
     (lease,) = (await session.frontier.lease(1, 60)).leases
     await work(session, 1)
-    assert not await session.is_complete()
+    assert not session.is_complete(await session.stats())
     (other,) = (await session.frontier.lease(1, 60)).leases
     await session.frontier.complete([Completion(lease=lease)])
-    assert not await session.is_complete()
+    assert not session.is_complete(await session.stats())
     await session.frontier.release([other])
-    assert await session.is_complete()
+    assert session.is_complete(await session.stats())
 
 
 class Waiting:

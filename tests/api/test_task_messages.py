@@ -151,3 +151,8 @@ def test_text_of_strangers_is_printable_in_the_logs_of_celery() -> None:
     assert not any(line.startswith("[2026] forged") for line in said.splitlines())
     assert "\x1b]0;" not in said
     assert "\x1b[31m\n" not in said
+
+
+def test_a_server_needs_no_celery() -> None:
+    code = "import sys; sys.modules['celery'] = sys.modules['kombu'] = None; import shoal.api.server.state"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -407,14 +407,15 @@ async def test_a_failing_channel_is_visible_and_known() -> None:
     made = delivery(store, ops=ops)
     await made.check([problem()], NOW)
     await made.deliver(NOW)
-    assert made.failing_channels() == ()
+    assert made.failing_channels() == []
     await made.deliver(NOW + 10)
     (failing,) = made.failing_channels()
-    assert (failing.name, failing.failures, failing.since, failing.error) == ("ops", 2, NOW, "HTTP 502")
+    assert (failing.about, failing.figure, failing.since) == ("ops", 2.0, NOW)
+    assert failing.text.endswith("HTTP 502")
     (report,) = (await read_reports(store, "shoal")).values()
     assert (report.outbox[0].attempts, report.outbox[0].error, report.outbox[0].sender) == (2, "HTTP 502", "")
     await made.deliver(NOW + 30)
-    assert made.failing_channels() == ()
+    assert made.failing_channels() == []
 
 
 async def test_messages_of_a_channel_keep_their_order() -> None:

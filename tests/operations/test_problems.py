@@ -11,27 +11,26 @@ from hypothesis import strategies as st
 
 from shoal.crawling.outcome import RunFacts, decide
 from shoal.crawling.stats import CodeError, FailingHost
+from shoal.fetch.sessions.login import LoginState
 from shoal.operations.active_runs import (
-    BlockedProcess,
-    FailedLogin,
     HostFailures,
     RunActivity,
     Trend,
     find_trends,
     summarize_reports,
+    worker_lost,
 )
 from shoal.operations.problem import Problem, ProblemLimits
 from shoal.operations.problems import (
     MAX_PROBLEMS,
     Ending,
     Facts,
-    FailingChannel,
-    LostProcess,
-    MissedTime,
     RunFailure,
     RunResult,
     advance_marks,
+    channel_failing,
     find_problems,
+    schedule_missed,
     workers_back,
 )
 from shoal.operations.snapshot import OutputState, RunSnapshot, StoreSnapshot
@@ -89,16 +88,16 @@ def test_a_run_that_works_has_no_problem() -> None:
 STALLED: dict[str, Any] = {"changed_at": NOW - 601, "hosts": (host(),)}
 
 
-LOGIN = FailedLogin(jar="", failures=1, reason="wrong password", at=NOW - 5, stopped=False)
+LOGIN = LoginState(failures=1, reason="wrong password", failed_at=NOW - 5)
 
 
 def test_a_failed_login_is_a_problem_from_the_first_attempt_on() -> None:
-    facts = Facts(activity={"r1": RunActivity(failed_logins=(LOGIN,))})
+    facts = Facts(activity={"r1": RunActivity(failed_logins={"": LOGIN})})
     problem = one(find_problems(seen(), facts=facts))
     assert (problem.kind, problem.severity, problem.since) == ("login_failed", "warning", NOW - 5)
     assert problem.text == "1 attempt failed, the last with: wrong password."
-    stopped = msgspec.structs.replace(LOGIN, jar="#alice", failures=3, stopped=True)
-    facts = Facts(activity={"r1": RunActivity(failed_logins=(stopped,))})
+    stopped = msgspec.structs.replace(LOGIN, failures=3, stopped=True)
+    facts = Facts(activity={"r1": RunActivity(failed_logins={"#alice": stopped})})
     problem = one(find_problems(seen(run=run(state="paused")), facts=facts))
     assert (problem.severity, problem.title) == ("critical", "books: the login of #alice failed")
     assert problem.text.startswith("3 attempts failed, the last with: wrong password. The run was stopped.")
@@ -108,7 +107,7 @@ def test_a_login_that_stopped_the_run_is_listed_once() -> None:
     stopped = msgspec.structs.replace(LOGIN, failures=3, stopped=True)
     error = "the login failed 3 times (login.attempts): wrong password"
     failures = (RunFailure("r1", "books", NOW, error), RunFailure("r1", "books", NOW, "disk full"))
-    facts = Facts(activity={"r1": RunActivity(failed_logins=(stopped,))}, failures=failures)
+    facts = Facts(activity={"r1": RunActivity(failed_logins={"": stopped})}, failures=failures)
     found = find_problems(seen(run=run(state="paused")), facts=facts)
     assert [(each.kind, each.text[:9]) for each in found] == [("login_failed", "3 attempt"), ("failed", "disk full")]
 
@@ -120,7 +119,7 @@ def test_a_run_on_hold_for_a_login(held: float | None, silent: float, is_stalled
     """It is stalled after a minute in which somebody logs in and no page ends."""
     now = seen(changed_at=NOW - silent, hosts=(host(),), logs_in=held is not None)
     marks = {} if held is None else {"r1/login": (1, NOW - held)}
-    found = find_problems(now, facts=Facts(marks=marks, activity={"r1": RunActivity(failed_logins=(LOGIN,))}))
+    found = find_problems(now, facts=Facts(marks=marks, activity={"r1": RunActivity(failed_logins={"": LOGIN})}))
     assert kinds(found) == (["stalled"] if is_stalled else []) + ["login_failed"]
     if is_stalled:
         assert found[0].severity == "warning"
@@ -160,7 +159,7 @@ def test_a_run_that_waits_is_not_stalled(change: dict[str, Any]) -> None:
 
 
 BEHIND = OutputState(name="db", written=0, lag=60_000, held=True, finished=False)
-HANGS = BlockedProcess(name="w1", at=NOW, seconds=20.0, by="parse of http://a/")
+HANGS = ProcessReport(name="w1", role="worker", started_at=0.0, at=NOW, loop_age=20.0, blocked_by="parse of http://a/")
 
 
 @pytest.mark.parametrize(
@@ -432,7 +431,7 @@ def test_a_worker_without_heartbeats_is_never_lost() -> None:
 
 
 def test_a_process_that_stopped_reporting_is_lost_once() -> None:
-    facts = Facts(lost=(LostProcess("r1", "books", "w1", NOW - 60),))
+    facts = Facts(others=(worker_lost("r1", "books", "w1", NOW - 60),))
     assert [problem.key for problem in find_problems(seen(workers=(worker("w1", 16),)), facts=facts)] == [
         "worker_lost/r1/w1"
     ]
@@ -574,13 +573,13 @@ def test_a_field_that_fewer_items_have() -> None:
 
 
 def test_a_missed_schedule() -> None:
-    facts = Facts(missed=(MissedTime("nightly", "books", NOW - 60, "all servers were down"),))
+    facts = Facts(others=(schedule_missed("nightly", "books", NOW - 60, "all servers were down"),))
     problem = one(find_problems(EMPTY, facts=facts))
     assert (problem.kind, problem.spider, problem.text) == ("schedule_missed", "books", "all servers were down")
 
 
 def test_a_channel_that_fails() -> None:
-    problem = one(find_problems(EMPTY, facts=Facts(channels=(FailingChannel("ops", 3, NOW - 90, "HTTP 500"),))))
+    problem = one(find_problems(EMPTY, facts=Facts(others=(channel_failing("ops", 3, NOW - 90, "HTTP 500"),))))
     assert (problem.kind, problem.about, problem.figure) == ("channel_failing", "ops", 3.0)
 
 
@@ -592,8 +591,8 @@ def test_texts_of_strangers_are_one_printable_line(text: str) -> None:
     stranger = msgspec.structs.replace(run(), spider=text)
     snapshot = seen(run=stranger, workers=(worker(text or "w", 99),), outputs=(output(name=text, lag=10**6),))
     facts = Facts(
-        failures=(RunFailure("r1", text, NOW, text),), channels=(FailingChannel(text, 3, NOW, text),),
-        missed=(MissedTime(text, text, NOW, text),),
+        failures=(RunFailure("r1", text, NOW, text),),
+        others=(schedule_missed(text, text, NOW, text), channel_failing(text, 3, NOW, text)),
     )  # fmt: skip
     found = find_problems(snapshot, facts=facts)
     assert len(found) == 5

@@ -12,8 +12,9 @@ import pytest
 from shoal.api.batch.local_work import LocalWork
 from shoal.api.batch.options import BatchOptions
 from shoal.api.batch.session import Session
-from shoal.api.celery.dispatch import CeleryWatch, _Dispatch
+from shoal.api.celery.dispatch import _Dispatch
 from shoal.api.celery.page_worker import _OpenSession, _TaskRunner
+from shoal.api.celery.remote import CeleryWatch
 from shoal.config import Config
 from shoal.crawling.onion import SharedFetcher
 from shoal.errors import StoreAwayError, StoreRewoundError

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
@@ -86,6 +87,19 @@ def raw_stdout() -> TextIO:
     return cast(TextIO, getattr(sys.stdout, "raw_stream", sys.stdout))
 
 
+def print_json(values: Iterable[object]) -> None:
+    """Print each value as one line of JSON."""
+    import msgspec
+
+    for value in values:
+        print(msgspec.json.encode(value).decode())
+
+
+def local_time(at: float) -> str:
+    """A Unix time as a date and a time of this machine."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
 # Values of options and arguments, without Pydantic where it would change nothing: importing it takes 70 ms.
 
 
@@ -102,9 +116,9 @@ class _Coercion:
     def coerce(self, value: object, param: _Click, ctx: _Click) -> object:
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        found = _simple(param.type_descriptor, value, many=param.multiple or param.nargs != 1)
-        if found is not None:
-            return found
+        plain = _simple(param.type_descriptor, value, many=param.multiple or param.nargs != 1)
+        if plain is not None:
+            return plain
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
@@ -122,7 +136,7 @@ def _simple(kind: _Click, value: object, *, many: bool) -> object | None:
         return None
     if many:
         texts = list(value) if kind.annotation == list[str] and isinstance(value, list | tuple) else [None]
-        return texts if all(type(each) is str for each in texts) else None
+        return texts if all(type(text) is str for text in texts) else None
     if kind.annotation is str and type(value) is str:
         return value
     if kind.annotation is int and not info.clamp:
@@ -298,13 +312,14 @@ class Commands(typer.Typer):
         )  # fmt: skip
 
     def add(self, name: str | None = None, *, examples: str) -> Callable[[_F], _F]:
-        """Decorate the function of a command. The first sentence of its docstring is its line in lists of commands.
+        """Decorate the function of a command, which may be a coroutine function. The first sentence of its docstring is
+        its line in lists of commands.
 
         Every command has the option ``--config``."""
         register = self.command(name, cls=Command, epilog=examples)
 
         def decorate(function: _F) -> _F:
-            register(_with_config_file(function))
+            register(_runnable(function))
             return function
 
         return decorate
@@ -316,14 +331,20 @@ _ConfigFile = Annotated[
 ]
 
 
-def _with_config_file(function: Callable[..., object]) -> Callable[..., object]:
-    """Add the option ``--config``. It is SHOAL_CONFIG for this process and those that it starts."""
+def _runnable(function: Callable[..., object]) -> Callable[..., object]:
+    """The function of a command with the option ``--config``: it is SHOAL_CONFIG for this process and those that it
+    starts. A coroutine is run until it is done."""
 
     @wraps(function)
     def run(*args: object, config_file: str | None = None, **options: object) -> object:
         if config_file is not None:
             os.environ["SHOAL_CONFIG"] = os.path.abspath(config_file)
-        return function(*args, **options)
+        result = function(*args, **options)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            return asyncio.run(result)
+        return result
 
     signature = inspect.signature(function, eval_str=True)
     added = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ConfigFile)

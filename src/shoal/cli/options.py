@@ -201,13 +201,13 @@ def all_outputs(entry: Entry | None, output: list[str], replace: list[str]) -> l
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:
     """The ``key=value`` pairs of a repeated option."""
-    found = {}
+    values = {}
     for text in texts:
         key, mark, value = text.partition("=")
         if not mark or not key:
             raise ConfigError(f"{option} {text!r}: write it as key=value")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 _OPTION_NAMES = {

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
 
-# Output for files and pipes as Rich would print it, without importing Rich: that takes 25 ms.
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
     AnyConsole: TypeAlias = "Console | PlainConsole"
+
+# Output for files and pipes as Rich would print it, without importing Rich: that takes 25 ms.
 
 _LEFT, _RIGHT = 4, 2
 """Spaces around the cells of a table."""
@@ -124,9 +120,9 @@ def _is_simple(text: str) -> bool:
 
 def _width() -> int:
     """The columns of the output, as Rich finds them."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdigit():
-        return int(told) or _DEFAULT_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit():
+        return int(columns) or _DEFAULT_WIDTH
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
             return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH  # type: ignore[union-attr]

@@ -17,7 +17,6 @@ from shoal.errors import RunError, ShoalError, SpiderError, StoreError
 from shoal.messages import did_you_mean
 
 if TYPE_CHECKING:
-    from shoal.operations.processes import RunProcess
     from shoal.ports import Frontier, Run, Store
     from shoal.runs.orchestrator import Entry
     from shoal.spider import Spider
@@ -65,15 +64,15 @@ def running_frontier(frontier: str) -> str:
 
     if not frontier.startswith("memory:"):
         return frontier
-    found = announced()
-    if not found:
+    crawls = announced()
+    if not crawls:
         raise StoreError(
             "no crawl in memory runs on this machine now, and a frontier in memory ends with its process. Name a "
             "stored frontier, such as --frontier sqlite:///file.db"
         )
-    if len(found) > 1:
+    if len(crawls) > 1:
         return "local:"  # opening it raises an error that lists them
-    name = next(iter(found))
+    name = next(iter(crawls))
     print(f"using --frontier local:{name}, the only crawl that runs", file=sys.stderr)
     return f"local:{name}"
 
@@ -98,22 +97,21 @@ async def record_action(store: Store, what: str, target: str, detail: str = "", 
 
 
 @asynccontextmanager
-async def opened_run(url: str | None, run_id: str | None, *, readonly: bool) -> AsyncIterator[tuple[Run, Frontier]]:
-    """A run, or the newest one, and its frontier."""
+async def opened_run(
+    url: str | None, run_id: str | None, *, readonly: bool = False
+) -> AsyncIterator[tuple[Store, Run, Frontier]]:
+    """The store at a frontier's URL, a run of it or its newest one, and the frontier of that run."""
     async with opened_store(url, readonly=readonly) as store:
-        yield await find_run(store, url, run_id)
-
-
-async def find_run(store: Store, url: str | None, run_id: str | None) -> tuple[Run, Frontier]:
-    """A run, or the newest one, and its frontier. ``url``: of the store, if the command line names one."""
-    run = await choose_run(store, run_id)
-    return run, await store.frontier(run.run_id)
+        run = await choose_run(store, run_id)
+        yield store, run, await store.frontier(run.run_id)
 
 
 async def note_of(store: Store, run: Run, frontier: Frontier) -> str:
     """What the state of a run alone does not say, and what to do. Empty: nothing."""
+    from socket import gethostname
+
     from shoal.frontier.local.store import SocketStore
-    from shoal.operations.processes import read_run_processes
+    from shoal.operations.processes import PRESENT, read_run_processes
 
     if run.state == "paused":
         return f"run {run.run_id} is paused: `shoal resume {run.run_id}` continues it"
@@ -121,18 +119,11 @@ async def note_of(store: Store, run: Run, frontier: Frontier) -> str:
         return ""
     if run.state != "running" or any(worker.silent_for < worker.session for worker in await frontier.workers()):
         return ""
-    if any(map(_may_work, await read_run_processes(store, frontier, run.run_id))):
-        return ""
+    for process in await read_run_processes(store, frontier, run.run_id):  # as far as this machine can tell
+        is_elsewhere = process.machine != gethostname() or not process.pid
+        if process.state in PRESENT and (is_elsewhere or os.path.exists(f"/proc/{process.pid}")):
+            return ""
     return f"no process works on run {run.run_id} now: repeat its command, or start a worker, to continue it"
-
-
-def _may_work(process: RunProcess) -> bool:
-    """Whether a process still works, as far as its reports and this machine tell."""
-    from socket import gethostname
-
-    if process.state in ("ended", "lost"):
-        return False
-    return process.machine != gethostname() or not process.pid or os.path.exists(f"/proc/{process.pid}")
 
 
 async def choose_run(store: Store, run_id: str | None) -> Run:
@@ -220,23 +211,23 @@ def _did_you_mean(name: str, registered: list[str]) -> str:
     if name.startswith("scrapy:") and ".py" not in name:
         return ""  # a project: its error lists its spiders
     name = name.removeprefix("scrapy:")
-    file, _, wanted = name.partition(".py:")
-    path = Path(f"{file}.py") if wanted else Path(name)
-    known: dict[str, str] = {each.lower(): each for each in registered}
+    file, _, class_name = name.partition(".py:")
+    path = Path(f"{file}.py") if class_name else Path(name)
+    references: dict[str, str] = {spider.lower(): spider for spider in registered}
     if path.is_file():
-        if wanted in _classes(path):
+        if class_name in _classes(path):
             return ""  # the class exists: the error has another cause
-        if wanted:
-            known |= {each.lower(): f"{path}:{each}" for each in _classes(path)}
-        sought = wanted.lower()
+        if class_name:
+            references |= {class_of_file.lower(): f"{path}:{class_of_file}" for class_of_file in _classes(path)}
+        sought = class_name.lower()
     else:
-        for each in sorted(path.parent.glob("*.py"))[:_MAX_FILES]:
-            classes = _classes(each)
-            known |= {each.name.lower(): str(each)} if classes else {}
+        for file_path in sorted(path.parent.glob("*.py"))[:_MAX_FILES]:
+            classes = _classes(file_path)
+            references |= {file_path.name.lower(): str(file_path)} if classes else {}
             for kind in classes:
-                known.setdefault(kind.lower(), f"{each}:{kind}")
+                references.setdefault(kind.lower(), f"{file_path}:{kind}")
         sought = path.name.lower()
-    return did_you_mean(sought, known)
+    return did_you_mean(sought, references)
 
 
 def _classes(path: Path) -> list[str]:

@@ -76,17 +76,17 @@ def run_events(
 
     ``limit``: how many there are besides the actions, which a large fleet must not hide. ``ending``: more about the end
     of the run."""
-    found = [RunEvent(at=run.created_at, what="created")]
+    events = [RunEvent(at=run.created_at, what="created")]
     if run.ended_at is not None:
-        found.append(RunEvent(at=run.ended_at, what=run.state, detail=ending))
+        events.append(RunEvent(at=run.ended_at, what=run.state, detail=ending))
     for process in processes:
-        found += _of_process(process, reported.get(process.name))
+        events += _of_process(process, reported.get(process.name))
     for rewind in rewinds:
         lost = "" if rewind.lost_seconds is None else f"at most {rewind.lost_seconds:.0f} s of changes are lost"
-        found.append(RunEvent(at=rewind.at, what="the store went back in time", detail=lost))
-    found = sorted(found, key=_newest)[:limit]
-    found += [RunEvent(at=each.at, who=each.who, what=each.what, detail=each.detail) for each in actions]
-    return sorted(found, key=_newest)
+        events.append(RunEvent(at=rewind.at, what="the store went back in time", detail=lost))
+    events = sorted(events, key=_newest)[:limit]
+    events += [RunEvent(at=action.at, who=action.who, what=action.what, detail=action.detail) for action in actions]
+    return sorted(events, key=_newest)
 
 
 def _newest(event: RunEvent) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from shoal.operations.snapshot import ACTIVE
+from shoal.operations.snapshot import ACTIVE, OVER
 from shoal.ports import Run, Store
 from shoal.runs.samples import RunSample, SampleHistory
 
@@ -36,15 +36,15 @@ def state_chart(samples: Sequence[RunSample]) -> Chart:
     """How many requests of a run were in each state."""
     shown = _thinned(samples)
     lines: tuple[tuple[str, str, Callable[[RunSample], int]], ...] = (
-        ("done", "done", lambda each: each.done),
-        ("failed", "dead", lambda each: each.dead),
-        ("in flight", "leased", lambda each: each.leased),
-        ("waiting", "waiting", lambda each: each.waiting),
-        ("ready", "ready", lambda each: each.ready),
+        ("done", "done", lambda sample: sample.done),
+        ("failed", "dead", lambda sample: sample.dead),
+        ("in flight", "leased", lambda sample: sample.leased),
+        ("waiting", "waiting", lambda sample: sample.waiting),
+        ("ready", "ready", lambda sample: sample.ready),
     )
     return Chart(
-        [each.at for each in shown],
-        [Series(label, colour, [float(value(each)) for each in shown]) for label, colour, value in lines],
+        [sample.at for sample in shown],
+        [Series(label, colour, [float(value(sample)) for sample in shown]) for label, colour, value in lines],
     )
 
 
@@ -62,8 +62,8 @@ def speed_chart(histories: Iterable[Sequence[RunSample]], start: float, end: flo
     return Chart(
         edges[1:],
         [
-            Series("pages/s", "accent", _speeds(known, edges, lambda each: each.done + each.dead)),
-            Series("items/s", "done", _speeds(known, edges, lambda each: each.items)),
+            Series("pages/s", "accent", _speeds(known, edges, lambda sample: sample.done + sample.dead)),
+            Series("items/s", "done", _speeds(known, edges, lambda sample: sample.items)),
         ],
     )
 
@@ -73,11 +73,11 @@ def _speeds(
 ) -> list[float]:
     total = [0.0] * (len(edges) - 1)
     for samples in histories:
-        times = [each.at for each in samples]
+        times = [sample.at for sample in samples]
         counts = [_value_at(times, samples, edge, value) for edge in edges]
         for number, (before, after) in enumerate(zip(counts, counts[1:], strict=False)):
             total[number] += max(0.0, after - before) / (edges[number + 1] - edges[number])
-    return [round(each, 3) for each in total]
+    return [round(speed, 3) for speed in total]
 
 
 def _value_at(
@@ -99,8 +99,8 @@ def _thinned(samples: Sequence[RunSample]) -> list[RunSample]:
     if len(samples) <= MAX_POINTS:
         return list(samples)
     start, step = samples[0].at, (samples[-1].at - samples[0].at) / (MAX_POINTS - 1)
-    chosen = {int((each.at - start) / step): each for each in samples}
-    return [samples[0], *(each for each in chosen.values() if each is not samples[0])]
+    chosen = {int((sample.at - start) / step): sample for sample in samples}
+    return [samples[0], *(sample for sample in chosen.values() if sample is not samples[0])]
 
 
 class SpeedHistory:
@@ -116,7 +116,7 @@ class SpeedHistory:
     async def read(self, start: float, end: float) -> Chart:
         """The speed of all runs together, at most of the last day."""
         active = await self._store.list_runs(project=self._project, states=ACTIVE, limit=_MAX_RUNS)
-        over = await self._store.list_runs(project=self._project, states=("finished", "cancelled"), limit=_MAX_RUNS)
+        over = await self._store.list_runs(project=self._project, states=OVER, limit=_MAX_RUNS)
         histories = [await self._read(run) for run in active if run.spider not in self._without]
         ended = {
             (run.run_id, run.ended_at): run

@@ -36,13 +36,13 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     @property
     def ending(self) -> str:
         """How it ended, for people."""
-        left = self.stats.remaining if self.state == "finished" else 0
-        state = f"finished with {left} left" if left else self.state
+        remaining = self.stats.remaining if self.state == "finished" else 0
+        state = f"finished with {remaining} left" if remaining else self.state
         ending = state if self.limit is None else str(self.limit)
         return ending if self.outcome in (None, "good") else f"{ending}, {self.outcome}"
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class Difference(Struct, frozen=True):
     """A figure of two runs. None: the run does not have it."""
 
     name: str
@@ -87,31 +87,27 @@ async def compare_runs(store: Store, a: Run, b: Run) -> Comparison:
 
 def compare(a: RunFigures, b: RunFigures) -> Comparison:
     """The figures of two runs side by side."""
-    found = [
-        _difference("pages", "count", a.stats.done, b.stats.done),
-        _difference("items", "count", a.stats.items, b.stats.items),
-        _difference("failed", "count", a.stats.dead, b.stats.dead),
+    differences = [
+        Difference("pages", "count", a.stats.done, b.stats.done),
+        Difference("items", "count", a.stats.items, b.stats.items),
+        Difference("failed", "count", a.stats.dead, b.stats.dead),
         *(
-            _difference(f"failed: {kind}", "count", a.failed_kinds.get(kind, 0), b.failed_kinds.get(kind, 0))
+            Difference(f"failed: {kind}", "count", a.failed_kinds.get(kind, 0), b.failed_kinds.get(kind, 0))
             for kind in _names(a.failed_kinds, b.failed_kinds)
         ),
-        _difference("left", "count", a.stats.remaining, b.stats.remaining),
-        _difference("duration", "seconds", a.seconds, b.seconds),
-        _difference("speed", "per second", _speed(a), _speed(b)),
+        Difference("left", "count", a.stats.remaining, b.stats.remaining),
+        Difference("duration", "seconds", a.seconds, b.seconds),
+        Difference("speed", "per second", _speed(a), _speed(b)),
     ]
     shares, others = _shares(a.coverage), _shares(b.coverage)
-    found += [
-        _difference(f"field {name}", "share", shares.get(name), others.get(name)) for name in _names(shares, others)
+    differences += [
+        Difference(f"field {name}", "share", shares.get(name), others.get(name)) for name in _names(shares, others)
     ]
-    return Comparison(a=a, b=b, differences=found)
+    return Comparison(a=a, b=b, differences=differences)
 
 
-def _difference(name: str, unit: Unit, a: float | None, b: float | None) -> Difference:
-    return Difference(name=name, unit=unit, a=a, b=b)
-
-
-def _names(*found: Mapping[str, object]) -> list[str]:
-    return sorted({name for each in found for name in each})
+def _names(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    return sorted({*a, *b})
 
 
 def _speed(figures: RunFigures) -> float:
@@ -119,4 +115,4 @@ def _speed(figures: RunFigures) -> float:
 
 
 def _shares(coverage: Iterable[FieldCoverage]) -> dict[str, float]:
-    return {each.name: round(each.share, 4) for each in coverage}
+    return {field.name: round(field.share, 4) for field in coverage}

@@ -6,7 +6,6 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from fnmatch import translate
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -21,8 +20,6 @@ from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, R
 from shoal.runs.outcome import closing, forget_outcome, limit_of
 from shoal.runs.reports import read_processes
 from shoal.urls.normalize import host_of
-
-T = TypeVar("T")
 
 _MAX_READ = 1000
 """Failed requests that are read to find examples."""
@@ -81,16 +78,16 @@ class RetryResult(Struct, frozen=True, kw_only=True):
         """For people: what happened, and what to do."""
         run_id, state = self.run.run_id, self.run.state
         if self.count:
-            done = f"{self.count} requests are queued again" if self.count > 1 else "1 request is queued again"
+            message = f"{self.count} requests are queued again" if self.count > 1 else "1 request is queued again"
         elif self.reopened:
-            done = f"no other failed request matches, but {self.left} were queued again before"
+            message = f"no other failed request matches, but {self.left} were queued again before"
         else:
             return f"0 requests are queued again: no failed request of run {run_id} matches"
         if state == "paused":
-            return f"{done}. Run {run_id} is paused: `shoal resume {run_id}` continues it"
+            return f"{message}. Run {run_id} is paused: `shoal resume {run_id}` continues it"
         if state not in ("queued", "running"):
-            return f"{done}, but run {run_id} is {state} now: `shoal resume {run_id}` continues it"
-        begun = f"{done}. Run {run_id} is {state}{' again' if self.reopened else ''}"
+            return f"{message}, but run {run_id} is {state} now: `shoal resume {run_id}` continues it"
+        begun = f"{message}. Run {run_id} is {state}{' again' if self.reopened else ''}"
         if self.limit is not None:
             more = f"{self.limit.setting} is above {self.limit.value}"
             return f"{begun}. It had {self.limit}: nothing more is fetched until {more}; {self.hint}"
@@ -121,7 +118,7 @@ async def _retry(store: Store, run: Run, frontier: Frontier, retry: Callable[[],
     processes = await read_run_processes(store, frontier, run.run_id) if store.shared else []
     return RetryResult(
         run=run, count=count, reopened=reopened, left=(await frontier.stats()).remaining, limit=limit,
-        workers=sum(each.state == "working" for each in processes), hint=await start_hint(store, run),
+        workers=sum(process.state == "working" for process in processes), hint=await start_hint(store, run),
     )  # fmt: skip
 
 
@@ -175,15 +172,19 @@ async def retry_matching(frontier: Inspection, which: DeadFilter) -> int:
     if not which.is_by_url:
         return await frontier.retry_dead(which.kinds)
     retried, matches = 0, which.pattern().match
-    named: list[bytes] = []
+    fingerprints: list[bytes] = []
     async with closing(frontier.dead()) as dead:
-        async for each in dead:
-            if is_retried(each.kind, which.kinds) and which.host in (None, _host(each.url)) and matches(each.url):
-                named.append(each.fingerprint)
-            if len(named) == MAX_RETRIED:
-                retried += await frontier.retry_dead(which.kinds, only=named)
-                named = []
-    return retried + (await frontier.retry_dead(which.kinds, only=named) if named else 0)
+        async for request in dead:
+            if (
+                is_retried(request.kind, which.kinds)
+                and which.host in (None, _host(request.url))
+                and matches(request.url)
+            ):
+                fingerprints.append(request.fingerprint)
+            if len(fingerprints) == MAX_RETRIED:
+                retried += await frontier.retry_dead(which.kinds, only=fingerprints)
+                fingerprints = []
+    return retried + (await frontier.retry_dead(which.kinds, only=fingerprints) if fingerprints else 0)
 
 
 def _host(url: str) -> str:
@@ -206,21 +207,17 @@ async def dead_examples(frontier: Inspection, limit: int = 3) -> list[DeadKind]:
     """The failed requests of a run by kind, the most frequent kind first, with examples of each. It reads a bounded
     number of requests, so a rare kind may have no example."""
     counts = await frontier.dead_kinds()
-    found: dict[str, list[History]] = {kind: [] for kind in counts}
+    by_kind: dict[str, list[History]] = {kind: [] for kind in counts}
     missing, left = sum(min(limit, count) for count in counts.values()), _MAX_READ
-    if not missing:
-        return [DeadKind(kind=kind, count=count, examples=[]) for kind, count in _by_count(counts)]
-    async with closing(frontier.dead()) as dead:
-        async for each in dead:
-            examples = found.setdefault(each.kind, [])
-            if len(examples) < limit:
-                examples.append(each)
-                missing -= 1
-            left -= 1
-            if not left or missing <= 0:
-                break
-    return [DeadKind(kind=kind, count=count, examples=found[kind]) for kind, count in _by_count(counts)]
-
-
-def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    if missing:
+        async with closing(frontier.dead()) as dead:
+            async for request in dead:
+                examples = by_kind.setdefault(request.kind, [])
+                if len(examples) < limit:
+                    examples.append(request)
+                    missing -= 1
+                left -= 1
+                if not left or missing <= 0:
+                    break
+    by_count = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [DeadKind(kind=kind, count=count, examples=by_kind[kind]) for kind, count in by_count]

@@ -12,7 +12,6 @@ from shoal.errors import RunError
 from shoal.fetch.sessions.stored import read_logins
 from shoal.operations.active_runs import (
     SILENT,
-    FailedLogin,
     HostFailures,
     Mark,
     RunActivity,
@@ -21,9 +20,10 @@ from shoal.operations.active_runs import (
     find_trends,
     sum_forbidden,
     summarize_reports,
+    worker_lost,
 )
-from shoal.operations.problem import ProblemLimits
-from shoal.operations.problems import Ending, Facts, LimitsFor, LostProcess, RunFailure, RunResult
+from shoal.operations.problem import Problem, ProblemLimits
+from shoal.operations.problems import Ending, Facts, LimitsFor, RunFailure, RunResult
 from shoal.operations.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
 from shoal.runs.outcome import limit_of, read_outcome
@@ -62,23 +62,23 @@ class FactReader:
         since = max(since, snapshot.at - RECENT)
         ended = await self._ended_runs(snapshot, since)
         failures: list[RunFailure] = []
-        lost: list[LostProcess] = []
+        lost: list[Problem] = []
         forbidden: dict[str, int] = {}
         activity: dict[str, RunActivity] = {}
         reported: dict[tuple[str, str], float] = {}
-        for seen in snapshot.runs:
-            run = seen.run
+        for run_snapshot in snapshot.runs:
+            run = run_snapshot.run
             reports = await read_processes(self._store, run.run_id)
             reported.update({(run.run_id, report.name): report.at for report in reports})
             failures += _failures(run, reports)
-            lost += _lost_processes(run, reports, snapshot.at, answering_since)
-            activity[run.run_id] = found = await self._read_activity(seen, reports, snapshot.at)
-            if _fails_often(seen, found.trends, self._limits(run.run_id, run.spider)):
+            lost += _lost_workers(run, reports, snapshot.at, answering_since)
+            activity[run.run_id] = run_activity = await self._read_activity(run_snapshot, reports, snapshot.at)
+            if _fails_often(run_snapshot, run_activity.trends, self._limits(run.run_id, run.spider)):
                 kinds = await self._dead_kinds(run, snapshot.at)
                 forbidden[run.run_id] = sum(count for kind, count in kinds.items() if kind in NOT_COUNTED)
         before, self._reported = self._reported, reported
         back = {process for process, at in reported.items() if before.get(process, at) != at}
-        self._kinds = {run_id: found for run_id, found in self._kinds.items() if run_id in activity}
+        self._kinds = {run_id: kinds for run_id, kinds in self._kinds.items() if run_id in activity}
         endings = []
         for run in ended:
             ending = self._endings.get(_ending_key(run)) or await self._read_ending(run, snapshot.at, bad)
@@ -87,49 +87,43 @@ class FactReader:
                 failures += ending.failures
         self._endings = {_ending_key(ending.result.run): ending for ending in endings}
         return Facts(
-            since=since, marks=marks, endings=tuple(endings), failures=tuple(failures), lost=tuple(lost),
-            forbidden=forbidden, activity=activity, answering_since=answering_since, reporting=frozenset(back),
+            since=since, marks=marks, endings=tuple(endings), failures=tuple(failures), forbidden=forbidden,
+            others=tuple(problem for problem in lost if problem.since >= since), activity=activity,
+            answering_since=answering_since, reporting=frozenset(back),
         )  # fmt: skip
 
     async def _ended_runs(self, snapshot: StoreSnapshot, since: float) -> list[Run]:
         """Runs that ended since a time: the newest ones, and those that were active in the snapshot before."""
         listed = await self._store.list_runs(project=self._config.project_name, states=("finished",), limit=_ENDED)
-        found = {run.run_id: run for run in listed if run.spider not in self._without}
-        active = {seen.run.run_id for seen in snapshot.runs}
-        for run_id in self._active - active - found.keys():
+        runs = {run.run_id: run for run in listed if run.spider not in self._without}
+        active = {run_snapshot.run.run_id for run_snapshot in snapshot.runs}
+        for run_id in self._active - active - runs.keys():
             if (run := await self._store.get_run(run_id)) is not None:
-                found[run_id] = run
-        recent = [run for run in found.values() if run.state == "finished" and (run.ended_at or 0.0) >= since]
+                runs[run_id] = run
+        recent = [run for run in runs.values() if run.state == "finished" and (run.ended_at or 0.0) >= since]
         self._active = active | {run.run_id for run in recent}
         return recent
 
-    async def _read_activity(self, seen: RunSnapshot, reports: Sequence[ProcessReport], now: float) -> RunActivity:
+    async def _read_activity(self, snapshot: RunSnapshot, reports: Sequence[ProcessReport], now: float) -> RunActivity:
         """What the processes of a run did lately."""
-        run, stats, found = seen.run, seen.stats, summarize_reports(reports, now)
+        run, stats, activity = snapshot.run, snapshot.stats, summarize_reports(reports, now)
         if stats.dead:
             samples = await SampleHistory(self._store, run.run_id).read_newest()
-            found = replace(found, trends=find_trends(run, stats, samples, sum_forbidden(reports), now))
-        if stats.dead and found.callback_errors.total:
+            activity = replace(activity, trends=find_trends(run, stats, samples, sum_forbidden(reports), now))
+        if stats.dead and activity.callback_errors.total:
             kinds = await self._dead_kinds(run, now)
-            found = replace(found, failed_in_callback=kinds.get("callback", 0))
-        found = replace(found, failed_logins=await self._failed_logins(run))
-        failing = failing_hosts(found.hosts, now, self._limits(run.run_id, run.spider))
-        return replace(found, hosts=tuple([await self._with_waiting(seen, host) for host in failing]))
-
-    async def _failed_logins(self, run: Run) -> tuple[FailedLogin, ...]:
+            activity = replace(activity, failed_in_callback=kinds.get("callback", 0))
         logins = await read_logins(self._store, run.run_id)
-        return tuple(
-            FailedLogin(jar=jar, failures=last.failures, reason=last.reason, at=last.failed_at, stopped=last.stopped)
-            for jar, last in logins.items()
-            if last.failures
-        )
+        activity = replace(activity, failed_logins={jar: login for jar, login in logins.items() if login.failures})
+        failing = failing_hosts(activity.hosts, now, self._limits(run.run_id, run.spider))
+        return replace(activity, hosts=tuple([await self._with_waiting(snapshot, host) for host in failing]))
 
-    async def _with_waiting(self, seen: RunSnapshot, failing: HostFailures) -> HostFailures:
+    async def _with_waiting(self, snapshot: RunSnapshot, failing: HostFailures) -> HostFailures:
         """The host with the number of requests that wait for it."""
-        state = next((host for host in seen.hosts if host.host == failing.host), None)
+        state = next((host for host in snapshot.hosts if host.host == failing.host), None)
         try:
             if state is None:
-                frontier = await self._store.frontier(seen.run.run_id)
+                frontier = await self._store.frontier(snapshot.run.run_id)
                 state = await frontier.host_state(failing.host)
         except RunError:  # deleted in the meantime
             return failing
@@ -174,33 +168,29 @@ class FactReader:
         if outcome is None:  # it is running again
             return None
         fields = field_coverage(reports)
-        several = len({each.type for each in fields}) > 1
-        coverage = {f"{each.type}.{each.field}" if several else each.field: each.share for each in fields}
+        several = len({field.type for field in fields}) > 1
+        coverage = {f"{field.type}.{field.field}" if several else field.field: field.share for field in fields}
         limit = await limit_of(self._store, run)
         return RunResult(run=run, stats=stats, outcome=outcome, coverage=coverage, limit=limit)
 
 
-def _lost_processes(
-    run: Run, reports: Sequence[ProcessReport], now: float, answering_since: float
-) -> list[LostProcess]:
+def _lost_workers(run: Run, reports: Sequence[ProcessReport], now: float, answering_since: float) -> list[Problem]:
     """Processes of an active run that stopped reporting, not only because the store was away."""
     return [
-        LostProcess(run.run_id, run.spider, report.name, report.at)
+        worker_lost(run.run_id, run.spider, report.name, report.at)
         for report in reports
         if not report.ended and now - max(report.at, answering_since) > SILENT and run.state in ("running", "paused")
     ]
 
 
-def _fails_often(seen: RunSnapshot, trends: Sequence[Trend], limits: ProblemLimits) -> bool:
+def _fails_often(snapshot: RunSnapshot, trends: Sequence[Trend], limits: ProblemLimits) -> bool:
     """Whether so many pages fail that it matters which of them nobody wanted."""
-    total = Trend(0.0, seen.stats.done + seen.stats.dead, seen.stats.dead)
-    return any(
-        each.ended >= limits.failure_pages and each.dead > limits.failure_rate * each.ended for each in (total, *trends)
-    )
+    total = Trend(0.0, snapshot.stats.done + snapshot.stats.dead, snapshot.stats.dead)
+    return any(trend.is_bad(limits) for trend in (total, *trends))
 
 
 def _failures(run: Run, reports: Sequence[ProcessReport]) -> list[RunFailure]:
-    return [RunFailure(run.run_id, run.spider, each.at, each.error) for each in reports if each.error]
+    return [RunFailure(run.run_id, run.spider, report.at, report.error) for report in reports if report.error]
 
 
 def _ending_key(run: Run) -> tuple[str, float]:

@@ -1,10 +1,10 @@
-"""Everything that a store knows of one host: its politeness, its robots.txt, its identities, what its pages need."""
+"""Hosts and runs as people search them, and everything that a store knows of one host: its politeness, its robots.txt,
+its identities, what its pages need."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +18,8 @@ from shoal.ports import Hosts, HostState, Run, Store
 from shoal.urls.normalize import host_of, normalize_url
 
 _MAX_IDENTITIES = 50
+_MAX_SEARCHED = 1000
+"""Of so many hosts of each run, the busiest ones, those with a text in their name are listed."""
 MAX_ROBOTS = 50_000
 """How much of a robots.txt is shown, in characters."""
 
@@ -49,37 +51,34 @@ class HostReport(Struct, frozen=True, kw_only=True):
 async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
     """Describe a host, as these runs see it. There must be at least one."""
     frontiers = await asyncio.gather(*(store.frontier(run.run_id) for run in runs))
-    found = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
-    states = {run.run_id: state for run, state in zip(runs, found, strict=True)}
+    host_states = await asyncio.gather(*(frontier.host_state(host) for frontier in frontiers))
+    states = {run.run_id: state for run, state in zip(runs, host_states, strict=True)}
     frontier = frontiers[0]
     state = states[runs[0].run_id]
     identities = await list_identities(IdentityFacts(frontier), [host], _MAX_IDENTITIES)
     return HostReport(
-        state=replace(state, ready=sum(each.ready for each in states.values())),
-        ready_by_run={run_id: each.ready for run_id, each in states.items() if each.ready},
+        state=replace(state, ready=sum(host_state.ready for host_state in states.values())),
+        ready_by_run={run_id: host_state.ready for run_id, host_state in states.items() if host_state.ready},
         robots=await read_robots(frontier, host, config),
-        identities=[each for each in identities if each.host or each.state == "removed"],
+        identities=[identity for identity in identities if identity.host or identity.state == "removed"],
         needs=await learned_needs(frontier, host),
     )
 
 
 async def read_robots(hosts: Hosts, host: str, config: Config) -> list[RobotsFile]:
     """The robots.txt files of a host that are still valid, by origin."""
-    found = []
+    files = []
     for origin in (f"https://{host}", f"http://{host}"):
         stored = await hosts.recall(fact_name(origin))
         if stored is not None:
             text = stored.decode("utf-8", "replace")
             delay = read_rules(text, config.user_agent, config.robots).crawl_delay
             shown = text[:MAX_ROBOTS]
-            found.append(RobotsFile(origin=origin, text=shown, is_cut=len(text) > len(shown), crawl_delay=delay))
-    return found
+            files.append(RobotsFile(origin=origin, text=shown, is_cut=len(text) > len(shown), crawl_delay=delay))
+    return files
 
 
-# Queries about runs and hosts, for the command line and the HTTP API.
-
-
-T = TypeVar("T")
+# -- searching
 
 
 def matching_runs(runs: Sequence[Run], text: str) -> list[Run]:
@@ -96,23 +95,25 @@ def host_name(text: str) -> str:
     return host_of(normalize_url(f"http://{text}/"))
 
 
-async def hosts_of(store: Store, runs: Sequence[Run], limit: int) -> list[HostState]:
-    """The busiest hosts of some runs, with the requests of all these runs."""
+async def hosts_of(store: Store, runs: Sequence[Run], limit: int, search: str = "") -> list[HostState]:
+    """The busiest hosts of some runs with ``search`` in their name, with the requests of all these runs."""
+    search, count = search.lower(), _MAX_SEARCHED if search else limit
 
     async def read(run: Run) -> list[HostState]:
-        return await (await store.frontier(run.run_id)).host_states(limit)
+        return await (await store.frontier(run.run_id)).host_states(count)
 
-    found: dict[str, HostState] = {}
+    hosts: dict[str, HostState] = {}
     for states in await asyncio.gather(*map(read, runs)):
         for state in states:
-            known = found.get(state.host)
-            found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
-    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
+            if search in state.host:
+                before = hosts.get(state.host)
+                hosts[state.host] = state if before is None else replace(before, ready=before.ready + state.ready)
+    return sorted(hosts.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
 
 
 async def page_needs_of(store: Store, run: Run, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:
     """What was learned of the pages of these hosts: which kinds need a browser. Hosts of which nothing is known are
     left out."""
     frontier = await store.frontier(run.run_id)
-    found = {host: await learned_needs(frontier, host) for host in hosts}
-    return {host: needs for host, needs in found.items() if needs}
+    needs_by_host = {host: await learned_needs(frontier, host) for host in hosts}
+    return {host: needs for host, needs in needs_by_host.items() if needs}

@@ -1,6 +1,6 @@
 """Metrics for Prometheus, computed from the counters of a crawl at the time of a scrape.
 
-`serving` answers for one process. A server can combine the families of several runs::
+`metrics_server` answers for one process. A server can combine the families of several runs::
 
     Response(render([*of_ledger(stats, {"run": run_id, "spider": spider}), ...]), media_type=CONTENT_TYPE)
 """
@@ -26,6 +26,7 @@ from shoal.ports import HostState, Stats
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels: TypeAlias = Mapping[str, str]
+_Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Sample(NamedTuple):
@@ -40,7 +41,7 @@ class Family(Struct, frozen=True):
     """All samples of one name."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: _Kind
     help: str
     samples: Sequence[Sample]
 
@@ -145,12 +146,7 @@ def of_identities(counts: IdentityCounts, labels: Labels) -> list[Family]:
     """Metrics of the identities of this process."""
     states = {"active": counts.known - counts.removed, "removed": counts.removed}
     return [
-        Family(
-            "shoal_identities",
-            "gauge",
-            "Identities of this process, by state.",
-            [Sample({**labels, "state": state}, count) for state, count in states.items()],
-        ),
+        _by_label("shoal_identities", "gauge", "Identities of this process, by state.", labels, "state", states),
         _gauge("shoal_identity_rests", "Pairs of an identity and a host on which it rests.", labels, counts.resting),
         _counter("shoal_identity_requests_total", "Requests sent with an identity.", labels, counts.requests),
         _counter("shoal_identity_blocks_total", "Answers that say that an identity is blocked.", labels, counts.blocks),
@@ -164,8 +160,8 @@ def of_identities(counts: IdentityCounts, labels: Labels) -> list[Family]:
 def of_counters(counters: Counters, labels: Labels) -> list[Family]:
     """Metrics of what a process did since it started."""
     families = [_counter(name, text, labels, getattr(counters, field)) for name, field, text in _COUNTED]
-    errors = [Sample({**labels, "kind": kind}, count) for kind, count in sorted(counters.errors.items())]
-    families.append(Family("shoal_errors_total", "counter", "Failed attempts, by kind.", errors))
+    errors = dict(sorted(counters.errors.items()))
+    families.append(_by_label("shoal_errors_total", "counter", "Failed attempts, by kind.", labels, "kind", errors))
     families.append(_histogram(counters.latency, labels))
     return families
 
@@ -191,12 +187,7 @@ def of_depth(stats: Stats, labels: Labels) -> list[Family]:
     counted = ledger(stats)
     depth = {state: counted[state] for state in _STATES}
     return [
-        Family(
-            "shoal_requests",
-            "gauge",
-            "Requests of the run, by state.",
-            [Sample({**labels, "state": state}, count) for state, count in depth.items()],
-        ),
+        _by_label("shoal_requests", "gauge", "Requests of the run, by state.", labels, "state", depth),
         _gauge(
             "shoal_ledger_imbalance",
             "Pushed requests that are in no state: 0, unless something was lost.",
@@ -209,21 +200,14 @@ def of_depth(stats: Stats, labels: Labels) -> list[Family]:
 def of_hosts(hosts: Sequence[HostState], labels: Labels) -> list[Family]:
     """Politeness by host. Pass only the busiest hosts: each is a label."""
     return [
-        Family(name, "gauge", text, [Sample({**labels, "host": host.host}, getattr(host, field)) for host in hosts])
+        _by_label(name, "gauge", text, labels, "host", {host.host: getattr(host, field) for host in hosts})
         for name, field, text in _HOST_GAUGES
     ]
 
 
 def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]:
     """The batches of an API server by kind, and the number of Celery workers if it is known."""
-    families = [
-        Family(
-            "shoal_sessions",
-            "gauge",
-            "Batches in progress.",
-            [Sample({"kind": kind}, count) for kind, count in running.items()],
-        )
-    ]
+    families = [_by_label("shoal_sessions", "gauge", "Batches in progress.", {}, "kind", running)]
     if workers is not None:
         families.append(_gauge("shoal_celery_workers", "Celery workers that answered the last poll.", {}, workers))
     return families
@@ -231,33 +215,24 @@ def of_sessions(running: Mapping[str, int], workers: int | None) -> list[Family]
 
 def of_problems(problems: Iterable[tuple[str, str]]) -> list[Family]:
     """What needs attention: the number of problems by kind and severity."""
-    found = Counter(problems)
-    samples = [Sample({"kind": kind, "severity": severity}, count) for (kind, severity), count in sorted(found.items())]
+    counts = Counter(problems)
+    samples = [
+        Sample({"kind": kind, "severity": severity}, count) for (kind, severity), count in sorted(counts.items())
+    ]
     return [Family("shoal_problems", "gauge", "What needs attention now, by kind and severity.", samples)]
 
 
 def of_standing(standing: Standing, labels: Labels) -> list[Family]:
     """Metrics of a node in its cluster. Events that did not occur are 0, so that the first one shows as an increase."""
     labels = {**labels, "cluster": standing.cluster}
-    events = standing.events
+    roles = {role: int(role == standing.role) for role in _ROLES}
+    events = {what: standing.events.get(what, 0) for what in _CLUSTER_EVENTS}
+    takeovers = events["took over"]
     return [
-        Family(
-            "shoal_node_role",
-            "gauge",
-            "1 for the current role of the node.",
-            [Sample({**labels, "role": role}, int(role == standing.role)) for role in _ROLES],
-        ),
-        Family(
-            "shoal_cluster_events_total",
-            "counter",
-            "Cluster events of the node.",
-            [Sample({**labels, "what": what}, events.get(what, 0)) for what in _CLUSTER_EVENTS],
-        ),
-        _counter(
-            "shoal_takeovers_total", "Slots that the node took over from lost nodes.", labels,
-            events.get("took over", 0),
-        ),
-    ]  # fmt: skip
+        _by_label("shoal_node_role", "gauge", "1 for the current role of the node.", labels, "role", roles),
+        _by_label("shoal_cluster_events_total", "counter", "Cluster events of the node.", labels, "what", events),
+        _counter("shoal_takeovers_total", "Slots that the node took over from lost nodes.", labels, takeovers),
+    ]
 
 
 def _counter(name: str, text: str, labels: Labels, value: float) -> Family:
@@ -266,6 +241,11 @@ def _counter(name: str, text: str, labels: Labels, value: float) -> Family:
 
 def _gauge(name: str, text: str, labels: Labels, value: float) -> Family:
     return Family(name, "gauge", text, [Sample(labels, int(value) if isinstance(value, bool) else value)])
+
+
+def _by_label(name: str, kind: _Kind, text: str, labels: Labels, label: str, values: Mapping[str, float]) -> Family:
+    """One sample for each value of a label."""
+    return Family(name, kind, text, [Sample({**labels, label: key}, value) for key, value in values.items()])
 
 
 def _histogram(latency: Latency, labels: Labels) -> Family:
@@ -277,20 +257,3 @@ def _histogram(latency: Latency, labels: Labels) -> Family:
     samples.append(Sample(labels, latency.seconds, "_sum"))
     samples.append(Sample(labels, sum(latency.counts), "_count"))
     return Family("shoal_fetch_duration_seconds", "histogram", "Duration of fetches.", samples)
-
-
-__all__ = [
-    "CONTENT_TYPE",
-    "Family",
-    "Sample",
-    "of_counters",
-    "of_depth",
-    "of_frontier",
-    "of_hosts",
-    "of_ledger",
-    "of_problems",
-    "of_sessions",
-    "of_standing",
-    "of_vitals",
-    "render",
-]

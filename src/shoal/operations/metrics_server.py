@@ -63,11 +63,11 @@ class Address(Struct, frozen=True):
 
 def parse_address(text: str) -> Address:
     """Parse ``9100``, ``0.0.0.0:9100``, ``[::1]:9100``, or ``9100-9109`` for several processes on one machine."""
-    found = re.fullmatch(r"(?:(.+):)?([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
-    ports = range(int(found[2]), int(found[3] or found[2]) + 1) if found else range(0)
-    if found is None or not ports or ports[-1] > 65535:
+    match = re.fullmatch(r"(?:(.+):)?([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
+    ports = range(int(match[2]), int(match[3] or match[2]) + 1) if match else range(0)
+    if match is None or not ports or ports[-1] > 65535:
         raise ConfigError(f"invalid --metrics-port {text!r}: use 9100, 0.0.0.0:9100 or 9100-9109")
-    return Address((found[1] or "127.0.0.1").strip("[]"), ports)
+    return Address((match[1] or "127.0.0.1").strip("[]"), ports)
 
 
 def listen(address: Address) -> socket.socket:
@@ -125,13 +125,13 @@ class Exporter:
     async def _ask(self, work: Coroutine[object, object, T]) -> T | None:
         """The result of a coroutine that runs on the event loop of the crawl. None if that is blocked."""
         try:
-            asked = asyncio.run_coroutine_threadsafe(work, self._crawl_loop)
+            answer = asyncio.run_coroutine_threadsafe(work, self._crawl_loop)
         except RuntimeError:  # the crawl has ended
             work.close()
             return None
         try:
             async with asyncio.timeout(_FRONTIER_TIMEOUT + _LOOP_TIMEOUT):
-                return await asyncio.wrap_future(asked)
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
             return None
 

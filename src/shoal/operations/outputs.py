@@ -101,14 +101,16 @@ async def report_outputs(run: Run, frontier: ItemSource, specs: Sequence[str], c
 
     ``specs``: outputs of the command line. Files of this machine are found by their path, and the outputs that are
     stored with the run by their URL, as far as a worker with this ``config`` would write to them."""
-    known, refused = _known_specs(run, specs, config)
+    specs_by_name, refused = _known_specs(run, specs, config)
     roles = [role for role in await frontier.roles() if role.role.startswith(PREFIX)]
     for spec in specs:  # a file that was moved together with its identity
         if (path := file_of(spec)) is not None and (identity := await identity_of(path)) is not None:
-            known |= {split_role(role.role)[0]: spec for role in roles if split_role(role.role)[1] == identity}
+            specs_by_name |= {split_role(role.role)[0]: spec for role in roles if split_role(role.role)[1] == identity}
     first = await first_after(frontier, 0)
     reports = [
-        await _report(run, frontier, role, known, refused) for role in roles if not role.role.startswith(COLLECTORS)
+        await _report(run, frontier, role, specs_by_name, refused)
+        for role in roles
+        if not role.role.startswith(COLLECTORS)
     ]
     here = {split_role(report.role)[0] for report in reports if split_role(report.role)[1] and not report.machine}
     lost = await _gaps_in_log(frontier) if any(report.missing for report in reports) else ()
@@ -133,7 +135,7 @@ async def _gaps_in_log(frontier: ItemSource) -> tuple[tuple[int, int], ...]:
 
 def _known_specs(run: Run, specs: Sequence[str], config: Config) -> tuple[dict[str, str], dict[str, str]]:
     """By name: the outputs that may be opened; and why others may not."""
-    known, refused = {sink_id(spec): spec for spec in specs}, dict[str, str]()
+    specs_by_name, refused = {sink_id(spec): spec for spec in specs}, dict[str, str]()
     try:
         stored = RunSettings.of(run).outputs
     except RunError:  # a run of `shoal run` stores no outputs
@@ -141,18 +143,18 @@ def _known_specs(run: Run, specs: Sequence[str], config: Config) -> tuple[dict[s
     for spec in stored:
         try:
             check_outputs(run.run_id, [spec], specs, config)
-            known.setdefault(sink_id(spec), spec)
+            specs_by_name.setdefault(sink_id(spec), spec)
         except RunError as exc:
             refused[mask(spec)] = str(exc)
-    return known, refused
+    return specs_by_name, refused
 
 
 async def _report(
-    run: Run, frontier: ItemSource, role: RoleState, known: Mapping[str, str], refused: Mapping[str, str]
+    run: Run, frontier: ItemSource, role: RoleState, specs_by_name: Mapping[str, str], refused: Mapping[str, str]
 ) -> OutputReport:
     place, identity = split_role(role.role)
     cursor = read_cursor(role.cursor)
-    spec, unknown, machine = known.get(place, ""), "", ""
+    spec, unknown, machine = specs_by_name.get(place, ""), "", ""
     if identity:
         at = file_of(spec or place) or place
         here = await identity_of(at)

@@ -25,11 +25,7 @@ from shoal.operations.active_runs import (
     marks_of,
     worker_lost,
 )
-from shoal.operations.problem import Problem, ProblemLimits
-from shoal.operations.problem import duration as _duration
-from shoal.operations.problem import make_problem as _problem
-from shoal.operations.problem import of_run as _of_run
-from shoal.operations.problem import short as _short
+from shoal.operations.problem import Problem, ProblemLimits, duration, make_problem, of_run, short
 from shoal.operations.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Stats
 
@@ -66,46 +62,17 @@ class Ending(Struct, frozen=True):
     """Errors of its processes."""
 
 
-class LostProcess(Struct, frozen=True):
-    """A process of an active run that stopped reporting without a last report."""
-
-    run_id: str
-    spider: str
-    name: str
-    at: float
-    """Its last report."""
-
-
-class MissedTime(Struct, frozen=True):
-    """A time of a schedule at which no run began."""
-
-    schedule: str
-    spider: str
-    at: float
-    reason: str
-
-
-class FailingChannel(Struct, frozen=True):
-    """A notification channel that does not deliver."""
-
-    name: str
-    failures: int
-    since: float
-    error: str
-
-
 class Facts(Struct, frozen=True, kw_only=True):
     """What a snapshot does not show. All of it is optional."""
 
     since: float = 0.0
-    """Failures, ended runs and lost processes before this time are not reported."""
+    """Failures and ended runs before this time are not reported."""
     marks: Mapping[str, Mark] = {}
     """See `advance_marks`."""
     endings: tuple[Ending, ...] = ()
     failures: tuple[RunFailure, ...] = ()
-    lost: tuple[LostProcess, ...] = ()
-    missed: tuple[MissedTime, ...] = ()
-    channels: tuple[FailingChannel, ...] = ()
+    others: tuple[Problem, ...] = ()
+    """Problems that need no snapshot: of lost processes, schedules and channels."""
     forbidden: Mapping[str, int] = {}
     """Per run, the failed pages that robots.txt or the scope forbids."""
     activity: Mapping[str, RunActivity] = {}
@@ -136,13 +103,13 @@ def find_problems(
     limits: LimitsFor = default_limits,
 ) -> list[Problem]:
     """All problems at the time of a snapshot, each under its own key. ``before``: the snapshot before."""
-    found: dict[str, Problem] = {}
-    earlier = {each.run.run_id: each for each in before.runs} if before is not None else {}
+    by_key: dict[str, Problem] = {}
+    earlier = {run_snapshot.run.run_id: run_snapshot for run_snapshot in before.runs} if before is not None else {}
     for problem in _all_problems(snapshot, earlier, facts, limits):
-        found.setdefault(problem.key, problem)
-        if len(found) == MAX_PROBLEMS:
+        by_key.setdefault(problem.key, problem)
+        if len(by_key) == MAX_PROBLEMS:
             break
-    return list(found.values())
+    return list(by_key.values())
 
 
 def _all_problems(
@@ -151,9 +118,9 @@ def _all_problems(
     if snapshot.away:
         yield store_away(snapshot.at, snapshot.away)
         return  # the runs are those of the snapshot before
-    for seen in snapshot.runs:
-        of_run = limits(seen.run.run_id, seen.run.spider)
-        yield from _run_problems(seen, earlier.get(seen.run.run_id), facts, of_run)
+    for run_snapshot in snapshot.runs:
+        run = run_snapshot.run
+        yield from _run_problems(run_snapshot, earlier.get(run.run_id), facts, limits(run.run_id, run.spider))
     for failure in facts.failures:
         if failure.at >= facts.since and not _is_of_login(failure, facts.activity.get(failure.run_id, _NO_ACTIVITY)):
             yield _failed(failure.run_id, failure.spider, failure.at, failure.error)
@@ -162,46 +129,42 @@ def _all_problems(
         if ended_at is not None and ended_at >= facts.since and ending.result.run.state == "finished":
             run = ending.result.run
             yield from _ending_problems(ending, ended_at, limits(run.run_id, run.spider))
-    for process in facts.lost:
-        if process.at >= facts.since:
-            yield worker_lost(process.run_id, process.spider, process.name, process.at)
-    yield from map(_schedule_missed, facts.missed)
-    yield from map(_channel_failing, facts.channels)
+    yield from facts.others
 
 
 def _run_problems(
-    seen: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
+    snapshot: RunSnapshot, before: RunSnapshot | None, facts: Facts, limits: ProblemLimits
 ) -> Iterator[Problem]:
-    run_id = seen.run.run_id
+    run_id = snapshot.run.run_id
     activity = facts.activity.get(run_id, _NO_ACTIVITY)
-    yield from find_stalls(seen, activity, facts.marks, limits, facts.answering_since)
-    yield from find_failure_rate(seen, activity, facts.forbidden.get(run_id, 0), limits)
-    yield from find_code_errors(seen, activity, limits)
-    yield from find_failing_hosts(seen, activity, limits)
-    yield from find_failed_logins(seen, activity.failed_logins)
-    yield from find_blocked(seen, activity.blocked, limits)
-    yield from find_lost_workers(seen, before, facts.since, facts.answering_since)
-    for output in seen.outputs:
-        yield from find_output_problems(seen, output, facts.marks, limits)
-    if not seen.stats.balanced and before is not None and not before.stats.balanced:
-        yield _unbalanced(seen)
-    for number, rewind in enumerate(seen.rewinds, 1):
+    yield from find_stalls(snapshot, activity, facts.marks, limits, facts.answering_since)
+    yield from find_failure_rate(snapshot, activity, facts.forbidden.get(run_id, 0), limits)
+    yield from find_code_errors(snapshot, activity, limits)
+    yield from find_failing_hosts(snapshot, activity, limits)
+    yield from find_failed_logins(snapshot, activity.failed_logins)
+    yield from find_blocked(snapshot, activity.blocked, limits)
+    yield from find_lost_workers(snapshot, before, facts.since, facts.answering_since)
+    for output in snapshot.outputs:
+        yield from find_output_problems(snapshot, output, facts.marks, limits)
+    if not snapshot.stats.balanced and before is not None and not before.stats.balanced:
+        yield _unbalanced(snapshot)
+    for number, rewind in enumerate(snapshot.rewinds, 1):
         if rewind.at >= facts.since:
             lost = "an unknown time" if rewind.lost_seconds is None else f"up to {rewind.lost_seconds:.1f} s"
-            yield _of_run(
-                seen.run, "store_went_back", "critical", "the store went back in time",
+            yield of_run(
+                snapshot.run, "store_went_back", "critical", "the store went back in time",
                 f"The store lost {lost} of changes. Pages of that time are crawled again, and outputs were set back. "
                 "Repeat what other programs changed in that time.", rewind.at, about=str(number),
             )  # fmt: skip
 
 
-def _unbalanced(seen: RunSnapshot) -> Problem:
-    stats = seen.stats
-    return _of_run(
-        seen.run, "unbalanced", "critical", "the ledger does not balance",
+def _unbalanced(snapshot: RunSnapshot) -> Problem:
+    stats = snapshot.stats
+    return of_run(
+        snapshot.run, "unbalanced", "critical", "the ledger does not balance",
         f"{stats.pushed} requests were pushed, but {stats.ready} ready + {stats.waiting} waiting + {stats.leased} in "
-        f"flight + {stats.done} done + {stats.dead} failed do not add up to that. `shoal audit {seen.run.run_id}` "
-        "recounts them.", seen.at,
+        f"flight + {stats.done} done + {stats.dead} failed do not add up to that. `shoal audit {snapshot.run.run_id}` "
+        "recounts them.", snapshot.at,
     )  # fmt: skip
 
 
@@ -211,7 +174,7 @@ def _unbalanced(seen: RunSnapshot) -> Problem:
 def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> Iterator[Problem]:
     run, stats, outcome = ending.result.run, ending.result.stats, ending.result.outcome
     title = "finished" if ending.result.limit is None else "stopped at a limit"
-    text = f"{stats.pages} pages, {stats.items} items, in {_duration(ended_at - run.created_at)}."
+    text = f"{stats.pages} pages, {stats.items} items, in {duration(ended_at - run.created_at)}."
     if ending.result.limit is not None:
         text = f"{text} It {ending.result.limit}."
     if outcome.reasons:
@@ -221,20 +184,20 @@ def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> 
         if stats.pages <= 0:
             return
     elif outcome.verdict == "degraded":
-        yield _of_run(run, "degraded", "warning", f"{title}, degraded", text, ended_at)
+        yield of_run(run, "degraded", "warning", f"{title}, degraded", text, ended_at)
     else:
-        yield _of_run(run, "finished", "info", title, text, ended_at)
+        yield of_run(run, "finished", "info", title, text, ended_at)
     good = ending.good
     if good is None:
         return
     if stats.items < (1 - limits.item_drop) * good.stats.items:
-        yield _of_run(
+        yield of_run(
             run, "few_items", "warning" if stats.items else "critical", "fewer items than before",
             f"{stats.items} items; run {good.run.run_id} had {good.stats.items}.", ended_at,
         )  # fmt: skip
     if fields := _dropped_fields(ending.result.coverage, good.coverage, limits.coverage_drop):
-        listed = ", ".join(f"{_short(name)} {good.coverage[name]:.0%} -> {now:.0%}" for name, now in fields[:10])
-        yield _of_run(
+        listed = ", ".join(f"{short(name)} {good.coverage[name]:.0%} -> {now:.0%}" for name, now in fields[:10])
+        yield of_run(
             run, "low_coverage", "warning", "fields are missing in more items than before",
             f"Compared with run {good.run.run_id}: {listed}.", ended_at,
         )  # fmt: skip
@@ -244,17 +207,18 @@ def _dropped_fields(now: Mapping[str, float], good: Mapping[str, float], drop: f
     """The fields that fewer items have, the largest difference first. Empty if the current coverage is unknown."""
     if not now:
         return []
-    found = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
-    return sorted(found, key=lambda pair: pair[1] - good[pair[0]])
+    dropped = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
+    return sorted(dropped, key=lambda pair: pair[1] - good[pair[0]])
 
 
 def _is_of_login(failure: RunFailure, activity: RunActivity) -> bool:
     """Whether a process ended because of a login that is a problem of its own."""
-    return any(login.stopped and login.reason[:_COMPARED] in failure.error for login in activity.failed_logins)
+    logins = activity.failed_logins.values()
+    return any(login.stopped and login.reason[:_COMPARED] in failure.error for login in logins)
 
 
 def _failed(run_id: str, spider: str, at: float, error: str) -> Problem:
-    return _problem("failed", "critical", "failed", error, at, run_id=run_id, spider=spider, about=f"{at:.0f}")
+    return make_problem("failed", "critical", "failed", error, at, run_id=run_id, spider=spider, about=f"{at:.0f}")
 
 
 # -- the rest
@@ -262,39 +226,47 @@ def _failed(run_id: str, spider: str, at: float, error: str) -> Problem:
 
 def store_away(since: float, reason: str) -> Problem:
     """The store does not answer."""
-    return _problem("store_away", "critical", "the store does not answer", reason, since)
+    return make_problem("store_away", "critical", "the store does not answer", reason, since)
 
 
-def _schedule_missed(missed: MissedTime) -> Problem:
-    return _problem(
-        "schedule_missed", "warning", f"schedule {_short(missed.schedule)} missed a time", missed.reason, missed.at,
-        spider=missed.spider, about=f"{missed.schedule} {missed.at:.0f}",
+def schedule_missed(schedule: str, spider: str, at: float, reason: str) -> Problem:
+    """No run began at a time of a schedule."""
+    return make_problem(
+        "schedule_missed", "warning", f"schedule {short(schedule)} missed a time", reason, at, spider=spider,
+        about=f"{schedule} {at:.0f}",
     )  # fmt: skip
 
 
-def _channel_failing(channel: FailingChannel) -> Problem:
-    return _problem(
-        "channel_failing", "warning", f"notification channel {_short(channel.name)} fails",
-        f"{channel.failures} messages in a row were not delivered: {channel.error}", channel.since,
-        figure=float(channel.failures), about=channel.name,
+def channel_failing(name: str, failures: int, since: float, error: str) -> Problem:
+    """A notification channel does not deliver."""
+    return make_problem(
+        "channel_failing", "warning", f"notification channel {short(name)} fails",
+        f"{failures} messages in a row were not delivered: {error}", since, figure=float(failures), about=name,
     )  # fmt: skip
 
 
 def workers_back(snapshot: StoreSnapshot, facts: Facts) -> set[str]:
     """The keys of ``worker_lost`` for all processes that are certainly alive: they reported since the last check, or
     send heartbeats."""
-    alive = {(seen.run.run_id, each.worker) for seen in snapshot.runs for each in seen.workers if is_heard(each)}
+    alive = {
+        (run_snapshot.run.run_id, worker.worker)
+        for run_snapshot in snapshot.runs
+        for worker in run_snapshot.workers
+        if is_heard(worker)
+    }
     return {worker_lost(run_id, "", name, 0.0).key for run_id, name in alive | facts.reporting}
 
 
 def taken_back(problem: Problem) -> Problem:
     """What is sent when a lost worker turns out to be alive."""
-    of = f"{_short(problem.spider)}: " if problem.spider else ""
+    of = f"{short(problem.spider)}: " if problem.spider else ""
     text = "It reports again: it was not killed, but could not work or reach the store for a while. It needs nothing."
-    return replace(problem, title=f"{of}worker {_short(problem.about)} is back", text=text)
+    return replace(problem, title=f"{of}worker {short(problem.about)} is back", text=text)
 
 
 def advance_marks(marks: Mapping[str, Mark], snapshot: StoreSnapshot) -> dict[str, Mark]:
     """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
     the last snapshot."""
-    return {key: mark for seen in snapshot.runs for key, mark in marks_of(marks, seen, snapshot.at).items()}
+    return {
+        key: mark for run_snapshot in snapshot.runs for key, mark in marks_of(marks, run_snapshot, snapshot.at).items()
+    }

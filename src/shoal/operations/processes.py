@@ -41,13 +41,13 @@ def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessRep
     epochs: dict[str, int] = {}
     for report in reports:
         epochs[report.slot] = max(report.epoch, epochs.get(report.slot, 0))
-    found = [
+    processes = [
         _process(report, _pop(left, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
         for report in sorted(reports, key=lambda report: -report.epoch)
         if report.role != "earlier"
     ]
-    found += [_without_report(worker) for worker in left.values()]
-    return sorted(found, key=lambda each: (ORDER[each.state], each.machine, each.name))
+    processes += [_without_report(worker) for worker in left.values()]
+    return sorted(processes, key=lambda process: (ORDER[process.state], process.machine, process.name))
 
 
 def _pop(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:

@@ -21,6 +21,7 @@ from shoal.runs.samples import SampleHistory
 from shoal.sinks.drainer import output_name, position_of
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
+OVER: tuple[RunState, ...] = ("finished", "cancelled")
 MAX_RUNS = 50
 """How many active runs a snapshot has: the newest ones."""
 _HOSTS = 20
@@ -119,38 +120,38 @@ class SnapshotTaker:
         project = self._config.project_name
         active = self._shown(await self._store.list_runs(project=project, states=ACTIVE, limit=2 * MAX_RUNS))
         if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:
-            ended = await self._store.list_runs(project=project, states=("finished", "cancelled"), limit=2 * _RECENT)
+            ended = await self._store.list_runs(project=project, states=OVER, limit=2 * _RECENT)
             self._ended = now, self._shown(ended)[:_RECENT]
             await self._read_limits(self._ended[1])
-        found = []
+        snapshots = []
         count = min(len(active), MAX_RUNS)
         for run in active[:count]:
             last = self._last.get(run.run_id)
             if last is not None and last.run == run and 0 <= now - last.at < count / _RUNS_PER_SECOND:
-                found.append(last)
+                snapshots.append(last)
                 continue
             try:
-                taken = await self._take_run(run, now, max(_DETAILS_SECONDS, count / _DETAILS_PER_SECOND))
+                snapshot = await self._take_run(run, now, max(_DETAILS_SECONDS, count / _DETAILS_PER_SECOND))
             except RunError:  # deleted in the meantime
                 self._frontiers.pop(run.run_id, None)
                 continue
-            self._last[run.run_id] = taken
-            found.append(taken)
-        self._forget_all_but({each.run.run_id for each in found})
+            self._last[run.run_id] = snapshot
+            snapshots.append(snapshot)
+        self._forget_all_but({snapshot.run.run_id for snapshot in snapshots})
         limits = {run_id: limit for (run_id, _), limit in self._limits.items() if limit is not None}
-        return StoreSnapshot(at=now, runs=tuple(found), recent=tuple(self._ended[1]), limits=limits)
+        return StoreSnapshot(at=now, runs=tuple(snapshots), recent=tuple(self._ended[1]), limits=limits)
 
     async def _read_limits(self, runs: Sequence[Run]) -> None:
         """Read at which limits these runs stopped, each once per ending."""
-        known, self._limits = self._limits, {}
+        before, self._limits = self._limits, {}
         for run in runs:
             key = run.run_id, run.ended_at
-            self._limits[key] = known[key] if key in known else await limit_of(self._store, run)
+            self._limits[key] = before[key] if key in before else await limit_of(self._store, run)
 
     def _forget_all_but(self, names: set[str]) -> None:
-        for known in (self._seen, self._changed, self._details, self._last, self._frontiers):
-            for name in known.keys() - names:
-                del known[name]
+        for by_run in (self._seen, self._changed, self._details, self._last, self._frontiers):
+            for name in by_run.keys() - names:
+                del by_run[name]
 
     def _shown(self, runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if run.spider not in self._without]
@@ -164,12 +165,12 @@ class SnapshotTaker:
         if run.run_id not in self._seen:
             self._seen[run.run_id] = await self._seen_before(run.run_id, now)
         pages, items = self._speed(run.run_id, now, stats)
-        known = self._details.get(run.run_id)
-        awaits_report = now - run.created_at < _NEW and known is not None and not known.processes
-        if known is None or awaits_report or not 0 <= now - known.at < details_every:
+        details = self._details.get(run.run_id)
+        awaits_report = now - run.created_at < _NEW and details is not None and not details.processes
+        if details is None or awaits_report or not 0 <= now - details.at < details_every:
             workers = tuple(await frontier.workers())
             roles = await frontier.roles()
-            known = self._details[run.run_id] = RunSnapshot(
+            details = self._details[run.run_id] = RunSnapshot(
                 run=run, at=now, stats=stats, workers=workers, processes=await self._processes(run, workers, now),
                 outputs=tuple(_output(role, stats) for role in roles if role.role.startswith("sink:")),
                 logs_in=any(role.held for role in roles if role.role.startswith(LOGIN_ROLE)),
@@ -177,8 +178,8 @@ class SnapshotTaker:
                 rewinds=tuple(await frontier.rewinds()) if stats.rewinds else (),
             )  # fmt: skip
         return replace(
-            known, run=run, at=now, stats=stats, pages_per_second=pages, items_per_second=items,
-            changed_at=self._changed[run.run_id][1], details_at=known.at,
+            details, run=run, at=now, stats=stats, pages_per_second=pages, items_per_second=items,
+            changed_at=self._changed[run.run_id][1], details_at=details.at,
         )  # fmt: skip
 
     async def _processes(self, run: Run, workers: Sequence[WorkerState], now: float) -> int:
@@ -186,8 +187,8 @@ class SnapshotTaker:
         reports are counted."""
         if workers or run.state == "queued":
             return len(workers)
-        found = merge_processes((), await read_processes(self._store, run.run_id), now)
-        return sum(each.state in PRESENT for each in found)
+        processes = merge_processes((), await read_processes(self._store, run.run_id), now)
+        return sum(process.state in PRESENT for process in processes)
 
     async def _seen_before(self, run_id: str, now: float) -> list[tuple[float, int, int]]:
         """A recent sample of the run, so that the first snapshot has a speed. Another clock may have timed it."""
@@ -198,13 +199,13 @@ class SnapshotTaker:
 
     def _speed(self, run_id: str, now: float, stats: Stats) -> tuple[float, float]:
         ended = stats.done + stats.dead
-        seen = self._seen.setdefault(run_id, [])
+        points = self._seen.setdefault(run_id, [])
         if self._changed.get(run_id, (-1, 0.0))[0] != ended:
             self._changed[run_id] = (ended, now)
-        seen.append((now, ended, stats.items))
-        while len(seen) > 2 and now - seen[1][0] >= _RATE_SECONDS:
-            del seen[0]
-        then, pages, items = seen[0]
+        points.append((now, ended, stats.items))
+        while len(points) > 2 and now - points[1][0] >= _RATE_SECONDS:
+            del points[0]
+        then, pages, items = points[0]
         seconds = now - then
         if seconds <= 0:
             return 0.0, 0.0
@@ -245,11 +246,13 @@ class FleetProcess(RunProcess, frozen=True, kw_only=True):
 async def read_fleet(documents: Documents, snapshot: StoreSnapshot) -> list[FleetProcess]:
     """The processes of the runs in a snapshot, those that work first. One that was lost or ended more than an hour ago
     is left out."""
-    reports = await asyncio.gather(*(read_processes(documents, each.run.run_id) for each in snapshot.runs))
-    found = [
-        FleetProcess(run_id=each.run.run_id, **asdict(process))
-        for each, own in zip(snapshot.runs, reports, strict=True)
-        for process in merge_processes(each.workers, own, snapshot.at)
+    reports = await asyncio.gather(
+        *(read_processes(documents, run_snapshot.run.run_id) for run_snapshot in snapshot.runs)
+    )
+    processes = [
+        FleetProcess(run_id=run_snapshot.run.run_id, **asdict(process))
+        for run_snapshot, own in zip(snapshot.runs, reports, strict=True)
+        for process in merge_processes(run_snapshot.workers, own, snapshot.at)
         if process.state in PRESENT or process.last_seen < _FORGOTTEN
     ]
-    return sorted(found, key=lambda process: (ORDER[process.state], process.machine, process.name))
+    return sorted(processes, key=lambda process: (ORDER[process.state], process.machine, process.name))

@@ -47,20 +47,20 @@ class Hop(Struct, frozen=True, kw_only=True):
         status = f", HTTP {self.status}" if self.status else ""
         match self.state:
             case None:
-                found = "not in the queue"
+                text = "not in the queue"
             case "dead":
-                found = f"failed ({self.kind}): {self.reason}"
+                text = f"failed ({self.kind}): {self.reason}"
             case "done":
-                found = f"done{status}"
+                text = f"done{status}"
             case "leased":
-                found = "in flight"
+                text = "in flight"
             case "waiting":
-                found = "waiting for another attempt"
+                text = "waiting for another attempt"
             case "ready":
-                found = "still in the queue"
+                text = "still in the queue"
         if self.found_on is None:
-            return found
-        return f"{found}; the run had it already, {f'from {self.found_on}' if self.found_on else 'as a start request'}"
+            return text
+        return f"{text}; the run had it already, {f'from {self.found_on}' if self.found_on else 'as a start request'}"
 
 
 class UrlReport(Struct, frozen=True, kw_only=True):
@@ -117,16 +117,16 @@ async def report_url(
 
 
 async def _parents(frontier: Frontier, history: History) -> tuple[str, ...]:
-    found: list[str] = []
+    parents: list[str] = []
     parent = history.parent
-    while parent is not None and parent not in found and len(found) < MAX_PARENTS:
-        found.append(parent)
+    while parent is not None and parent not in parents and len(parents) < MAX_PARENTS:
+        parents.append(parent)
         try:
             before = await frontier.find(Request(parent), exact=True)
         except RequestError:
             break
         parent = before.parent if before is not None else None
-    return tuple(found)
+    return tuple(parents)
 
 
 async def _redirects(frontier: Frontier, history: History, *, exact: bool) -> tuple[Hop, ...]:
@@ -220,17 +220,17 @@ async def read_url_items(documents: Documents, frontier: Frontier, run_id: str, 
         return []
     last = (await frontier.stats()).items
     first, end = find_range(await read_history(documents, run_id), _ended_at(history), last)
-    wanted = min(MAX_ITEMS, history.items)
-    found: list[LoggedItem] = []
+    count_shown = min(MAX_ITEMS, history.items)
+    matching: list[LoggedItem] = []
     size, count = 0, _READ[0]
-    while first < end and size < _MAX_BYTES and len(found) < wanted:
+    while first < end and size < _MAX_BYTES and len(matching) < count_shown:
         items = await frontier.read_items(first, min(count, end - first), max_bytes=_MAX_BYTES)
         if not items:
             break
-        found += [item for item in items if item.fingerprint == history.fingerprint]
+        matching += [item for item in items if item.fingerprint == history.fingerprint]
         size += sum(len(item.payload) for item in items)
         first, count = items[-1].seq, min(_READ[1], 4 * count)
-    return [_as_json(item) for item in found[:wanted]]
+    return [_as_json(item) for item in matching[:count_shown]]
 
 
 def find_range(samples: Sequence[RunSample], at: float | None, last: int) -> tuple[int, int]:

@@ -36,6 +36,8 @@ class Run(Struct, frozen=True, kw_only=True):
 MAX_DOCUMENT = 1 << 20
 """Bytes in the value of a document."""
 MAX_DOCUMENT_KEY = 500
+_PAGE = 200
+"""Documents that are read at once."""
 
 
 class Document(Struct, frozen=True):
@@ -65,6 +67,16 @@ class Documents(Protocol):
         costs nothing. With None as value, the document is deleted. With ``run``, the run is created in the same step,
         unless there is one of that name."""
         ...
+
+
+async def all_documents(documents: Documents, prefix: str) -> list[Document]:
+    """All documents whose key begins with ``prefix``, in the order of their keys."""
+    found: list[Document] = []
+    while page := await documents.list_documents(prefix, after=found[-1].key if found else "", limit=_PAGE):
+        found += page
+        if len(page) < _PAGE:
+            break
+    return found
 
 
 def check_document(key: str, value: bytes | None, version: bytes) -> None:

@@ -12,7 +12,7 @@ from shoal.crawling.stats import CodeError, FailingHost
 from shoal.errors import DECODING_ERRORS
 from shoal.item import PLAIN, Record
 from shoal.ports import Document, Documents
-from shoal.ports.documents import StoredValue
+from shoal.ports.documents import StoredValue, all_documents
 
 ProcessRole: TypeAlias = Literal["crawl", "worker", "runner", "server", "earlier"]
 """``crawl``: `shoal run` and programs. ``worker``: of a fleet, or of ``--processes``. ``runner``: a node of a cluster.
@@ -36,7 +36,6 @@ OTHER_FIELDS = "..."
 MAX_NAME = 100
 _MAX_REPORTS = 300
 """How many reports of a run are kept. When there are more, those of the processes that ended first are added up."""
-_PAGE = 200
 
 
 class ProcessFigures(Struct, frozen=True, kw_only=True):
@@ -209,7 +208,9 @@ _decode_items = msgspec.msgpack.Decoder(RecentItems).decode
 async def read_processes(documents: Documents, run_id: str) -> list[ProcessReport]:
     """The reports of all processes of a run, those that wrote last first."""
     found = [
-        report for each in await _read_all(documents, process_key(run_id, "")) if (report := _report(each)) is not None
+        report
+        for each in await all_documents(documents, process_key(run_id, ""))
+        if (report := _report(each)) is not None
     ]
     replaced = {name for report in found for name in report.replaced}
     return sorted((each for each in found if each.name not in replaced), key=lambda each: (-each.at, each.name))
@@ -218,22 +219,13 @@ async def read_processes(documents: Documents, run_id: str) -> list[ProcessRepor
 async def read_recent_items(documents: Documents, run_id: str, limit: int = 20) -> list[str]:
     """The last items of a run as JSON, newest first. The order of items of different processes is not exact."""
     found: list[tuple[float, int, str]] = []
-    for document in await _read_all(documents, recent_items_key(run_id, "")):
+    for document in await all_documents(documents, recent_items_key(run_id, "")):
         try:
             recent = _decode_items(document.value)
         except DECODING_ERRORS:  # of another version
             continue
         found += [(recent.at, number, item) for number, item in enumerate(recent.items)]
     return [item for _, _, item in sorted(found, reverse=True)[:limit]]
-
-
-async def _read_all(documents: Documents, prefix: str) -> list[Document]:
-    found: list[Document] = []
-    while page := await documents.list_documents(prefix, after=found[-1].key if found else "", limit=_PAGE):
-        found += page
-        if len(page) < _PAGE:
-            break
-    return found
 
 
 def _report(document: Document) -> ProcessReport | None:

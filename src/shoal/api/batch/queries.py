@@ -93,11 +93,11 @@ class _Scanner:
 
     def read_token(self, token: Pattern[str]) -> str:
         """Read the token if it is next; else return an empty string."""
-        found = token.match(self._text, self._position)
-        if found is None:
+        match = token.match(self._text, self._position)
+        if match is None:
             return ""
-        self._position = found.end()
-        return found[0]
+        self._position = match.end()
+        return match[0]
 
     def read_sign(self, *signs: str) -> str:
         """Read the first of these signs that is next; else return an empty string."""

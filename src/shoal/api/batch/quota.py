@@ -231,11 +231,11 @@ def size_of(value: object) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
     if isinstance(value, dict):
-        return sum(size_of(key) + size_of(each) + 2 for key, each in value.items())
+        return sum(size_of(key) + size_of(item) + 2 for key, item in value.items())
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, Sequence):
-        return sum(size_of(each) + 2 for each in value)
+        return sum(size_of(item) + 2 for item in value)
     return 8
 
 

@@ -144,7 +144,7 @@ class SessionResults:
         """All results. Their contents are read again, a few at a time, unless they are small."""
         state = await self._session.state()
         by_position: dict[int, Result] = {}
-        found: list[Result] = []
+        followed: list[Result] = []
         size = 0
         async for items in self._read_log(0):
             for item in items:
@@ -155,18 +155,22 @@ class SessionResults:
                 if isinstance(position, int):
                     by_position[position] = outline
                 else:
-                    found.append(outline)
+                    followed.append(outline)
         if state == "finished":
             by_position |= await self._explain_missing(by_position)
-        results = self._in_order(by_position, "cancelled" if state == "cancelled" else "pending") + found
+        results = self._in_order(by_position, "cancelled" if state == "cancelled" else "pending") + followed
         return BatchResults(count_statuses(results), self._with_contents(results))
 
     async def _with_contents(self, results: list[Result]) -> AsyncGenerator[list[Entry]]:
         """The results of outlines, in order."""
         for numbered in _windows(results):
             stored = {number: cast(_Stored, result.pop(_STORED, _NOT_STORED)) for number, result in numbered}
-            items = {number: each.item for number, each in stored.items()}
-            reads = {number: self._read_stored(each) for number, each in stored.items() if each.size and not each.item}
+            items = {number: content.item for number, content in stored.items()}
+            reads = {
+                number: self._read_stored(content)
+                for number, content in stored.items()
+                if content.size and not content.item
+            }
             if reads:
                 items.update(zip(reads, await asyncio.gather(*reads.values()), strict=True))
             yield [
@@ -294,11 +298,11 @@ _UNFETCHED = {"final_url": None, "depth": 0, "worker_id": None, "fetched_at": No
 
 def _duplicate(url: str, result: Result, position: int) -> Result:
     """The result of a URL that was sent before, at ``position``. Nothing in it is as long as a page may make it."""
-    kept = {name: result[name] for name in ("status", "http_status", "depth", "worker_id", "fetched_at")}
+    same = {name: result[name] for name in ("status", "http_status", "depth", "worker_id", "fetched_at")}
     error = cast(dict[str, str] | None, result["error"])
     if error is not None:
         error = {**error, "message": f"see results[{position}]"}
-    return {"url": url, **_UNFETCHED, **failed_result("", ""), **kept, "error": error, "same_as": position}
+    return {"url": url, **_UNFETCHED, **failed_result("", ""), **same, "error": error, "same_as": position}
 
 
 class _Stored(NamedTuple):

@@ -48,16 +48,16 @@ class SessionSummary(Struct, frozen=True, kw_only=True):
 
 async def list_sessions(store: Store, project: str, caller: str | None, limit: int) -> list[SessionSummary]:
     """The newest sessions of a caller, or of all callers with None."""
-    found: list[SessionSummary] = []
+    sessions: list[SessionSummary] = []
     for run in await store.list_runs(BatchSpider.name, project, limit=MAX_LISTED):
-        if len(found) == limit:
+        if len(sessions) == limit:
             break
         if caller is None or run.settings.get("caller") == caller:
             try:
-                found.append(await _summary(store, run))
+                sessions.append(await _summary(store, run))
             except RunError:  # deleted in the meantime, or of another version
                 continue
-    return found
+    return sessions
 
 
 async def _summary(store: Store, run: Run) -> SessionSummary:
@@ -160,8 +160,8 @@ class BatchService:
 
     async def find(self, session_id: str) -> Session | None:
         """Find a session of this project, whichever process owns it."""
-        found = self._admission.find(session_id) or await Session.find(self._store, session_id)
-        return None if found is None or found.run.project != self._project else found
+        session = self._admission.find(session_id) or await Session.find(self._store, session_id)
+        return None if session is None or session.run.project != self._project else session
 
     async def list(self, caller: str | None, limit: int) -> Sequence[SessionSummary]:
         """The newest sessions of a caller in this project, or of all callers with None."""
@@ -314,7 +314,8 @@ class BatchService:
         now = time.monotonic()
         self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
         self._admission.keep_only(self._ended)
-        for session_id in [each for each, ended in self._ended.items() if now - ended > self._keep_results]:
+        expired = [session_id for session_id, ended in self._ended.items() if now - ended > self._keep_results]
+        for session_id in expired:
             with suppress(RunError):  # another process was first
                 await self._store.delete_run(session_id)
 

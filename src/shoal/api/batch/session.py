@@ -241,15 +241,11 @@ class Session:
             await asyncio.sleep(0)
         return await self.frontier.relinquish(claim, finished=True)
 
-    async def is_complete(self) -> bool:
+    def is_complete(self, stats: Stats) -> bool:
         """Whether no work is left: all requests are done or dead, or ``max_pages`` are done and none is leased. A
         leased request may return to the queue."""
-        if (await self.frontier.stats()).finished:
-            return True
-        if not self.options.depth:
-            return False
-        stats = await self.frontier.stats()
-        return stats.done >= self.options.max_pages and not stats.leased
+        is_full = bool(self.options.depth) and stats.done >= self.options.max_pages
+        return stats.finished or (is_full and not stats.leased)
 
     # -- state
 
@@ -267,7 +263,7 @@ class Session:
 
     async def reopen(self) -> None:
         """Return to ``running`` if the store was rewound after the session finished."""
-        if await self.store.run_state(self.id) == "finished" and not await self.is_complete():
+        if await self.store.run_state(self.id) == "finished" and not self.is_complete(await self.stats()):
             await self.store.transition(self.id, "running")
 
     async def cancel(self) -> None:
@@ -326,5 +322,5 @@ def progress_of(stats: Stats, invalid: int) -> dict[str, int]:
 
 def initial_size(urls: UrlList, options: BatchOptions) -> int:
     """Bytes that a session stores before its first page: each URL as it was sent, and as a request."""
-    each = PER_ENTRY + size_of(options.headers) + size_of(options.cookies)
-    return size_of(urls.urls) + size_of(urls.normalized) + len(urls.positions) * each
+    size_of_request = PER_ENTRY + size_of(options.headers) + size_of(options.cookies)
+    return size_of(urls.urls) + size_of(urls.normalized) + len(urls.positions) * size_of_request

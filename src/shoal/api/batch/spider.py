@@ -54,7 +54,7 @@ def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str,
     end = time.thread_time() + _TIMEOUT
     max_characters = max(_MAX_CHARACTERS, _MAX_CHARACTERS_PER_BYTE * len(response.body))
     shape = cache(partial(_shape, response.document))
-    found: dict[str, Found] = {}
+    values: dict[str, Found] = {}
     total = 0
     for name, query in fields.items():
         texts: list[str] = []
@@ -65,8 +65,8 @@ def fields_of(response: Response, fields: Mapping[str, FieldQuery]) -> dict[str,
             texts.append(text)
             if not query.all:
                 break
-        found[name] = texts if query.all else next(iter(texts), None)
-    return found
+        values[name] = texts if query.all else next(iter(texts), None)
+    return values
 
 
 def _count(response: Response, nodes: str) -> int:
@@ -79,10 +79,10 @@ def _texts(response: Response, query: FieldQuery, shape: Callable[[], Shape], en
     _check_time(end)
     if query.xpath is not None:
         _check_effort(response, query.xpath, shape)
-    found = response.css(query.css) if query.css is not None else response.xpath(query.xpath or "")
-    for each in found:
+    nodes = response.css(query.css) if query.css is not None else response.xpath(query.xpath or "")
+    for node in nodes:
         _check_time(end)
-        if text := each.text_content().strip():
+        if text := node.text_content().strip():
             yield text
 
 
@@ -166,8 +166,8 @@ def browser_content(response: Response) -> dict[str, object]:
         "screenshot": response.screenshot,
         "pdf": response.pdf,
         "captured": [
-            {"url": each.url, "status": each.status, "content_type": each.content_type, "body": _text_of(each.body)}
-            for each in response.captured
+            {"url": page.url, "status": page.status, "content_type": page.content_type, "body": _text_of(page.body)}
+            for page in response.captured
         ],
     }
 

@@ -13,142 +13,22 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
 
 from msgspec import Struct
 
 from shoal.api.batch.session import OVER, Session
 from shoal.api.celery.broker import publish, queue_is_empty
 from shoal.api.celery.page_worker import lease_ttl
-from shoal.api.celery.settings import QUEUE, ROBOTS_TASK, TASK, distributed_frontier, store_name
+from shoal.api.celery.remote import CeleryWatch
+from shoal.api.celery.settings import ROBOTS_TASK, TASK, distributed_frontier, store_name
 from shoal.config import Config
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
-from shoal.errors import FrontierError, RunError, ShoalError, StoreRewoundError
+from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.fetch.layers.robots import fact_name
 from shoal.ports import Lease, Stats
 from shoal.urls.normalize import origin_of
-
-# Detects lost tasks: a worker died with the tasks it had prefetched, or the broker was down and lost some. Celery
-# itself redelivers them only after the visibility timeout.
-
-
-_WATCH_EVERY = 4.0
-_REPLY_TIMEOUT = 1.0
-_MAX_MISSED = 2  # polls in a row without a reply after which a worker counts as gone
-
-
-class _Connection(Protocol):
-    """The methods of a broker connection that are used here."""
-
-    def ensure_connection(self, *, max_retries: int, timeout: float) -> object: ...
-
-    def release(self) -> object: ...
-
-
-class CeleryWorker(Struct, frozen=True):
-    """A worker of our queue."""
-
-    name: str
-    pid: int
-    answers: bool
-    """It replied to the last poll."""
-
-
-class BrokerAwayError(ShoalError):
-    """Celery's broker does not respond."""
-
-
-class CeleryWatch:
-    """Polls the workers of our queue over one connection. Other applications may use the broker too."""
-
-    def __init__(self) -> None:
-        self.lost_at = 0.0
-        """Tasks sent before this time (monotonic clock) and not started may be lost."""
-        self.workers: int | None = None
-        """How many replied to the last poll; None while the broker does not respond."""
-        self._missed: dict[tuple[str, int], int] = {}
-        """Polls in a row without a reply, by worker name and process ID."""
-        self._connection: _Connection | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-watch")
-        self._poll_task: asyncio.Task[int] | None = None
-
-    @property
-    def members(self) -> list[CeleryWorker]:
-        """The workers that replied to one of the last polls. All are silent while the broker does not respond."""
-        away = self.workers is None
-        return [
-            CeleryWorker(name, pid, not missed and not away) for (name, pid), missed in sorted(self._missed.items())
-        ]
-
-    async def run(self) -> None:
-        while True:
-            before = time.monotonic()
-            try:
-                await self.count_workers()
-            except BrokerAwayError as exc:
-                log.debug("broker: %s", exc)
-            await asyncio.sleep(max(0.0, before + _WATCH_EVERY - time.monotonic()))
-
-    async def count_workers(self) -> int:
-        """How many workers reply. BrokerAwayError if the broker does not respond. Concurrent callers share one poll."""
-        if self._poll_task is None:
-            self._poll_task = asyncio.create_task(self._poll())
-            self._poll_task.add_done_callback(self._end_poll)
-        return await asyncio.shield(self._poll_task)
-
-    def _end_poll(self, poll: asyncio.Task[int]) -> None:
-        self._poll_task = None
-        if not poll.cancelled():
-            poll.exception()  # callers get it, if any still wait; else asyncio would log it
-
-    async def _poll(self) -> int:
-        try:
-            workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._query_workers)
-        except Exception as exc:  # kombu's transports have no common base error
-            self.workers = None
-            self.lost_at = time.monotonic()
-            raise BrokerAwayError(f"{type(exc).__name__}: {exc}") from exc
-        if not workers:
-            self.close()  # a broker that was flushed has lost the reply queue: open a new connection next time
-        self.workers = len(workers)
-        self._find_gone(workers)
-        return len(workers)
-
-    def _find_gone(self, workers: set[tuple[str, int]]) -> None:
-        missed = {
-            worker: 0 if worker in workers else self._missed.get(worker, 0) + 1 for worker in {*self._missed, *workers}
-        }
-        gone = [worker for worker, times in missed.items() if times >= _MAX_MISSED]
-        for worker in gone:
-            log.warning("worker %s (pid %d) is gone; resending the tasks that it had not started", *worker)
-            del missed[worker]
-            self.lost_at = time.monotonic()
-        self._missed = missed
-
-    def _query_workers(self) -> set[tuple[str, int]]:
-        from shoal.api.celery.app import app
-
-        try:
-            if self._connection is None:
-                self._connection = app.connection_for_write()
-                self._connection.ensure_connection(max_retries=1, timeout=_REPLY_TIMEOUT)
-            broadcast = partial(app.control.broadcast, reply=True, timeout=_REPLY_TIMEOUT, connection=self._connection)
-            queues = {name: found for reply in broadcast("active_queues") for name, found in reply.items()}
-            ours = [name for name, found in queues.items() if any(queue.get("name") == QUEUE for queue in found)]
-            replies = broadcast("stats", destination=ours, limit=len(ours)) if ours else []
-        except BaseException:
-            self.close()
-            raise
-        return {(name, stats.get("pid", 0)) for reply in replies for name, stats in reply.items()}
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.release()
-            self._connection = None
-
 
 log = logging.getLogger("shoal.tasks")
 
@@ -269,7 +149,7 @@ class _Dispatch:
         stats = await self._persist(self._frontier.stats)
         if stats.seeding:  # the store was rewound and has lost URLs of the session
             await self._persist(self._session.seed)
-        if self._may_be_complete(stats) and await self._persist(self._session.is_complete):
+        if self._session.is_complete(stats) and self._session.is_complete(await self._persist(self._frontier.stats)):
             await self._persist(self._session.finish)
             await self._persist(
                 lambda: self._frontier.lease(0, self._ttl)
@@ -290,12 +170,6 @@ class _Dispatch:
         except RunError:
             return True
 
-    def _may_be_complete(self, stats: Stats) -> bool:
-        if stats.finished:
-            return True
-        options = self._session.options
-        return bool(options.depth) and stats.done >= options.max_pages and not stats.leased
-
     async def _step(self, stats: Stats) -> None:
         """Send the pages that are due, and set the pause until the next poll."""
         if has_changed := self._pace.update(stats.done + stats.dead, time.monotonic()):
@@ -314,15 +188,15 @@ class _Dispatch:
         self._pause = self._next_pause(stats.leased, sent, wait, has_changed=has_changed, has_more=has_more)
         self._outstanding = stats.leased + sent
 
-    def _next_pause(self, left: int, sent: int, wait: float | None, *, has_changed: bool, has_more: bool) -> float:
+    def _next_pause(self, remaining: int, sent: int, wait: float | None, *, has_changed: bool, has_more: bool) -> float:
         """Seconds until the next poll. ``left``: how many of the pages outstanding after the last poll are not done.
         While there is more to send, about half of them should be done between polls. At the end, each change makes the
         next poll come sooner."""
         pause = self._pause
-        if has_more and (left or sent):
-            if 2 * left < self._outstanding:
+        if has_more and (remaining or sent):
+            if 2 * remaining < self._outstanding:
                 pause /= 2
-            elif 4 * left > 3 * self._outstanding:
+            elif 4 * remaining > 3 * self._outstanding:
                 pause *= 1.5
         else:
             pause = _POLL_EVERY[0] if has_changed or sent else 1.5 * pause
@@ -366,13 +240,13 @@ class _Dispatch:
 
     async def _unknown_origins(self, origins: Iterable[str]) -> set[str]:
         now = time.monotonic()
-        asked = [origin for origin in origins if self._robots_known.get(origin, 0.0) <= now]
-        found = await asyncio.gather(*(self._persist(partial(self._frontier.recall, fact_name(o))) for o in asked))
-        known = {origin: now + _ROBOTS_KNOWN for origin, text in zip(asked, found, strict=True) if text is not None}
+        unsure = [origin for origin in origins if self._robots_known.get(origin, 0.0) <= now]
+        texts = await asyncio.gather(*(self._persist(partial(self._frontier.recall, fact_name(o))) for o in unsure))
+        known = {origin: now + _ROBOTS_KNOWN for origin, text in zip(unsure, texts, strict=True) if text is not None}
         if len(self._robots_known) > _MAX_ORIGINS:
             self._robots_known.clear()
         self._robots_known |= known
-        return set(asked) - known.keys()
+        return set(unsure) - known.keys()
 
     async def _renew(self) -> None:
         """Renew the leases in the broker, and resend tasks that may be lost. A lease that cannot be renewed was
@@ -381,39 +255,40 @@ class _Dispatch:
         held = list(self._sent.values())
         try:
             await self._frontier.lease(0, self._ttl)  # returns expired leases to the queue, even if the window is full
-            renewed = await self._frontier.renew([each.lease for each in held], self._ttl) if held else []
+            renewed = await self._frontier.renew([task.lease for task in held], self._ttl) if held else []
         except StoreRewoundError:
             raise
         except FrontierError as exc:
             log.warning("could not renew leases: %s", exc)
             return
         lost, late = [], []
-        for each, lease in zip(held, renewed, strict=True):
+        for sent_task, lease in zip(held, renewed, strict=True):
             if lease is None:
-                if self._sent.get(each.lease.fingerprint) is each:
-                    del self._sent[each.lease.fingerprint]
+                if self._sent.get(sent_task.lease.fingerprint) is sent_task:
+                    del self._sent[sent_task.lease.fingerprint]
                 continue
-            each.lease = lease
-            if each.is_lost(self._watch.lost_at):
-                lost.append(each)
-            elif each.is_late():
-                late.append(each)
+            sent_task.lease = lease
+            if sent_task.is_lost(self._watch.lost_at):
+                lost.append(sent_task)
+            elif sent_task.is_late():
+                late.append(sent_task)
         if late and await queue_is_empty():
             lost += late
         if lost:
             for task in (ROBOTS_TASK, TASK):
-                await self._resend([each for each in lost if each.task == task], task)
+                await self._resend([sent_task for sent_task in lost if sent_task.task == task], task)
 
     async def _resend(self, lost: list[_SentTask], task: str) -> None:
-        count = await publish(self._session.id, self._store, [each.lease for each in lost], task) if lost else 0
+        leases = [sent_task.lease for sent_task in lost]
+        count = await publish(self._session.id, self._store, leases, task) if leases else 0
         if count:
             log.warning("resent %d tasks that no worker had started", count)
-        for each in lost[:count]:
-            each.sent_at, each.late_after = time.monotonic(), 2 * each.late_after
+        for sent_task in lost[:count]:
+            sent_task.sent_at, sent_task.late_after = time.monotonic(), 2 * sent_task.late_after
 
     async def _release_all(self) -> None:
         """Release the leases that no worker has started. A worker that receives such a task later is refused."""
-        leases = [each.lease for each in self._sent.values()]
+        leases = [task.lease for task in self._sent.values()]
         if leases:
             try:
                 await self._frontier.release(leases)

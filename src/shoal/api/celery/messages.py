@@ -60,12 +60,14 @@ def pack(lease: Lease) -> str:
 def unpack(text: str) -> Lease:
     """The lease in a task. It must be reissued before use. RequestError if it is invalid."""
     try:
-        found = _decode(b64decode(text, validate=True))
+        encoded = _decode(b64decode(text, validate=True))
     except (ValueError, *DECODING_ERRORS) as exc:
         raise RequestError(f"invalid lease: {exc}") from exc
-    if found.host != host_of(found.request.url):
-        raise RequestError(f"invalid lease: {found.host!r} is not the host of its request")
-    return Lease(found.request, found.fingerprint, found.token, found.attempt, found.host, 0.0, found.learned_delay)
+    if encoded.host != host_of(encoded.request.url):
+        raise RequestError(f"invalid lease: {encoded.host!r} is not the host of its request")
+    return Lease(
+        encoded.request, encoded.fingerprint, encoded.token, encoded.attempt, encoded.host, 0.0, encoded.learned_delay
+    )
 
 
 def read_task(session_id: object, lease: object, store: object) -> Lease:

@@ -101,8 +101,8 @@ class PageWorker:
 def intersect_networks(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
     """The networks that both lists contain."""
     pairs = ((ip_network(one), ip_network(other)) for one in first for other in second)
-    found = (max(pair, key=lambda each: each.prefixlen) for pair in pairs if pair[0].overlaps(pair[1]))
-    return tuple(dict.fromkeys(map(str, found)))
+    smaller = (max(pair, key=lambda network: network.prefixlen) for pair in pairs if pair[0].overlaps(pair[1]))
+    return tuple(dict.fromkeys(map(str, smaller)))
 
 
 class _OpenSession:
@@ -251,10 +251,12 @@ class _TaskRunner:
         """Private networks that both the API and this worker allow (``serve.allow``). The session's own list is not
         enough: others may be able to write to the store."""
         requested, own = session.settings.networks, self._config.serve.allow
-        both = intersect_networks(requested, own)
-        if set(both) != set(requested):
-            log.warning("session %s: the API allows %s, this worker only %s (serve.allow)", session.id, requested, both)
-        return both
+        networks = intersect_networks(requested, own)
+        if set(networks) != set(requested):
+            log.warning(
+                "session %s: the API allows %s, this worker only %s (serve.allow)", session.id, requested, networks
+            )
+        return networks
 
     def _fetcher(self, networks: tuple[str, ...]) -> SharedFetcher:
         """A fetcher that refuses private addresses outside ``networks``."""

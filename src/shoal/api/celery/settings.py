@@ -31,16 +31,16 @@ class CelerySettings(Struct, frozen=True, kw_only=True):
 
 def celery_settings(environ: Mapping[str, str] = os.environ) -> CelerySettings:
     """Read the settings. ConfigError names an invalid variable."""
-    known = CelerySettings()
-    rate = environ.get("CELERY_TASK_RATE_LIMIT", known.rate_limit or "").strip().lower()
+    defaults = CelerySettings()
+    rate = environ.get("CELERY_TASK_RATE_LIMIT", defaults.rate_limit or "").strip().lower()
     if rate and rate not in ("0", "none", "off") and not re.fullmatch(r"\d+(\.\d+)?(/[smh])?", rate):
         raise ConfigError(f'CELERY_TASK_RATE_LIMIT must be a rate such as "10/m", or "none", not {rate!r}')
     return CelerySettings(
-        broker_url=environ.get("CELERY_BROKER_URL") or known.broker_url,
-        result_backend=environ.get("CELERY_RESULT_BACKEND") or known.result_backend,
+        broker_url=environ.get("CELERY_BROKER_URL") or defaults.broker_url,
+        result_backend=environ.get("CELERY_RESULT_BACKEND") or defaults.result_backend,
         rate_limit=None if rate in ("", "0", "none", "off") else rate,
-        max_retries=_count(environ, "CELERY_TASK_MAX_RETRIES", known.max_retries, minimum=0),
-        concurrency=_count(environ, "CELERY_WORKER_CONCURRENCY", known.concurrency, minimum=1),
+        max_retries=_count(environ, "CELERY_TASK_MAX_RETRIES", defaults.max_retries, minimum=0),
+        concurrency=_count(environ, "CELERY_WORKER_CONCURRENCY", defaults.concurrency, minimum=1),
     )
 
 

@@ -12,7 +12,7 @@ from shoal.operations.active_runs import Mark
 from shoal.operations.facts import FactReader
 from shoal.operations.notifications.watcher import Notifications, read_missed
 from shoal.operations.problem import Problem
-from shoal.operations.problems import FailingChannel, advance_marks, find_problems
+from shoal.operations.problems import advance_marks, channel_failing, find_problems
 from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import StoreSnapshot
 from shoal.ports import Store
@@ -49,7 +49,8 @@ class Attention:
             self._is_away, self._answering_since = False, snapshot.at
         self._marks = advance_marks(self._marks, snapshot)
         facts = await self._facts.read(snapshot, marks=self._marks, answering_since=self._answering_since)
-        facts = replace(facts, missed=await read_missed(self._schedules, facts.since), channels=await self._channels())
+        missed = await read_missed(self._schedules, facts.since)
+        facts = replace(facts, others=(*facts.others, *missed, *await self._failing_channels()))
         found = find_problems(snapshot, self._before, facts, self._notifications.limits)
         self._before = snapshot
         shown = [each for each in found if each.severity in _ORDER]
@@ -57,16 +58,16 @@ class Attention:
         self._since = {each.key: each.since for each in shown}
         return sorted(shown, key=lambda each: (_ORDER.index(each.severity), -each.since))
 
-    async def _channels(self) -> tuple[FailingChannel, ...]:
+    async def _failing_channels(self) -> list[Problem]:
         try:
             channels = await self._notifications.channels(self._store)
         except ShoalError:  # a document of another version
-            return ()
-        return tuple(
-            FailingChannel(each.name, each.state.failures, each.state.failing_since, each.state.error)
-            for each in channels
-            if each.is_failing
-        )
+            return []
+        return [
+            channel_failing(channel.name, channel.state.failures, channel.state.failing_since, channel.state.error)
+            for channel in channels
+            if channel.is_failing
+        ]
 
 
 # The screens of the dashboard that the navigation lists.

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption, resolve
-from shoal.cli.run_store import find_run, note_of, opened_store, record_action
+from shoal.cli.run_store import note_of, opened_run, record_action
 from shoal.config import mask
 from shoal.crawling.outcome import EXIT_FAILED
 from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import RunError
 from shoal.messages import printable
-from shoal.runs.outcome import read_outcome
 
 if TYPE_CHECKING:
-    from shoal.crawling.outcome import Outcome
-    from shoal.crawling.stats import LimitReached
-    from shoal.operations.outputs import OutputReport
     from shoal.operations.url_report import UrlReport
     from shoal.ports import Rewind, Run, Stats
 
@@ -39,7 +33,7 @@ app = Commands()
     shoal audit books_1 --repair --frontier redis://host
     """
 )
-def audit(
+async def audit(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
@@ -55,31 +49,24 @@ def audit(
     output lacks items, and 5 if the outcome of the run is "failed".
     """
 
-    async def work() -> tuple[Stats, list[Rewind], list[OutputReport], Outcome | None, LimitReached | None]:
-        from shoal.runs.outcome import limit_of
+    from shoal.runs.outcome import limit_of, read_outcome
 
-        async with opened_store(frontier, readonly=not repair) as documents:
-            run, store = await find_run(documents, frontier, run_id)
-            if repair:
-                lost = await store.repair()
-                await record_action(documents, "repair", run.run_id, "; ".join(lost), run.project)
-                _print_losses(lost)
-            counted, note = await store.audit(), await note_of(documents, run, store)
-            if note:
-                print(note)
-            _print_ledger(run, counted, await store.dead_kinds())
-            _print_faults(run, counted, frontier)
-            reports = await reports_of(run, store, output)
-            if reports:
-                print("\noutputs")
-                print_outputs(run.run_id, reports, frontier)
-            outcome, limit = (
-                await read_outcome(documents, run, store, resolve(None, {}, []).config.outcome),
-                await limit_of(documents, run),
-            )
-            return counted, await store.rewinds(), reports, outcome, limit
-
-    counted, rewinds, reports, outcome, limit = asyncio.run(work())
+    async with opened_run(frontier, run_id, readonly=not repair) as (store, run, queue):
+        if repair:
+            lost = await queue.repair()
+            await record_action(store, "repair", run.run_id, "; ".join(lost), run.project)
+            _print_losses(lost)
+        counted, note = await queue.audit(), await note_of(store, run, queue)
+        if note:
+            print(note)
+        _print_ledger(run, counted, await queue.dead_kinds())
+        _print_faults(run, counted, frontier)
+        reports = await reports_of(run, queue, output)
+        if reports:
+            print("\noutputs")
+            print_outputs(run.run_id, reports, frontier)
+        outcome = await read_outcome(store, run, queue, resolve(None, {}, []).config.outcome)
+        limit, rewinds = await limit_of(store, run), await queue.rewinds()
     complete = not any(is_wrong(report) for report in reports)
     print()
     for line in _verdict(counted, rewinds, complete):
@@ -117,9 +104,8 @@ def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[st
     if rewinds:
         lines.append(f"THE STORE WENT BACK IN TIME {_times(len(rewinds))}:")
         for rewind in rewinds:
-            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rewind.at))
             lost = "by an unknown time" if rewind.lost_seconds is None else f"by up to {rewind.lost_seconds:.1f} s"
-            lines.append(f"  noticed {moment}, {lost}")
+            lines.append(f"  noticed {local_time(rewind.at)}, {lost}")
         lines.append(
             "Pages of the lost time were crawled again, and outputs were set back. Changes that\n"
             "other programs made in that time (work queues, retry-failed, host settings) are lost: repeat them."
@@ -146,8 +132,8 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
 def _print_losses(lost: Sequence[str]) -> None:
     if lost:
         print("lost: it could not be restored, and the store goes on without it")
-        for each in lost:
-            print(f"  {printable(each)}")
+        for loss in lost:
+            print(f"  {printable(loss)}")
         print()
 
 
@@ -170,7 +156,7 @@ def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
     shoal why https://example.com/missing --run-id books_1 --frontier redis://host
     """
 )
-def why(
+async def why(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="The URL, as a page links to it or as the summary shows it.")
     ],
@@ -184,23 +170,18 @@ def why(
     robots.txt said, and its first items. The exit code is 1 if the run has not seen the URL.
     """
 
-    async def work() -> bool:
-        from shoal.config import Config
-        from shoal.http import Request
-        from shoal.operations.url_report import read_agent, read_url_items, report_url
+    from shoal.config import Config
+    from shoal.http import Request
+    from shoal.operations.url_report import read_agent, read_url_items, report_url
 
-        async with opened_store(frontier, readonly=True) as store:
-            chosen, found = await find_run(store, frontier, run or run_id)
-            report = await report_url(found, url, Config(), await read_agent(store, chosen.run_id, Config()))
-            if report is None:
-                why = "no page links to it, or it is out of scope"
-                print(f"run {chosen.run_id} has not seen {Request(url).url}: {why}")
-                return False
-            _print_report(report, await read_url_items(store, found, chosen.run_id, report.history))
-            return True
-
-    if not asyncio.run(work()):
+    async with opened_run(frontier, run or run_id, readonly=True) as (store, chosen, queue):
+        report = await report_url(queue, url, Config(), await read_agent(store, chosen.run_id, Config()))
+        items = [] if report is None else await read_url_items(store, queue, chosen.run_id, report.history)
+    if report is None:
+        reason = "no page links to it, or it is out of scope"
+        print(f"run {chosen.run_id} has not seen {Request(url).url}: {reason}")
         sys.exit(1)
+    _print_report(report, items)
 
 
 def _print_report(report: UrlReport, items: Sequence[str]) -> None:
@@ -225,9 +206,9 @@ def _print_report(report: UrlReport, items: Sequence[str]) -> None:
         print(f"    {printable(item)}")
     print("  history")
     for event in history.events:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
         worker = f"  (worker {printable(event.worker)})" if event.worker else ""
-        print(f"    {moment}  {event.what}{': ' + printable(event.detail) if event.detail else ''}{worker}")
+        detail = f": {printable(event.detail)}" if event.detail else ""
+        print(f"    {local_time(event.at)}  {event.what}{detail}{worker}")
 
 
 @app.add(
@@ -238,7 +219,7 @@ def _print_report(report: UrlReport, items: Sequence[str]) -> None:
     shoal retry-failed --host shop.example --url "*/products/*"
     """,
 )
-def retry_failed(
+async def retry_failed(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     kind: Annotated[
@@ -262,23 +243,19 @@ def retry_failed(
     run this command again later. `shoal audit` lists the kinds of failures.
     """
 
-    async def work() -> None:
-        from shoal.api.batch.spider import BatchSpider
-        from shoal.frontier.rules import FULL_KIND, is_retried
-        from shoal.operations.dead_requests import DeadFilter, retry_failed
+    from shoal.api.batch.spider import BatchSpider
+    from shoal.frontier.rules import FULL_KIND, is_retried
+    from shoal.operations.dead_requests import DeadFilter, retry_failed
 
-        which = DeadFilter.of(kind, host, url)
-        async with opened_store(frontier) as store:
-            run, found = await find_run(store, frontier, run_id)
-            if run.spider == BatchSpider.name:
-                raise RunError(f"run {run.run_id} is a batch of the HTTP API: send its failed URLs as a new batch")
-            result = await retry_failed(store, run, found, which)
-            every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
-            refused = (await found.dead_kinds()).get(FULL_KIND, 0) if every else 0
-            detail = f"{result.count} requests, {which}{'; the run is reopened' * result.reopened}"
-            await record_action(store, "retry", run.run_id, detail, run.project)
-        print(result)
-        if refused:
-            print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")
-
-    asyncio.run(work())
+    which = DeadFilter.of(kind, host, url)
+    async with opened_run(frontier, run_id) as (store, run, queue):
+        if run.spider == BatchSpider.name:
+            raise RunError(f"run {run.run_id} is a batch of the HTTP API: send its failed URLs as a new batch")
+        result = await retry_failed(store, run, queue, which)
+        every = not which.is_by_url and is_retried(FULL_KIND, which.kinds)
+        refused = (await queue.dead_kinds()).get(FULL_KIND, 0) if every else 0
+        detail = f"{result.count} requests, {which}{'; the run is reopened' * result.reopened}"
+        await record_action(store, "retry", run.run_id, detail, run.project)
+    print(result)
+    if refused:
+        print(f"{refused} links did not fit into the queue (queue.max_size): run this command again later")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time, print_json
 from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve
 from shoal.cli.run_store import opened_store
 from shoal.errors import ConfigError, RunError
@@ -57,7 +55,7 @@ app.add_typer(batch_app, name="batch")
     shoal batch try https://example.com --wait-for "#price" --screenshot a.png
     """,
 )
-def try_page(
+async def try_page(
     url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
     field: Annotated[
         list[str], typer.Option("--field", metavar="NAME=CSS", help="Select a field with CSS. Repeatable.")
@@ -101,18 +99,13 @@ def try_page(
     config = resolve(None, {}, setting).config
     config.refuse_tor("`shoal batch`")
 
-    async def work() -> Result:
-        async with _celery_service(config) if celery else private_service(config) as service:
-            return await try_url(service, url if "://" in url else f"http://{url}", options, timeout)
-
-    result = asyncio.run(work())
+    async with _celery_service(config) if celery else private_service(config) as service:
+        result = await try_url(service, url if "://" in url else f"http://{url}", options, timeout)
     picture = result.get("screenshot")
     if screenshot is not None and isinstance(picture, bytes):
         screenshot.write_bytes(picture)
     if as_json:
-        import msgspec
-
-        print(msgspec.json.encode(result).decode())
+        print_json([result])
     else:
         _print_result(result, options, screenshot)
     if result["status"] != "success":
@@ -165,7 +158,7 @@ def _print_result(result: Result, options: BatchOptions, screenshot: Path | None
 
 
 @batch_app.add("list", examples="shoal batch list --frontier redis://host")
-def list_batches(
+async def list_batches(
     frontier: FrontierUrl = None,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", help="List at most N batches (default 20).", min=1)
@@ -174,35 +167,29 @@ def list_batches(
 ) -> None:
     """List batches with their progress, newest first."""
 
-    async def work() -> list[SessionSummary]:
-        with _needs_api():
-            from shoal.api.batch.service import list_sessions
-        config = resolve(None, given({"frontier": frontier}), []).config
-        found: dict[str, SessionSummary] = {}
-        for url in _stores(config, frontier):
-            async with opened_store(url, readonly=True) as store:
-                for each in await list_sessions(store, config.project_name, None, limit):
-                    found[each.session_id] = each
-        return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
-
-    found = asyncio.run(work())
+    with _needs_api():
+        from shoal.api.batch.service import list_sessions
+    config = resolve(None, given({"frontier": frontier}), []).config
+    by_id: dict[str, SessionSummary] = {}
+    for url in _stores(config, frontier):
+        async with opened_store(url, readonly=True) as store:
+            for session in await list_sessions(store, config.project_name, None, limit):
+                by_id[session.session_id] = session
+    sessions = sorted(by_id.values(), key=lambda session: -session.created_at)[:limit]
     if as_json:
-        import msgspec
-
-        for each in found:
-            print(msgspec.json.encode(each).decode())
+        print_json(sessions)
         return
-    if not found:
+    if not sessions:
         print("no batches: `shoal serve` accepts them at POST /api/crawl/batch")
         return
     print(
         f"{'session':<32} {'state':<10} {'where':<7} {'started':<19} {'done':>7} {'failed':>7} {'total':>7}  first URL"
     )
-    for each in found:
-        progress, where = each.progress, "celery" if each.distributed else "server"
+    for session in sessions:
+        progress, where = session.progress, "celery" if session.distributed else "server"
         print(
-            f"{each.session_id:<32} {each.state:<10} {where:<7} {_clock(each.created_at)} {progress['done']:>7} "
-            f"{progress['failed']:>7} {progress['total']:>7}  {printable(each.first_url)}"
+            f"{session.session_id:<32} {session.state:<10} {where:<7} {local_time(session.created_at)} "
+            f"{progress['done']:>7} {progress['failed']:>7} {progress['total']:>7}  {printable(session.first_url)}"
         )
 
 
@@ -212,7 +199,7 @@ def list_batches(
     shoal batch show SESSION --json > results.jsonl
     """
 )
-def show(
+async def show(
     session_id: SessionId,
     frontier: FrontierUrl = None,
     limit: Annotated[
@@ -225,64 +212,52 @@ def show(
     With --json, each line is a result with its content.
     """
 
-    async def work() -> None:
-        from shoal.api.batch.results import SessionResults
+    from shoal.api.batch.results import SessionResults
 
-        async with _opened_session(session_id, frontier, readonly=True) as session:
-            results = SessionResults(session)
-            if as_json:
-                import msgspec
-
-                for _, result in await results.read(0, limit, _MAX_ANSWER):
-                    print(msgspec.json.encode(result).decode())
-                return
-            progress = await session.progress()
-            counts = ", ".join(f"{progress[name]} {name.replace('_', ' ')}" for name in progress if name != "results")
-            print(f"session {session.id} is {await session.state()}: {counts}")
-            for _, result in await results.read_outlines(0, limit, _MAX_ANSWER):
-                error = result.get("error")
-                text = f"{error['kind']}: {error['message']}" if isinstance(error, dict) else str(result["title"] or "")
-                print(f"{result['status']!s:<9} {result['http_status'] or '':>3}  {printable(str(result['url']))}")
-                if text:
-                    print(f"               {printable(text)}")
-
-    asyncio.run(work())
+    async with _opened_session(session_id, frontier, readonly=True) as session:
+        results = SessionResults(session)
+        if as_json:
+            print_json(result for _, result in await results.read(0, limit, _MAX_ANSWER))
+            return
+        progress = await session.progress()
+        counts = ", ".join(f"{progress[name]} {name.replace('_', ' ')}" for name in progress if name != "results")
+        print(f"session {session.id} is {await session.state()}: {counts}")
+        for _, result in await results.read_outlines(0, limit, _MAX_ANSWER):
+            error = result.get("error")
+            text = f"{error['kind']}: {error['message']}" if isinstance(error, dict) else str(result["title"] or "")
+            print(f"{result['status']!s:<9} {result['http_status'] or '':>3}  {printable(str(result['url']))}")
+            if text:
+                print(f"               {printable(text)}")
 
 
 @batch_app.add(examples="shoal batch cancel SESSION --frontier redis://host")
-def cancel(session_id: SessionId, frontier: FrontierUrl = None) -> None:
+async def cancel(session_id: SessionId, frontier: FrontierUrl = None) -> None:
     """Fetch no more pages of a batch. Its results so far can still be read."""
 
-    async def work() -> None:
-        async with _opened_session(session_id, frontier, readonly=False) as session:
-            await session.cancel()
-            print(f"session {session.id} is {await session.state()}")
-
-    asyncio.run(work())
+    async with _opened_session(session_id, frontier, readonly=False) as session:
+        await session.cancel()
+        print(f"session {session.id} is {await session.state()}")
 
 
 @batch_app.add(examples="shoal batch workers")
-def workers(as_json: AsJson = False) -> None:
+async def workers(as_json: AsJson = False) -> None:
     """List the Celery workers that fetch batches.
 
     The broker is that of CELERY_BROKER_URL.
     """
     with _needs_api():
-        from shoal.api.celery.dispatch import CeleryWatch
+        from shoal.api.celery.remote import CeleryWatch
 
-    async def work() -> None:
-        watch = CeleryWatch()
-        try:
-            await watch.count_workers()
-        finally:
-            watch.close()
-        for each in watch.members:
-            line = f"{printable(each.name)}, process {each.pid}"
-            print(json.dumps({"name": each.name, "pid": each.pid, "answers": each.answers}) if as_json else line)
-        if not watch.members and not as_json:
-            print("no Celery worker answers: start one with `shoal celery-worker`")
-
-    asyncio.run(work())
+    watch = CeleryWatch()
+    try:
+        await watch.count_workers()
+    finally:
+        watch.close()
+    for worker in watch.members:
+        line = f"{printable(worker.name)}, process {worker.pid}"
+        print(json.dumps({"name": worker.name, "pid": worker.pid, "answers": worker.answers}) if as_json else line)
+    if not watch.members and not as_json:
+        print("no Celery worker answers: start one with `shoal celery-worker`")
 
 
 # -- stores
@@ -290,13 +265,13 @@ def workers(as_json: AsJson = False) -> None:
 
 def _stores(config: Config, frontier: str | None) -> list[str | None]:
     """Where batches are: in the frontier, and those on Celery workers perhaps in a store of their own."""
-    found: list[str | None] = [frontier]
+    urls: list[str | None] = [frontier]
     if "CELERY_BROKER_URL" in os.environ:
         from shoal.api.celery.settings import distributed_frontier
 
         if (remote := distributed_frontier(config)) != config.frontier:
-            found = [remote] if config.frontier.startswith("memory:") else [frontier, remote]
-    return found
+            urls = [remote] if config.frontier.startswith("memory:") else [frontier, remote]
+    return urls
 
 
 @asynccontextmanager
@@ -307,9 +282,9 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
     config = resolve(None, given({"frontier": frontier}), []).config
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=readonly) as store:
-            found = await Session.find(store, session_id)
-            if found is not None and found.run.project == config.project_name:
-                yield found
+            session = await Session.find(store, session_id)
+            if session is not None and session.run.project == config.project_name:
+                yield session
                 return
     raise RunError(f"there is no batch {session_id!r:.110}: it has expired, or it is in another frontier")
 
@@ -331,7 +306,3 @@ def _needs_api() -> Iterator[None]:
     except ModuleNotFoundError as exc:
         extra = "celery" if exc.name in ("celery", "kombu") else "api"
         raise ConfigError(f"`shoal batch` needs {exc.name}; install it with: {pip_install(extra)}") from exc
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

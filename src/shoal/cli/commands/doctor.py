@@ -176,8 +176,8 @@ def check_browser(resolved: Resolved) -> Iterator[CheckResult]:
     from shoal.fetch.browser.process import find_executable
 
     settings = resolved.config.browser
-    wanted = any(key.startswith("browser.") and source != "default" for key, source in resolved.sources.items())
-    failed = False if wanted else None
+    is_configured = any(key.startswith("browser.") and source != "default" for key, source in resolved.sources.items())
+    failed = False if is_configured else None
     try:
         where = find_executable(settings) or "the Chromium of Playwright"
         version = asyncio.run(_start_browser(resolved))
@@ -246,10 +246,10 @@ def check_plugins(resolved: Resolved) -> Iterator[CheckResult]:
     every = {kind: plugins.installed(kind) for kind in kinds}
     if not any(every.values()):
         yield CheckResult(None, "plugins", "none installed")
-    for found in every.values():
-        for plugin in found:
+    for plugins_of_kind in every.values():
+        for plugin in plugins_of_kind:
             what = f"plugin: {plugin.shown} ({plugin.package})"
-            problem = plugins.problem_of(plugin, found)
+            problem = plugins.problem_of(plugin, plugins_of_kind)
             if plugin.name in plugins.BUILT_IN[plugin.kind]:
                 yield CheckResult(None, what, problem or "")
                 continue
@@ -287,8 +287,8 @@ def doctor(setting: Setting = []) -> None:
     """
 
     has_problems = False
-    for found in examine(lambda: resolve(None, {}, setting)):
-        hint = "" if found.passed or not found.hint else f": {found.hint}"
-        print(f"{_MARKS[found.passed]}{found.what}{hint}", flush=True)
-        has_problems |= found.passed is False
+    for result in examine(lambda: resolve(None, {}, setting)):
+        hint = "" if result.passed or not result.hint else f": {result.hint}"
+        print(f"{_MARKS[result.passed]}{result.what}{hint}", flush=True)
+        has_problems |= result.passed is False
     sys.exit(1 if has_problems else 0)

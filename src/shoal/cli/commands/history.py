@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
-from shoal.cli.run_store import choose_run, opened_store
+from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.messages import printable
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ app = Commands()
     shoal history books_1 --frontier redis://host --points 50
     """
 )
-def history(
+async def history(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     points: Annotated[int, typer.Option("--points", metavar="N", help="Print about N lines (default 12).", min=2)] = 12,
@@ -49,12 +47,9 @@ def history(
     """
     from shoal.runs.samples import read_history, speeds, spread
 
-    async def work() -> tuple[str, list[RunSample]]:
-        async with opened_store(frontier, readonly=True) as store:
-            run_id = (await choose_run(store, run)).run_id
-            return run_id, await read_history(store, run_id)
-
-    run_id, samples = asyncio.run(work())
+    async with opened_store(frontier, readonly=True) as store:
+        run_id = (await choose_run(store, run)).run_id
+        samples = await read_history(store, run_id)
     chosen = spread(samples, points)
     if as_json:
         _print_samples_as_json(run_id, chosen, speeds(chosen))
@@ -75,21 +70,20 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(bars[min(len(bars) - 1, int(value / highest * len(bars)))] for value in values)
 
 
-def _print_samples(samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
+def _print_samples(samples: Sequence[RunSample], speeds: Sequence[Speed | None]) -> None:
     print(f"{'time':<19}", *(f"{name:>9}" for name in ("done", "left", "failed", "items", "pages/s")))
-    for sample, speed in zip(samples, found, strict=True):
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sample.at))
+    for sample, speed in zip(samples, speeds, strict=True):
         numbers = (sample.done, sample.stats.remaining, sample.dead, sample.items)
         pace = "" if speed is None else f"{speed.pages:.3g}"
-        print(moment, *(f"{number:>9}" for number in numbers), f"{pace:>9}")
+        print(local_time(sample.at), *(f"{number:>9}" for number in numbers), f"{pace:>9}")
 
 
-def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], found: Sequence[Speed | None]) -> None:
+def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], speeds: Sequence[Speed | None]) -> None:
     import json
 
     from shoal.crawling.stats import ledger
 
-    for sample, speed in zip(samples, found, strict=True):
+    for sample, speed in zip(samples, speeds, strict=True):
         counts = {name: value for name, value in ledger(sample.stats).items() if name not in ("seeding", "rewinds")}
         pace = None if speed is None else speed.pages
         print(json.dumps({"run_id": run_id, "at": sample.at, **counts, "pages_per_second": pace}))
@@ -105,7 +99,7 @@ def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], found: Seq
     shoal workers --active --frontier redis://host
     """
 )
-def workers(
+async def workers(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     everyone: Annotated[bool, typer.Option("--all", help="Also list processes that have ended.")] = False,
@@ -119,43 +113,41 @@ def workers(
     from shoal.operations.processes import read_run_processes
     from shoal.operations.snapshot import SnapshotTaker, read_fleet
 
-    async def work() -> tuple[str, Sequence[RunProcess]]:
+    processes: Sequence[RunProcess]
+    if active:
         config = resolve(None, given({"frontier": frontier}), []).config
         async with opened_store(frontier, readonly=True) as store:
-            if active:
-                return "that is active", await read_fleet(store, await SnapshotTaker(store, config).take())
-            chosen = await choose_run(store, run)
-            opened = await store.frontier(chosen.run_id)
-            return chosen.run_id, await read_run_processes(store, opened, chosen.run_id)
-
-    run_id, found = asyncio.run(work())
-    shown = [each for each in found if everyone or each.state != "ended"]
+            processes = await read_fleet(store, await SnapshotTaker(store, config).take())
+        run_id = "that is active"
+    else:
+        async with opened_run(frontier, run, readonly=True) as (store, chosen, queue):
+            processes = await read_run_processes(store, queue, chosen.run_id)
+        run_id = chosen.run_id
+    shown = [process for process in processes if everyone or process.state != "ended"]
     if as_json:
-        import msgspec
-
-        for each in shown:
-            print(msgspec.json.encode(each).decode())
+        print_json(shown)
     elif not shown:
-        ended = f"; {len(found)} have ended, see --all" if found else ""
+        ended = f"; {len(processes)} have ended, see --all" if processes else ""
         print(f"no process works on run {run_id}{ended}")
     else:
         _print_processes(shown)
 
 
-def _print_processes(found: Sequence[RunProcess]) -> None:
-    width = max(4, *(len(printable(each.name)) for each in found))
+def _print_processes(processes: Sequence[RunProcess]) -> None:
+    width = max(4, *(len(printable(process.name)) for process in processes))
     print(
         f"{'name':<{width}} {'state':<8} {'role':<7} {'seen':>8} {'leases':>6} {'pages':>9} {'items':>9} {'failed':>7} "
         f"{'pages/s':>8} {'memory':>8}"
     )
-    for each in found:
-        memory = f"{each.memory / 2**20:.0f} MB" if each.memory else ""
-        more = [f"slot {each.slot}, epoch {each.epoch}"] if each.slot not in ("", each.name) else []
-        more += [f"browser: {each.browser}"] if each.browser else []
-        more += [f"Tor: {each.tor}"] if each.tor else []
+    for process in processes:
+        memory = f"{process.memory / 2**20:.0f} MB" if process.memory else ""
+        more = [f"slot {process.slot}, epoch {process.epoch}"] if process.slot not in ("", process.name) else []
+        more += [f"browser: {process.browser}"] if process.browser else []
+        more += [f"Tor: {process.tor}"] if process.tor else []
+        last_seen, speed = _duration(process.last_seen), f"{process.pages_per_second:.3g}"
         line = (
-            f"{printable(each.name):<{width}} {each.state:<8} {each.role:<7} {_duration(each.last_seen):>8} "
-            f"{each.leases:>6} {each.pages:>9} {each.items:>9} {each.failed:>7} {each.pages_per_second:>8.3g} "
+            f"{printable(process.name):<{width}} {process.state:<8} {process.role:<7} {last_seen:>8} "
+            f"{process.leases:>6} {process.pages:>9} {process.items:>9} {process.failed:>7} {speed:>8} "
             f"{memory:>8}  {printable('; '.join(more))}"
         )
         print(line.rstrip())
@@ -173,7 +165,7 @@ def _duration(seconds: float) -> str:
 
 
 @app.add(examples="shoal compare books_1 books_2 --frontier redis://host")
-def compare(
+async def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="The ID of the older run, from `shoal runs`.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The ID of the newer run.")],
     frontier: FrontierUrl = None,
@@ -185,30 +177,27 @@ def compare(
     """
     from shoal.operations.compare import compare_runs
 
-    async def work() -> Comparison:
-        async with opened_store(frontier, readonly=True) as store:
-            return await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
-
-    found = asyncio.run(work())
+    async with opened_store(frontier, readonly=True) as store:
+        comparison = await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
     if as_json:
-        import msgspec
+        from msgspec.structs import asdict
 
-        for each in found.differences:
-            print(msgspec.json.encode({**msgspec.structs.asdict(each), "change": each.change}).decode())
+        print_json({**asdict(difference), "change": difference.change} for difference in comparison.differences)
     else:
-        _print_comparison(found)
+        _print_comparison(comparison)
 
 
-def _print_comparison(found: Comparison) -> None:
-    left = max(16, *(len(printable(each.name)) for each in found.differences))
-    columns = [max(12, len(run.run_id), len(run.ending)) for run in (found.a, found.b)]
-    print(f"{'':<{left}}  {found.a.run_id:>{columns[0]}}  {found.b.run_id:>{columns[1]}}")
-    print(f"{'ended':<{left}}  {found.a.ending:>{columns[0]}}  {found.b.ending:>{columns[1]}}")
-    for each in found.differences:
-        change = each.change
-        percent = "" if not change else f"{change:+.1%}"
-        a, b = _figure(each, each.a), _figure(each, each.b)
-        print(f"{printable(each.name):<{left}}  {a:>{columns[0]}}  {b:>{columns[1]}}  {percent:>9}".rstrip())
+def _print_comparison(comparison: Comparison) -> None:
+    a, b = comparison.a, comparison.b
+    width = max(16, *(len(printable(difference.name)) for difference in comparison.differences))
+    columns = [max(12, len(run.run_id), len(run.ending)) for run in (a, b)]
+    rows = [("", a.run_id, b.run_id, ""), ("ended", a.ending, b.ending, "")]
+    for difference in comparison.differences:
+        percent = f"{difference.change:+.1%}" if difference.change else ""
+        figures = _figure(difference, difference.a), _figure(difference, difference.b)
+        rows.append((printable(difference.name), *figures, percent))
+    for name, first, second, percent in rows:
+        print(f"{name:<{width}}  {first:>{columns[0]}}  {second:>{columns[1]}}  {percent:>9}".rstrip())
 
 
 def _figure(difference: Difference, value: float | None) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption
-from shoal.cli.run_store import choose_run, find_run, opened_run, opened_store, record_action
+from shoal.cli.run_store import choose_run, opened_run, opened_store, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean, printable
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
 
-_MAX_SEARCHED = 1000
+_MAX_LISTED = 1000
 
 app = Commands()
 hosts_app = Commands(
@@ -53,27 +53,24 @@ def hosts(
     if context.invoked_subcommand is not None:
         return
 
-    async def work() -> None:
-        async with opened_store(frontier, readonly=True) as store:
-            _print_hosts(*await _hosts_of(store, run_id, limit, search.lower()))
-
-    asyncio.run(work())
+    asyncio.run(_list_hosts(frontier, run_id, limit, search))
 
 
-async def _hosts_of(
-    store: Store, run_id: str | None, limit: int, search: str
-) -> tuple[list[HostState], dict[str, dict[str, Need]]]:
-    """The hosts of one run, or of all unfinished runs: these share the limits of a host. And what their pages need."""
+async def _list_hosts(frontier: str | None, run_id: str | None, limit: int, search: str) -> None:
+    """Print the hosts of one run or of all unfinished runs, and what their pages need."""
     from shoal.operations.hosts import hosts_of, page_needs_of
 
-    chosen = await _chosen_runs(store, run_id)
-    found = await hosts_of(store, chosen, _MAX_SEARCHED if search else limit)
-    states = [state for state in found if search in state.host][:limit]
-    return states, await page_needs_of(store, chosen[0], [state.host for state in states])
+    async with opened_store(frontier, readonly=True) as store:
+        runs = await _chosen_runs(store, run_id)
+        states = await hosts_of(store, runs, limit, search)
+        _print_hosts(states, await page_needs_of(store, runs[0], [state.host for state in states]))
 
 
 async def _chosen_runs(store: Store, run_id: str | None) -> list[Run]:
-    unfinished = [] if run_id is not None else await store.list_runs(states=("queued", "running", "paused"))
+    """One run, or all unfinished runs: these share the limits of a host."""
+    from shoal.operations.snapshot import ACTIVE
+
+    unfinished = [] if run_id is not None else await store.list_runs(states=ACTIVE)
     return unfinished or [await choose_run(store, run_id)]
 
 
@@ -84,12 +81,12 @@ def _print_hosts(states: list[HostState], needs: dict[str, dict[str, Need]]) -> 
         flight = f"{state.in_flight} of {state.concurrency}"
         print(f"{state.host:<32} {state.ready:>8} {flight:>10} {state.delay:>6.2f} s  {state.why:<26} {blocked}")
         for need, text in (("browser", "need a browser"), ("http", "need no browser")):
-            if kinds := [kind for kind, found in needs.get(state.host, {}).items() if found == need]:
+            if kinds := [kind for kind, needed in needs.get(state.host, {}).items() if needed == need]:
                 print(f"  pages that {text}: {', '.join(kinds)}")
 
 
 @hosts_app.add(examples="shoal hosts show example.com --frontier redis://host")
-def show(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
+async def show(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
     """Show everything known about a host.
 
     Its delay and block, its robots.txt as it was read, its identities, and which of its pages need a browser.
@@ -97,12 +94,9 @@ def show(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> No
     from shoal.config import Config
     from shoal.operations.hosts import host_name, report_host
 
-    async def work() -> None:
-        outer, run_id = context.obj
-        async with opened_store(frontier or outer, readonly=True) as store:
-            _print_report(await report_host(store, await _chosen_runs(store, run_id), Config(), host_name(host)))
-
-    asyncio.run(work())
+    outer, run_id = context.obj
+    async with opened_store(frontier or outer, readonly=True) as store:
+        _print_report(await report_host(store, await _chosen_runs(store, run_id), Config(), host_name(host)))
 
 
 def _print_report(report: HostReport) -> None:
@@ -113,8 +107,8 @@ def _print_report(report: HostReport) -> None:
             print(f"  {printable(line)}")
     if report.identities:
         print("\nidentities")
-    for each in report.identities:
-        print(f"  {each.identity:<40} {each.state:<10} {printable(each.reason)}")
+    for identity in report.identities:
+        print(f"  {identity.identity:<40} {identity.state:<10} {printable(identity.reason)}")
 
 
 @hosts_app.add(
@@ -124,7 +118,7 @@ def _print_report(report: HostReport) -> None:
     shoal hosts set example.com --reset --frontier redis://host
     """,
 )
-def set_host(
+async def set_host(
     context: typer.Context,
     host: Annotated[
         str, typer.Argument(metavar="HOST", help="example.com, example.com:8080, or '*' for the default of all hosts.")
@@ -153,11 +147,11 @@ def set_host(
         concurrency=default if concurrency is None else concurrency,
         learned_delay=default,
     )
-    _update_host(context, host, update, "set host", frontier)
+    await _update_host(context, host, update, "set host", frontier)
 
 
 @hosts_app.add(examples="shoal hosts block example.com --for 3600 --frontier redis://host")
-def block(
+async def block(
     context: typer.Context,
     host: Host,
     seconds: Annotated[
@@ -174,18 +168,18 @@ def block(
     """
     from shoal.ports import HostUpdate
 
-    _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), "block host", frontier)
+    await _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), "block host", frontier)
 
 
 @hosts_app.add(examples="shoal hosts unblock example.com --frontier redis://host")
-def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
+async def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
     """End the block of a host, including one from Retry-After."""
     from shoal.ports import HostUpdate
 
-    _update_host(context, host, HostUpdate(block_for=None), "unblock host", frontier)
+    await _update_host(context, host, HostUpdate(block_for=None), "unblock host", frontier)
 
 
-def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
+async def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
     from msgspec import UNSET
 
     from shoal.operations.hosts import host_name
@@ -195,22 +189,17 @@ def _update_host(context: typer.Context, host: str, update: HostUpdate, what: st
     if host == "*" and update.block_for is not UNSET:
         raise ConfigError("cannot block '*': it sets default delays and concurrency. Use `shoal pause RUN`")
 
-    async def work() -> None:
-        url = frontier or outer
-        async with opened_store(url) as store:
-            _, found = await find_run(store, url, run_id)
-            hosts = [state.host for state in await found.host_states(1000)]
-            await found.update_host(host, update)
-            await record_action(store, what, host, _describe(update))
-            _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")], {})
-            if host != "*" and host not in hosts:
-                ports = [known for known in hosts if known.partition(":")[0] == host]
-                hint = f"; did you mean {ports[0]}?" if ports else did_you_mean(host, hosts)
-                print(f"the run has no pages of {host} yet: this applies when it has{hint}", file=sys.stderr)
-            if update.delay not in (UNSET, None) or update.concurrency not in (UNSET, None):
-                print(f"later runs use it too, until: shoal hosts set {shlex.quote(host)} --reset", file=sys.stderr)
-
-    asyncio.run(work())
+    async with opened_run(frontier or outer, run_id) as (store, _, queue):
+        hosts = [state.host for state in await queue.host_states(_MAX_LISTED)]
+        await queue.update_host(host, update)
+        await record_action(store, what, host, _describe(update))
+        _print_hosts([state for state in await queue.host_states(_MAX_LISTED) if host in (state.host, "*")], {})
+    if host != "*" and host not in hosts:
+        with_ports = [name for name in hosts if name.partition(":")[0] == host]
+        hint = f"; did you mean {with_ports[0]}?" if with_ports else did_you_mean(host, hosts)
+        print(f"the run has no pages of {host} yet: this applies when it has{hint}", file=sys.stderr)
+    if update.delay not in (UNSET, None) or update.concurrency not in (UNSET, None):
+        print(f"later runs use it too, until: shoal hosts set {shlex.quote(host)} --reset", file=sys.stderr)
 
 
 def _describe(update: HostUpdate) -> str:
@@ -234,7 +223,7 @@ _MAX_NAME = 40
     shoal identities books_1 --frontier redis://host --json
     """
 )
-def identities(
+async def identities(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List up to N identities (default 100).")] = 100,
@@ -247,17 +236,11 @@ def identities(
     """
     from shoal.fetch.layers.identity_facts import IdentityFacts, list_identities
 
-    async def work() -> list[IdentityState]:
-        async with opened_run(frontier, run_id, readonly=True) as (_, found):
-            hosts = [state.host for state in await found.host_states(_MAX_HOSTS)]
-            return await list_identities(IdentityFacts(found), hosts, limit)
-
-    states = asyncio.run(work())
+    async with opened_run(frontier, run_id, readonly=True) as (_, _, queue):
+        hosts = [state.host for state in await queue.host_states(_MAX_HOSTS)]
+        states = await list_identities(IdentityFacts(queue), hosts, limit)
     if as_json:
-        import msgspec
-
-        for state in states:
-            print(msgspec.json.encode(state).decode())
+        print_json(states)
     elif not states:
         print('no identities: no worker of this frontier used "proxies" during the last day')
     else:

@@ -77,15 +77,15 @@ def map(
     except re.error as exc:
         raise ConfigError(f"--match {match!r} is not a regular expression: {exc}") from exc
     try:
-        made = SiteMap(typed_url(url), resolved, printer, match=pattern, since=since, limit=limit)
+        site_map = SiteMap(typed_url(url), resolved, printer, match=pattern, since=since, limit=limit)
     except ValueError as exc:
         raise ConfigError(f"invalid URL or --since: {exc}") from exc
-    printer.on_closed = made.stop
+    printer.on_closed = site_map.stop
     console = progress.console()
     progress.set_up_logging(console, "ERROR" if quiet else "WARNING")
     logging.getLogger("shoal.run").setLevel("ERROR")  # hides the notice that the crawl was stopped
-    run_blocking(made, None if quiet else progress.show(console))
-    code = _report(made, printer, quiet=quiet)
+    run_blocking(site_map, None if quiet else progress.show(console))
+    code = _report(site_map, printer, quiet=quiet)
     if printer.is_closed:
         os._exit(code)  # Python would try to write the rest to the closed pipe
     sys.exit(code)
@@ -99,13 +99,13 @@ class _Printer:
         self.is_closed = False
         self.on_closed: Callable[[], None] = lambda: None
 
-    def __call__(self, found: SiteUrl) -> None:
+    def __call__(self, url: SiteUrl) -> None:
         import msgspec
 
         if self.is_closed:
             return
         try:
-            print(msgspec.json.encode(found).decode() if self._as_json else found.url)
+            print(msgspec.json.encode(url).decode() if self._as_json else url.url)
         except BrokenPipeError:
             self.close()
 
@@ -120,24 +120,27 @@ class _Printer:
             self.close()
 
 
-def _report(made: SiteMap, printer: _Printer, *, quiet: bool) -> int:
+def _report(site_map: SiteMap, printer: _Printer, *, quiet: bool) -> int:
     """Print what was found, and return the exit code."""
     from shoal.crawling.outcome import EXIT_FAILED
 
     printer.flush()
-    summary = made.summary
-    if made.error is not None or summary is None:
-        print(f"shoal: {made.error}", file=sys.stderr)
+    summary = site_map.summary
+    if site_map.error is not None or summary is None:
+        print(f"shoal: {site_map.error}", file=sys.stderr)
         return 1
-    if not quiet and made.count:
+    if not quiet and site_map.count:
         fetched = summary.counters.fetched
         links = f"the links of {fetched} {'page' if fetched == 1 else 'pages'} (no sitemap lists URLs)"
-        print(f"{made.count} URLs from {f'{made.sitemaps} sitemaps' if made.entries else links}", file=sys.stderr)
-        if made.limit_reached:
+        print(
+            f"{site_map.count} URLs from {f'{site_map.sitemaps} sitemaps' if site_map.entries else links}",
+            file=sys.stderr,
+        )
+        if site_map.limit_reached:
             print("there may be more: --limit is reached", file=sys.stderr)
         elif summary.state == "limit":
             print("there may be more: --max-pages is reached", file=sys.stderr)
-    if made.count:
+    if site_map.count:
         return 0
     for reason in () if summary.outcome is None else summary.outcome.reasons:
         print(f"shoal: {reason}", file=sys.stderr)
@@ -197,8 +200,8 @@ class _Page:
         except ShoalError:
             raise
         except Exception as exc:
-            said = f"SyntaxError: {exc}" if isinstance(exc, SyntaxError) else describe(exc)  # its text has the place
-            print(f"shoal: {said}", file=sys.stderr)
+            message = f"SyntaxError: {exc}" if isinstance(exc, SyntaxError) else describe(exc)  # its text has the place
+            print(f"shoal: {message}", file=sys.stderr)
             raise typer.Exit(1) from None
         if value is not None:
             print(value)

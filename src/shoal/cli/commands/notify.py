@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time
 from shoal.cli.options import AsJson, FrontierUrl, resolve
 from shoal.cli.run_store import current_project, opened_store
 
@@ -41,34 +39,30 @@ def notify() -> None:
     shoal notify list --all --json
     """,
 )
-def list_notifications(
+async def list_notifications(
     frontier: FrontierUrl = None,
     every: Annotated[bool, typer.Option("--all", help="Also list problems that are over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List reported problems, and the state of each channel."""
 
-    async def work() -> None:
-        from shoal.operations.notifications.settings import load_notifications
-        from shoal.operations.notifications.watcher import list_channels, list_problems
+    from shoal.operations.notifications.watcher import Notifications
 
-        project, settings = current_project(), load_notifications().settings
-        async with opened_store(frontier, readonly=True) as store:
-            found = [report for report in await list_problems(store, project) if every or report.is_open]
-            channels = await list_channels(store, project, settings)
-        if as_json:
-            _print_json(found, channels)
-            return
-        for report in found:
-            print(_problem_line(report))
-        if not found:
-            print("no problem was reported" if every else "no problem: see --all for those that are over")
-        for channel in channels:
-            print(_channel_line(channel))
-        if not channels:
-            print("no channel is configured: add [notifications.channels.NAME] to shoal.toml")
-
-    asyncio.run(work())
+    notifications = Notifications(resolve(None, {}, []).config, active=False)
+    async with opened_store(frontier, readonly=True) as store:
+        reports = [report for report in await notifications.problems(store) if every or report.is_open]
+        channels = await notifications.channels(store)
+    if as_json:
+        _print_json(reports, channels)
+        return
+    for report in reports:
+        print(_problem_line(report))
+    if not reports:
+        print("no problem was reported" if every else "no problem: see --all for those that are over")
+    for channel in channels:
+        print(_channel_line(channel))
+    if not channels:
+        print("no channel is configured: add [notifications.channels.NAME] to shoal.toml")
 
 
 def _print_json(reports: list[Report], channels: list[ChannelInfo]) -> None:
@@ -83,17 +77,17 @@ def _print_json(reports: list[Report], channels: list[ChannelInfo]) -> None:
 
 def _problem_line(report: Report) -> str:
     problem = report.problem
-    over = "" if report.closed_at is None else f"  (over at {_clock(report.closed_at)})"
+    over = "" if report.closed_at is None else f"  (over at {local_time(report.closed_at)})"
     run = f"  run {problem.run_id}" if problem.run_id else ""
-    return f"{_clock(problem.since)}  {problem.severity:<8}  {problem.title}{run}{over}\n    {problem.text}"
+    return f"{local_time(problem.since)}  {problem.severity:<8}  {problem.title}{run}{over}\n    {problem.text}"
 
 
 def _channel_line(channel: ChannelInfo) -> str:
     state = channel.state
     if state.failures:
-        doing = f"fails ({state.failures} in a row), next attempt {_clock(state.next_at)}: {state.error}"
+        doing = f"fails ({state.failures} in a row), next attempt {local_time(state.next_at)}: {state.error}"
     elif state.delivered:
-        doing = f"{state.delivered} delivered, the last one {_clock(state.delivered_at)}"
+        doing = f"{state.delivered} delivered, the last one {local_time(state.delivered_at)}"
     else:
         doing = "not used yet"
     return f"channel {channel.name} ({channel.type}): {doing}"
@@ -106,7 +100,7 @@ def _channel_line(channel: ChannelInfo) -> str:
     shoal notify test ops
     """,
 )
-def send_test(
+async def send_test(
     channel: Annotated[
         str | None, typer.Argument(metavar="CHANNEL", help="The name of the channel (default: all).")
     ] = None,
@@ -116,18 +110,15 @@ def send_test(
     The exit code is 1 if one of them was not delivered.
     """
 
-    async def work() -> dict[str, str]:
-        from shoal.operations.notifications.watcher import Notifications
+    from shoal.operations.notifications.watcher import Notifications
 
-        config = resolve(None, {}, []).config
-        config.refuse_tor("`shoal notify`")
-        service = Notifications(config)
-        try:
-            return await service.test(channel)
-        finally:
-            await service.close()
-
-    errors = asyncio.run(work())
+    config = resolve(None, {}, []).config
+    config.refuse_tor("`shoal notify`")
+    service = Notifications(config)
+    try:
+        errors = await service.test(channel)
+    finally:
+        await service.close()
     for name, error in errors.items():
         print(f"{name}: {f'not delivered: {error}' if error else 'delivered'}")
     if any(errors.values()):
@@ -140,7 +131,7 @@ def send_test(
     shoal actions --limit 5 --json
     """
 )
-def actions(
+async def actions(
     frontier: FrontierUrl = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N actions (default 30).")] = 30,
     as_json: AsJson = False,
@@ -150,20 +141,13 @@ def actions(
     This includes commands and calls of the HTTP API, newest first.
     """
 
-    async def work() -> None:
-        from msgspec.structs import asdict
+    from msgspec.structs import asdict
 
-        from shoal.operations.actions import ActionLog
+    from shoal.operations.actions import ActionLog
 
-        async with opened_store(frontier, readonly=True) as store:
-            found = await ActionLog(store, current_project()).recent(limit)
-        for action in found:
-            detail = f"  ({action.detail})" if action.detail else ""
-            line = f"{_clock(action.at)}  {action.who}  {action.what} {action.target}{detail}"
-            print(json.dumps(asdict(action)) if as_json else line)
-
-    asyncio.run(work())
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    async with opened_store(frontier, readonly=True) as store:
+        log = await ActionLog(store, current_project()).recent(limit)
+    for action in log:
+        detail = f"  ({action.detail})" if action.detail else ""
+        line = f"{local_time(action.at)}  {action.who}  {action.what} {action.target}{detail}"
+        print(json.dumps(asdict(action)) if as_json else line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import sys
@@ -13,7 +12,7 @@ import typer
 
 from shoal.cli.help import Commands, raw_stderr
 from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of, resolve, shown_output
-from shoal.cli.run_store import find_run, opened_run, opened_store, record_action
+from shoal.cli.run_store import opened_run, record_action
 from shoal.config import mask
 from shoal.errors import ConfigError, RunError
 from shoal.messages import did_you_mean
@@ -39,7 +38,7 @@ app = Commands()
     shoal outputs books_1 forget /out/x.csv#web1-8f3ad2c1 --frontier redis://host
     """
 )
-def outputs(
+async def outputs(
     run_id: NewestRun = None,
     action: Annotated[
         str | None,
@@ -60,18 +59,14 @@ def outputs(
     if (action, name) != (None, None) and (action != "forget" or name is None):
         raise ConfigError(f"unknown arguments: {action} {name or ''}; write `shoal outputs RUN forget OUTPUT`")
 
-    async def work() -> tuple[str, list[OutputReport]]:
-        async with opened_store(frontier, readonly=name is None) as store:
-            run, state = await find_run(store, frontier, run_id)
-            if name is not None:
-                await _forget(store, run, state, name)
-                return run.run_id, []
-            return run.run_id, await reports_of(run, state, output)
-
-    chosen, reports = asyncio.run(work())
-    if name is None and not reports:
-        print(f"no process of run {chosen} has opened an output")
-    print_outputs(chosen, reports, frontier)
+    async with opened_run(frontier, run_id, readonly=name is None) as (store, run, queue):
+        if name is not None:
+            await _forget(store, run, queue, name)
+            return
+        reports = await reports_of(run, queue, output)
+    if not reports:
+        print(f"no process of run {run.run_id} has opened an output")
+    print_outputs(run.run_id, reports, frontier)
     if any(is_wrong(report) for report in reports):
         sys.exit(1)
 
@@ -193,7 +188,7 @@ def _repair(run_id: str, report: OutputReport) -> Iterator[str]:
     shoal export books_1 --frontier redis://host --missing -o mysql://user@db/shop
     """
 )
-def export(
+async def export(
     output: Output = [],
     replace: Replace = [],
     run_id: NewestRun = None,
@@ -217,45 +212,42 @@ def export(
     if not outputs:
         raise ConfigError("name a file or a database: -o items.csv")
 
-    async def work() -> None:
-        async with opened_run(frontier, run_id, readonly=True) as (run, store):
-            first, before, is_short = await first_after(store, 0), await store.stats(), False
-            for spec in outputs:
-                path = spec.partition("?")[0]
-                if first > 1 and is_replaceable(spec) and os.path.exists(path):
-                    raise ConfigError(
-                        f"items 1 to {first - 1} are no longer in the log (items.keep is false), and {path} may have "
-                        "them. Choose another file"
-                    )
-                owner = owner_of(path)
-                if spec in output and is_replaceable(spec) and owner != run.run_id and _has_content(path):
-                    raise taken(path, owner)
-                rejects: list[int] = []
-                mode: Literal["all", "missing"] = "missing" if missing else "all"
-                sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)
-                if isinstance(sink, TableSink):
-                    for state in await _saved_states(store, sink_id(spec)):
-                        sink.check_key(state)
-                count = await drain(store, sink, on_progress=_progress)
-                written = getattr(sink, "added", 0) if missing else count - sum(rejects)
-                print(f"wrote {written}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
-                if rejects:
-                    print(f"could not write {sum(rejects)} items to {shown_output(spec)}", file=sys.stderr)
-                after = await store.stats()
-                if after.trimmed:
-                    print(
-                        f"the run had {after.items} items: the first {after.trimmed} are deleted, because "
-                        "items.keep is false",
-                        file=sys.stderr,
-                    )
-                is_short = is_short or (count < before.items - before.trimmed and after.trimmed == before.trimmed)
-            if is_short:
-                raise RunError(
-                    f"items are missing in the log of run {run.run_id}: all others are written. "
-                    f"`shoal audit {run.run_id}` counts what is missing"
+    async with opened_run(frontier, run_id, readonly=True) as (_, run, store):
+        first, before, is_short = await first_after(store, 0), await store.stats(), False
+        for spec in outputs:
+            path = spec.partition("?")[0]
+            if first > 1 and is_replaceable(spec) and os.path.exists(path):
+                raise ConfigError(
+                    f"items 1 to {first - 1} are no longer in the log (items.keep is false), and {path} may have "
+                    "them. Choose another file"
                 )
-
-    asyncio.run(work())
+            owner = owner_of(path)
+            if spec in output and is_replaceable(spec) and owner != run.run_id and _has_content(path):
+                raise taken(path, owner)
+            rejects: list[int] = []
+            mode: Literal["all", "missing"] = "missing" if missing else "all"
+            sink = open_sink(spec, run_id=run.run_id, on_reject=rejects.append, export=mode)
+            if isinstance(sink, TableSink):
+                for state in await _saved_states(store, sink_id(spec)):
+                    sink.check_key(state)
+            count = await drain(store, sink, on_progress=_progress)
+            written = getattr(sink, "added", 0) if missing else count - sum(rejects)
+            print(f"wrote {written}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
+            if rejects:
+                print(f"could not write {sum(rejects)} items to {shown_output(spec)}", file=sys.stderr)
+            after = await store.stats()
+            if after.trimmed:
+                print(
+                    f"the run had {after.items} items: the first {after.trimmed} are deleted, because "
+                    "items.keep is false",
+                    file=sys.stderr,
+                )
+            is_short = is_short or (count < before.items - before.trimmed and after.trimmed == before.trimmed)
+        if is_short:
+            raise RunError(
+                f"items are missing in the log of run {run.run_id}: all others are written. "
+                f"`shoal audit {run.run_id}` counts what is missing"
+            )
 
 
 async def _saved_states(frontier: Frontier, output: str) -> list[bytes]:

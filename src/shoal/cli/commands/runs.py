@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
-from shoal.cli.run_store import choose_run, current_project, find_run, note_of, opened_store, record_action
+from shoal.cli.run_store import choose_run, current_project, note_of, opened_run, opened_store, record_action
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ app = Commands()
     shoal runs --frontier redis://host --spider books --limit 5
     """
 )
-def runs(
+async def runs(
     frontier: FrontierUrl = None,
     spider: Annotated[
         str | None, typer.Option("--spider", metavar="NAME", help="List only the runs of this spider.")
@@ -48,33 +48,27 @@ def runs(
 
     They are those of the project in the setting project_name.
     """
+    from shoal.operations.hosts import matching_runs
+    from shoal.runs.outcome import limit_of, read_outcome
 
     states = None if state is None else [_checked_state(state)]
-
-    async def work() -> None:
-        from shoal.operations.hosts import matching_runs
-        from shoal.runs.outcome import limit_of, read_outcome
-
-        async with opened_store(frontier, readonly=True) as store:
-            project = None if all_projects else current_project()
-            found = matching_runs(await store.list_runs(spider, project, states=states), search)
-            settings = resolve(None, {}, []).config.outcome
-            heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
-            print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
-            for run in found[:limit]:
-                view = await store.frontier(run.run_id)
-                ledger, outcome = await view.stats(), await read_outcome(store, run, view, settings)
-                verdict = "" if outcome is None else outcome.verdict
-                started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created_at))
-                numbers = (ledger.done, ledger.remaining, ledger.dead, ledger.items)
-                line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {verdict:<9} {started}"
-                ending = await limit_of(store, run)
-                notes = [] if ending is None else [f" {ending}"]
-                print(line, *map(_column, numbers), *[run.project] * all_projects, *notes)
-            if len(found) > limit:
-                print(f"... and {len(found) - limit} more: pass --limit {len(found)} to list all")
-
-    asyncio.run(work())
+    async with opened_store(frontier, readonly=True) as store:
+        project = None if all_projects else current_project()
+        matching = matching_runs(await store.list_runs(spider, project, states=states), search)
+        settings = resolve(None, {}, []).config.outcome
+        heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
+        print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
+        for run in matching[:limit]:
+            queue = await store.frontier(run.run_id)
+            counts, outcome = await queue.stats(), await read_outcome(store, run, queue, settings)
+            verdict = "" if outcome is None else outcome.verdict
+            numbers = (counts.done, counts.remaining, counts.dead, counts.items)
+            line = f"{run.run_id:<26} {run.spider:<16} {run.state:<10} {verdict:<9} {local_time(run.created_at)}"
+            limit_reached = await limit_of(store, run)
+            notes = [] if limit_reached is None else [f" {limit_reached}"]
+            print(line, *map(_column, numbers), *[run.project] * all_projects, *notes)
+        if len(matching) > limit:
+            print(f"... and {len(matching) - limit} more: pass --limit {len(matching)} to list all")
 
 
 def _checked_state(text: str) -> RunState:
@@ -96,46 +90,41 @@ def _column(value: object) -> str:
     shoal stats books_1 --frontier redis://host --watch
     """
 )
-def stats(
+async def stats(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the run is finished.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the ready, done and failed requests of a run."""
+    from shoal.runs.outcome import limit_of
 
-    async def work() -> None:
-        from shoal.runs.outcome import limit_of
-
-        async with opened_store(frontier, readonly=True) as store:
-            chosen, found = await find_run(store, frontier, run)
+    async with opened_run(frontier, run, readonly=True) as (store, chosen, queue):
+        limit = await limit_of(store, chosen)
+        before, at = await queue.stats(), time.monotonic()
+        # A run may have many failed requests, so they are not counted every second.
+        kinds = await queue.dead_kinds() if before.dead else {}
+        _print_stats(chosen, before, None, await queue.workers(), kinds, limit, as_json=as_json)
+        if not as_json and (note := await note_of(store, chosen, queue)):
+            print(note)
+        while watch and not before.finished and limit is None:
+            await asyncio.sleep(1.0)
+            now = await queue.stats()
+            speed = (now.done - before.done) / (time.monotonic() - at)
+            before, at = now, time.monotonic()
+            kinds = await queue.dead_kinds() if now.dead and now.finished else {}
+            earlier, chosen = chosen, await store.get_run(chosen.run_id) or chosen
             limit = await limit_of(store, chosen)
-            before, at = await found.stats(), time.monotonic()
-            # A run may have many failed requests, so they are not counted every second.
-            kinds = await found.dead_kinds() if before.dead else {}
-            _print_stats(chosen, before, None, await found.workers(), kinds, limit, as_json=as_json)
-            if not as_json and (note := await note_of(store, chosen, found)):
-                print(note)
-            while watch and not before.finished and limit is None:
-                await asyncio.sleep(1.0)
-                now = await found.stats()
-                speed = (now.done - before.done) / (time.monotonic() - at)
-                before, at = now, time.monotonic()
-                kinds = await found.dead_kinds() if now.dead and now.finished else {}
-                earlier, chosen = chosen, await store.get_run(chosen.run_id) or chosen
-                limit = await limit_of(store, chosen)
-                if not as_json and chosen.state != earlier.state:
-                    print(f"run {chosen.run_id} is {chosen.state}")
-                _print_stats(chosen, now, speed, await found.workers(), kinds, limit, as_json=as_json)
-
-    asyncio.run(work())
+            if not as_json and chosen.state != earlier.state:
+                print(f"run {chosen.run_id} is {chosen.state}")
+            _print_stats(chosen, now, speed, await queue.workers(), kinds, limit, as_json=as_json)
 
 
 _SHOWN = ("ready", "waiting", "in_flight", "done", "failed", "left")
 
 
 def _print_stats(
-    run: Run, found: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int],
+    run: Run, stats: Stats, speed: float | None, workers: Sequence[WorkerState], kinds: Mapping[str, int],
     limit: LimitReached | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """``kinds``: of the failed requests; empty if they were not counted."""
@@ -145,21 +134,19 @@ def _print_stats(
 
     from shoal.crawling.stats import ledger
 
+    counts = ledger(stats)
     if as_json:
-        shown = [asdict(worker) for worker in workers]
-        counted = {"failed_kinds": kinds} if kinds else {}
-        ended = {} if limit is None else {"limit": asdict(limit)}
-        print(
-            json.dumps(
-                {"run_id": run.run_id, "state": run.state, **ledger(found), **counted, **ended, "workers": shown}
-            ),
-            flush=True,
-        )
+        page: dict[str, object] = {"run_id": run.run_id, "state": run.state, **counts}
+        if kinds:
+            page["failed_kinds"] = kinds
+        if limit is not None:
+            page["limit"] = asdict(limit)
+        print(json.dumps({**page, "workers": [asdict(worker) for worker in workers]}), flush=True)
         return
     pace = "" if speed is None else f"  {speed:.0f} pages/s"
-    seeding = "  (seeding)" if found.seeding else ""
-    words = " ".join(f" {name.replace('_', ' ')} {ledger(found)[name]}" for name in _SHOWN)
-    print(f"{time.strftime('%H:%M:%S')} {words}  items {found.items}{pace}{seeding}", flush=True)
+    seeding = "  (seeding)" if stats.seeding else ""
+    words = " ".join(f" {name.replace('_', ' ')} {counts[name]}" for name in _SHOWN)
+    print(f"{time.strftime('%H:%M:%S')} {words}  items {stats.items}{pace}{seeding}", flush=True)
     if kinds:
         print("failed:", ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items(), key=lambda pair: -pair[1])))
     if limit is not None:
@@ -172,49 +159,46 @@ def _print_stats(
 
 
 @app.add(examples="shoal pause books_1 --frontier redis://host")
-def pause(run: OneRun, frontier: FrontierUrl = None) -> None:
+async def pause(run: OneRun, frontier: FrontierUrl = None) -> None:
     """Pause a run; its workers wait.
 
     Requests in flight are completed. No new requests are leased until you resume the run.
     """
-    _transition(run, "paused", "pause", frontier, "its workers wait for `shoal resume`")
+    await _change_state(run, "paused", "pause", frontier, "its workers wait for `shoal resume`")
 
 
 @app.add(examples="shoal resume books_1 --frontier redis://host")
-def resume(run: OneRun, frontier: FrontierUrl = None) -> None:
+async def resume(run: OneRun, frontier: FrontierUrl = None) -> None:
     """Resume a paused or cancelled run.
 
     Also one that its spider or a limit ended, and that has requests left.
     """
-    _transition(run, "running", "resume", frontier, "workers that wait continue; if there are none, start some")
+    await _change_state(run, "running", "resume", frontier, "workers that wait continue; if there are none, start some")
 
 
 @app.add(examples="shoal cancel books_1 --frontier redis://host")
-def cancel(run: OneRun, frontier: FrontierUrl = None) -> None:
+async def cancel(run: OneRun, frontier: FrontierUrl = None) -> None:
     """Stop a run before it is finished.
 
     Its workers exit. Nothing is deleted: `shoal resume` continues the run, `shoal rm` deletes it.
     """
-    _transition(run, "cancelled", "cancel", frontier, "its workers exit; `shoal resume` continues it")
+    await _change_state(run, "cancelled", "cancel", frontier, "its workers exit; `shoal resume` continues it")
 
 
-def _transition(run_id: str, state: RunState, what: str, frontier: str | None, consequence: str) -> None:
-    async def work() -> None:
-        async with opened_store(frontier) as store:
-            found = await choose_run(store, run_id)
-            if state == "running":
-                from shoal.runs.outcome import announce_end
+async def _change_state(run_id: str, state: RunState, verb: str, frontier: str | None, consequence: str) -> None:
+    from shoal.runs.outcome import announce_end
 
-                await announce_end(store, run_id, None)
-            await store.transition(run_id, state)
-            await record_action(store, what, run_id, project=found.project)
-        print(f"run {run_id} is {state}: {consequence}")
-
-    asyncio.run(work())
+    async with opened_store(frontier) as store:
+        run = await choose_run(store, run_id)
+        if state == "running":
+            await announce_end(store, run_id, None)
+        await store.transition(run_id, state)
+        await record_action(store, verb, run_id, project=run.project)
+    print(f"run {run_id} is {state}: {consequence}")
 
 
 @app.add("rm", examples="shoal rm books_1 --frontier redis://host")
-def remove(
+async def remove(
     run: OneRun,
     frontier: FrontierUrl = None,
     force: Annotated[
@@ -225,14 +209,12 @@ def remove(
 
     Files and databases that its items were written to stay as they are.
     """
+    from shoal.operations.snapshot import OVER
 
-    async def work() -> None:
-        async with opened_store(frontier) as store:
-            found = await choose_run(store, run)
-            if found.state not in ("finished", "cancelled") and not force:
-                raise RunError(f"run {run} is {found.state}: cancel it first, or pass --force")
-            await store.delete_run(run)
-            await record_action(store, "delete", run, f"of {found.spider}, {found.state}", found.project)
-        print(f"run {run} is deleted")
-
-    asyncio.run(work())
+    async with opened_store(frontier) as store:
+        chosen = await choose_run(store, run)
+        if chosen.state not in OVER and not force:
+            raise RunError(f"run {run} is {chosen.state}: cancel it first, or pass --force")
+        await store.delete_run(run)
+        await record_action(store, "delete", run, f"of {chosen.spider}, {chosen.state}", chosen.project)
+    print(f"run {run} is deleted")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,23 +59,16 @@ app.add_typer(schedule_app, name="schedule")
 
 
 @asynccontextmanager
-async def _opened(frontier: str | None, *, may_create: bool = False) -> AsyncIterator[Schedules]:
+async def _opened(frontier: str | None, what: str = "", name: str = "") -> AsyncIterator[Schedules]:
+    """The schedules of a frontier. Afterwards, ``what`` was done to the schedule ``name`` is recorded. Empty: nothing
+    was changed."""
     from shoal.operations.schedules.service import Schedules
 
-    async with opened_store(frontier, may_create=may_create) as store:
-        yield Schedules(store, current_project())
-
-
-def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], what: str = "", name: str = "") -> None:
-    """Run ``work`` on the schedules, and record ``what`` it did to the schedule ``name``. Empty: it changes nothing."""
-
-    async def main() -> None:
-        async with _opened(frontier, may_create=what == "add schedule") as schedules:
-            await work(schedules)
-            if what:
-                await record_action(schedules.store, what, name, project=schedules.project)
-
-    asyncio.run(main())
+    async with opened_store(frontier, may_create=what == "add schedule") as store:
+        schedules = Schedules(store, current_project())
+        yield schedules
+        if what:
+            await record_action(store, what, name, project=schedules.project)
 
 
 @schedule_app.add(
@@ -86,7 +78,7 @@ def _work(frontier: str | None, work: Callable[[Schedules], Awaitable[None]], wh
     shoal schedule add daily Books --every 1d --frontier redis://host
     """
 )
-def add(
+async def add(
     name: Name,
     spider: Annotated[str, typer.Argument(metavar="SPIDER", help="A name from [spiders] in shoal.toml.")],
     cron: CronOption = None,
@@ -110,11 +102,9 @@ def add(
     )  # fmt: skip
     definition = make_definition(name, values, Registry.load())
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier, "add schedule", name) as schedules:
         added = await schedules.add(name, definition)
         print(f"schedule {name} is added; its first run is due {_moment(added.next_due, added)}")
-
-    _work(frontier, work, "add schedule", name)
 
 
 @schedule_app.add(
@@ -124,7 +114,7 @@ def add(
     shoal schedule change nightly --reset keep --reset arguments
     """
 )
-def change(
+async def change(
     name: Name,
     spider: Annotated[
         str | None, typer.Option("--spider", metavar="SPIDER", help="A name from [spiders] in shoal.toml.")
@@ -156,17 +146,15 @@ def change(
     if not values and not reset:
         raise ConfigError("nothing to change: pass an option, such as --cron or --keep")
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier, "change schedule", name) as schedules:
         from shoal.operations.schedules.definitions import change_definition
         from shoal.runs.orchestrator import Registry
 
         definition = (await schedules.get(name)).definition
-        names = [each.replace("-", "_") for each in reset]
+        names = [key.replace("-", "_") for key in reset]
         changed = change_definition(name, definition, values, names, Registry.load())
-        found = await schedules.add(name, changed, replaces=True)
-        print(f"schedule {name} is changed; its next run is due {_moment(found.next_due, found)}")
-
-    _work(frontier, work, "change schedule", name)
+        schedule = await schedules.add(name, changed, replaces=True)
+        print(f"schedule {name} is changed; its next run is due {_moment(schedule.next_due, schedule)}")
 
 
 def _values(argument: list[str], setting: list[str], **options: object) -> dict[str, object]:
@@ -175,92 +163,86 @@ def _values(argument: list[str], setting: list[str], **options: object) -> dict[
 
 
 @schedule_app.add("list", examples="shoal schedule list --frontier redis://host")
-def list_schedules(frontier: FrontierUrl = None, as_json: AsJson = False) -> None:
+async def list_schedules(frontier: FrontierUrl = None, as_json: AsJson = False) -> None:
     """List the schedules of the project."""
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier) as schedules:
         from shoal.operations.schedules.schedule import describe_timing
         from shoal.operations.schedules.service import describe
 
-        found = [(each, await describe(schedules, each)) for each in await schedules.list_all()]
+        described = [(schedule, await describe(schedules, schedule)) for schedule in await schedules.list_all()]
         if as_json:
-            for _, page in found:
+            for _, page in described:
                 print(json.dumps(page))
             return
         print(f"{'name':<20} {'spider':<16} {'when':<30} {'next':<20} last run")
-        for each, page in found:
-            following = "orphaned" if each.orphaned_at else "paused" if each.paused else _moment(page["next"], each)
-            last = f"{each.run_id} ({page['run_state'] or 'deleted'})" if each.run_id else "none"
-            error = f"; {each.error}" if each.error else ""
-            if each.orphaned_at is not None:
-                since, remove = _moment(each.orphaned_at, each), f"`shoal schedule rm {each.name}` removes it"
-                error += f"; since {since} no server has it in its shoal.toml; {remove}"
-            timing = describe_timing(each.definition)
-            print(f"{each.name:<20} {each.definition.spider:<16} {timing:<30} {following:<20} {last}{error}")
-
-    _work(frontier, work)
+        for schedule, page in described:
+            due = _moment(page["next"], schedule)
+            following = "orphaned" if schedule.orphaned_at else "paused" if schedule.paused else due
+            last = f"{schedule.run_id} ({page['run_state'] or 'deleted'})" if schedule.run_id else "none"
+            error = f"; {schedule.error}" if schedule.error else ""
+            if schedule.orphaned_at is not None:
+                since = _moment(schedule.orphaned_at, schedule)
+                error += f"; since {since} no server has it in its shoal.toml"
+                error += f"; `shoal schedule rm {schedule.name}` removes it"
+            timing = describe_timing(schedule.definition)
+            print(f"{schedule.name:<20} {schedule.definition.spider:<16} {timing:<30} {following:<20} {last}{error}")
 
 
 @schedule_app.add(examples="shoal schedule show nightly --frontier redis://host")
-def show(name: Name, frontier: FrontierUrl = None, as_json: AsJson = False) -> None:
+async def show(name: Name, frontier: FrontierUrl = None, as_json: AsJson = False) -> None:
     """Show a schedule, its next times and its last runs."""
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier) as schedules:
         from itertools import islice
 
         from shoal.operations.schedules.schedule import each_after
         from shoal.operations.schedules.service import describe
 
-        found = await schedules.get(name)
-        page = await describe(schedules, found)
+        schedule = await schedules.get(name)
+        page = await describe(schedules, schedule)
         if as_json:
             print(json.dumps(page))
             return
-        page["next"] = None if page["next"] is None else _moment(page["next"], found)
+        page["next"] = None if page["next"] is None else _moment(page["next"], schedule)
         for key in ("waiting", "fired_at", "missed_at", "orphaned_at"):
-            page[key] = None if page[key] is None else _moment(page[key], found)
+            page[key] = None if page[key] is None else _moment(page[key], schedule)
         for key, value in page.items():
             if value not in (None, "", {}):
                 print(f"{key.replace('_', ' '):<14} {value}")
-        if not found.paused and found.orphaned_at is None:
-            upcoming = islice(each_after(found.definition.times, max(found.last, schedules.now())), 5)
-            print(f"{'times':<14} {', '.join(_moment(due, found) for due in upcoming)}")
+        if not schedule.paused and schedule.orphaned_at is None:
+            upcoming = islice(each_after(schedule.definition.times, max(schedule.last, schedules.now())), 5)
+            print(f"{'times':<14} {', '.join(_moment(due, schedule) for due in upcoming)}")
         for run in (await schedules.runs(name))[:5]:
             print(f"{'run':<14} {run.run_id} ({run.state})")
 
-    _work(frontier, work)
-
 
 @schedule_app.add(examples="shoal schedule pause nightly --frontier redis://host")
-def pause(name: Name, frontier: FrontierUrl = None) -> None:
+async def pause(name: Name, frontier: FrontierUrl = None) -> None:
     """Start no more runs until you resume the schedule."""
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier, "pause schedule", name) as schedules:
         await schedules.pause(name)
         print(f"schedule {name} is paused: `shoal schedule resume {name}` continues it")
 
-    _work(frontier, work, "pause schedule", name)
-
 
 @schedule_app.add(examples="shoal schedule resume nightly --frontier redis://host")
-def resume(name: Name, frontier: FrontierUrl = None) -> None:
+async def resume(name: Name, frontier: FrontierUrl = None) -> None:
     """Continue a paused schedule with its next time."""
 
-    async def work(schedules: Schedules) -> None:
-        found = await schedules.resume(name)
-        print(f"schedule {name} continues; its next run is due {_moment(found.next_due, found)}")
-
-    _work(frontier, work, "resume schedule", name)
+    async with _opened(frontier, "resume schedule", name) as schedules:
+        schedule = await schedules.resume(name)
+        print(f"schedule {name} continues; its next run is due {_moment(schedule.next_due, schedule)}")
 
 
 @schedule_app.add(examples="shoal schedule run nightly --frontier redis://host")
-def run(name: Name, frontier: FrontierUrl = None) -> None:
+async def run(name: Name, frontier: FrontierUrl = None) -> None:
     """Start a run of a schedule now, in addition to its times.
 
     If the mode of the spider is "single", a server works on the run, otherwise workers do. The overlap policy applies.
     """
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier, "run schedule", name) as schedules:
         from shoal.cli.options import resolve
         from shoal.operations.schedules.runner import run_maker
         from shoal.runs.orchestrator import Orchestrator
@@ -273,18 +255,14 @@ def run(name: Name, frontier: FrontierUrl = None) -> None:
             cancelled = f"; run {fired.cancelled} is cancelled" if fired.cancelled else ""
             print(f"schedule {name}: run {fired.run.run_id} is queued{cancelled}")
 
-    _work(frontier, work, "run schedule", name)
-
 
 @schedule_app.add("rm", examples="shoal schedule rm nightly --frontier redis://host")
-def remove(name: Name, frontier: FrontierUrl = None) -> None:
+async def remove(name: Name, frontier: FrontierUrl = None) -> None:
     """Delete a schedule. Its runs stay."""
 
-    async def work(schedules: Schedules) -> None:
+    async with _opened(frontier, "delete schedule", name) as schedules:
         await schedules.remove(name)
         print(f"schedule {name} is deleted; its runs stay")
-
-    _work(frontier, work, "delete schedule", name)
 
 
 def _moment(moment: object, schedule: Schedule) -> str:

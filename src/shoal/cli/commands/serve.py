@@ -13,6 +13,11 @@ from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.messages import pip_install
 
+Host = Annotated[
+    str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
+]
+Port = Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")]
+
 app = Commands()
 
 
@@ -24,10 +29,8 @@ app = Commands()
     """
 )
 def serve(
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
-    ] = None,
-    port: Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")] = None,
+    host: Host = None,
+    port: Port = None,
     allow: Annotated[
         list[str],
         typer.Option(
@@ -56,10 +59,8 @@ def serve(
 )
 def ui(
     frontier: FrontierUrl = None,
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
-    ] = None,
-    port: Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")] = None,
+    host: Host = None,
+    port: Port = None,
     setting: Setting = [],
 ) -> None:
     """Show the dashboard of any frontier.

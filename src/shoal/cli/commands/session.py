@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import tempfile
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, local_time, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
-from shoal.cli.run_store import find_run, opened_store, record_action
+from shoal.cli.run_store import opened_run, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean, printable
 from shoal.operations.problem import counted
@@ -111,7 +109,7 @@ app = Commands()
     shoal session shop_1 --clear --jar "#alice" --frontier redis://host
     """
 )
-def session(
+async def session(
     run_id: NewestRun = None,
     export_to: Annotated[
         str | None,
@@ -160,25 +158,21 @@ def session(
             "keep the run in a store, such as --frontier sqlite:///file.db"
         )
 
-    async def work() -> None:
-        from shoal.fetch.sessions.stored import StoredSession
+    from shoal.fetch.sessions.stored import StoredSession
 
-        async with opened_store(frontier, readonly=not changes) as store:
-            run, queue = await find_run(store, frontier, run_id)
-            stored = StoredSession(store, queue, run.run_id)
-            reports = await stored.reports()
-            if export_to is not None:
-                await _export(stored, run, reports, jar, export_to, file_format)
-            elif import_from is not None:
-                await _import(store, stored, run, reports, jar, import_from)
-            elif clear:
-                await _clear(store, stored, run, reports, jar)
-            else:
-                _show(run, _chosen(run, reports, jar), as_json=as_json)
-                if in_memory and not reports:
-                    print("the cookies of a crawl in memory belong to its process", file=sys.stderr)
-
-    asyncio.run(work())
+    async with opened_run(frontier, run_id, readonly=not changes) as (store, run, queue):
+        stored = StoredSession(store, queue, run.run_id)
+        reports = await stored.reports()
+        if export_to is not None:
+            await _export(stored, run, reports, jar, export_to, file_format)
+        elif import_from is not None:
+            await _import(store, stored, run, reports, jar, import_from)
+        elif clear:
+            await _clear(store, stored, run, reports, jar)
+        else:
+            _show(run, _chosen(run, reports, jar), as_json=as_json)
+            if in_memory and not reports:
+                print("the cookies of a crawl in memory belong to its process", file=sys.stderr)
 
 
 def _check_format(name: str | None) -> None:
@@ -233,9 +227,9 @@ async def _import(
         )  # fmt: skip
     from shoal.fetch.sessions.stored import usable_cookies
 
-    found = read_file(file)
-    cookies = usable_cookies(found)
-    await stored.add(name, cookies, found.digest)
+    cookie_file = read_file(file)
+    cookies = usable_cookies(cookie_file)
+    await stored.add(name, cookies, cookie_file.digest)
     await record_action(store, "import session", run.run_id, f"jar {_title(name)}", run.project)
     sites = sorted({cookie.domain for cookie in cookies})
     more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
@@ -262,10 +256,7 @@ async def _clear(store: Store, stored: StoredSession, run: Run, reports: list[Ja
 
 def _show(run: Run, reports: list[JarReport], *, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
-        for report in reports:
-            print(msgspec.json.encode(report).decode())
+        print_json(reports)
         return
     if not reports:
         print(f"run {run.run_id} has no stored cookies and no logins")
@@ -306,6 +297,6 @@ def _login_lines(login: LoginState) -> list[str]:
 
 def _moment(at: float) -> str:
     try:
-        return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+        return local_time(at)
     except (ValueError, OverflowError, OSError):
         return "a time that is no date"

@@ -176,7 +176,7 @@ def explanations() -> dict[str, str]:
     from shoal.config import Config
     from shoal.config.layers import Section
 
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
 
     def read(section: type[Section], prefix: str) -> None:
         above: list[str] = []
@@ -186,14 +186,14 @@ def explanations() -> dict[str, str]:
                 continue
             field = _FIELD.fullmatch(line)
             if field is not None and field[1] in section.__struct_fields__:
-                found[f"{prefix}{field[1]}"] = " ".join([*above, field[2] or ""]).strip()
+                meanings[f"{prefix}{field[1]}"] = " ".join([*above, field[2] or ""]).strip()
             above = []
 
     read(Config, "")
     for name, default in zip(Config.__struct_fields__, Config.__struct_defaults__, strict=True):
         if isinstance(default, Section):
             read(type(default), f"{name}.")
-    return found
+    return meanings
 
 
 @app.add(
@@ -229,8 +229,8 @@ def config(
     reference = None
     if spider is not None:
         reference, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
-    made = None if reference is None else load_spider(reference)
-    resolved = resolve(made, given({"frontier": frontier, "mode": mode}), setting)
+    kind = None if reference is None else load_spider(reference)
+    resolved = resolve(kind, given({"frontier": frontier, "mode": mode}), setting)
     meanings = explanations()
     for key, value in flatten(resolved.config).items():
         print(f"# {'* ' if key in IMPORTANT else ''}{meanings[key]}")
@@ -238,8 +238,8 @@ def config(
         for other in resolved.overruled:
             if other.key == key:
                 _print_line("", other.value, f"{other.source}: lost to {other.winner}")
-    if made is not None:
-        for line in made.other_settings():
+    if kind is not None:
+        for line in kind.other_settings():
             print(line)
 
 

@@ -103,16 +103,16 @@ def start(
     new_run = starts_anew(new_run, resume)
     reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
     name = reference if scrapy else spider
-    made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
+    instance = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     execution = _mode(mode, entry)
     options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
-    resolved = resolve(made, given(options), setting)
+    resolved = resolve(instance, given(options), setting)
     outputs = all_outputs(entry, output, replace)
     if execution == "single":
-        execute(made, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
-    imported = None if session is None else read_session(session, made, resolved.config)
+        execute(instance, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
+    imported = None if session is None else read_session(session, instance, resolved.config)
     work = _start(
-        made, resolved, name, urls_file, outputs, run_id, new_run=new_run, resume=resume, quiet=quiet,
+        instance, resolved, name, urls_file, outputs, run_id, new_run=new_run, resume=resume, quiet=quiet,
         frontier=frontier, imported=imported,
     )  # fmt: skip
     asyncio.run(work)
@@ -196,18 +196,18 @@ async def _report_host_settings(frontier: Frontier, config: Config) -> None:
         delay, limit = config.download_delay, config.concurrency_per_host
         is_set = state.why in (SET_FOR_HOST, SET_FOR_ALL) or not state.delay
         if state.blocked_for > 0:
-            said = f"{state.host} is blocked for {state.blocked_for:.0f} s ({state.block_reason})"
+            message = f"{state.host} is blocked for {state.blocked_for:.0f} s ({state.block_reason})"
             command = f"unblock {state.host}"
         elif is_set and state.delay != delay:
             name = "all hosts" if state.why == SET_FOR_ALL else state.host
-            said = f"the delay of {state.delay:g} s that was set for {name} counts, not download_delay={delay:g}"
+            message = f"the delay of {state.delay:g} s that was set for {name} counts, not download_delay={delay:g}"
             command = f"set {repr('*') if state.why == SET_FOR_ALL else state.host} --reset"
         elif not state.delay and state.concurrency != limit:
-            said = f"{state.concurrency} pages at the same time are set for {state.host}, not {limit}"
+            message = f"{state.concurrency} pages at the same time are set for {state.host}, not {limit}"
             command = f"set {state.host} --reset"
         else:
             continue
-        print(f"note: {said}; `shoal hosts {command}` ends that", file=sys.stderr)
+        print(f"note: {message}; `shoal hosts {command}` ends that", file=sys.stderr)
 
 
 class _SeedProgress:

@@ -129,8 +129,8 @@ class Mail:
             case smtplib.SMTPRecipientsRefused(recipients=refused):
                 reason = f"it refuses {', '.join(refused)}"
             case smtplib.SMTPResponseException(smtp_code=code, smtp_error=text):
-                told = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-                reason = f"it responded {code} {told}"
+                answer = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+                reason = f"it responded {code} {answer}"
             case OSError(strerror=str(text)):
                 reason = text
             case _:
@@ -308,39 +308,34 @@ def open_channels(
     loaded: LoadedSettings, config: Config, environ: Mapping[str, str] | None = None
 ) -> dict[str, Channel]:
     """All channels of the settings. ConfigError if one of them lacks a secret or a library. Nothing is contacted."""
-    opener = _Opener(loaded, config, os.environ if environ is None else environ)
-    return {name: opener.open(name, table) for name, table in loaded.settings.channels.items()}
+    environ = os.environ if environ is None else environ
+    return {name: _open(name, table, loaded, config, environ) for name, table in loaded.settings.channels.items()}
 
 
-class _Opener:
-    def __init__(self, loaded: LoadedSettings, config: Config, environ: Mapping[str, str]) -> None:
-        self._source = loaded.source
-        self._folder: Path = loaded.folder
-        self._config = config
-        self._environ = environ
+def _open(
+    name: str, table: ChannelTable, loaded: LoadedSettings, config: Config, environ: Mapping[str, str]
+) -> Channel:
+    where = f"{loaded.source}: [notifications.channels.{name}]"
 
-    def open(self, name: str, table: ChannelTable) -> Channel:
-        where = f"{self._source}: [notifications.channels.{name}]"
-        match table:
-            case WebhookChannel():
-                networks: Sequence[str] = (*self._config.serve.allow, *table.allow)
-                url = Secret(table.url) if table.url is not None else self._secret(where, "url", table)
-                return SignedWebhook(self._config, url, self._secret(where, "key", table), networks, table.timeout)
-            case SmtpChannel():
-                password = None if table.username is None else self._secret(where, "password", table)
-                if table.username is None and (table.password_env or table.password_file):
-                    raise ConfigError(f"{where}: the password has no username")
-                return Mail(where, table, password, self._folder)
-            case SlackChannel() | AppriseChannel():
-                return AppriseService(where, self._secret(where, "url", table), table.timeout)
-            case TelegramChannel():
-                token = self._secret(where, "token", table)
-                url = Secret(f"tgram://{token.reveal()}/{table.chat}/")
-                return AppriseService(where, url, table.timeout, hidden=[token])
+    def secret(key: str) -> Secret:
+        variable, file = getattr(table, f"{key}_env"), getattr(table, f"{key}_file")
+        text = read_secret(where, key, variable, file, environ, loaded.folder)
+        if text is None:
+            raise ConfigError(f'{where}: set {key}_env = "VARIABLE" or {key}_file = "PATH"')
+        return text
 
-    def _secret(self, where: str, name: str, table: ChannelTable) -> Secret:
-        variable, file = getattr(table, f"{name}_env"), getattr(table, f"{name}_file")
-        found = read_secret(where, name, variable, file, self._environ, self._folder)
-        if found is None:
-            raise ConfigError(f'{where}: set {name}_env = "VARIABLE" or {name}_file = "PATH"')
-        return found
+    match table:
+        case WebhookChannel():
+            url = Secret(table.url) if table.url is not None else secret("url")
+            return SignedWebhook(config, url, secret("key"), (*config.serve.allow, *table.allow), table.timeout)
+        case SmtpChannel():
+            password = None if table.username is None else secret("password")
+            if table.username is None and (table.password_env or table.password_file):
+                raise ConfigError(f"{where}: the password has no username")
+            return Mail(where, table, password, loaded.folder)
+        case SlackChannel() | AppriseChannel():
+            return AppriseService(where, secret("url"), table.timeout)
+        case TelegramChannel():
+            token = secret("token")
+            url = Secret(f"tgram://{token.reveal()}/{table.chat}/")
+            return AppriseService(where, url, table.timeout, hidden=[token])

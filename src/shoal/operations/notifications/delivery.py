@@ -17,9 +17,9 @@ from shoal.operations.notifications.channels import Channel
 from shoal.operations.notifications.messages import Message, Outgoing, ProblemEnd, Report, updated_report
 from shoal.operations.notifications.settings import NotificationSettings, Rule
 from shoal.operations.problem import Problem, ProblemLimits
-from shoal.operations.problems import FailingChannel
+from shoal.operations.problems import channel_failing
 from shoal.ports import Documents
-from shoal.ports.documents import StoredValue
+from shoal.ports.documents import StoredValue, all_documents
 
 # Which rules apply to a run and a problem. Pure.
 
@@ -47,8 +47,8 @@ def channels_for(rules: Collection[Rule], problem: Problem, channels: Mapping[st
         return [name for name in channels if name != problem.about]
     chosen: set[str] = set()
     for rule in rules or (EVERYTHING,):
-        wanted = problem.kind in rule.events if rule.events is not None else problem.kind not in QUIET
-        if wanted and _matches(rule, problem.run_id, problem.spider):
+        is_sent = problem.kind in rule.events if rule.events is not None else problem.kind not in QUIET
+        if is_sent and _matches(rule, problem.run_id, problem.spider):
             chosen.update(rule.channels or channels)
     return [name for name in channels if name in chosen]
 
@@ -63,7 +63,6 @@ _MAX_RETRY = 900.0
 _KEEP_CLOSED = 7 * 86400.0
 _KEEP_UNDELIVERED = 3 * 86400.0
 _MAX_KEY = 300
-_PAGE = 500
 
 
 class ChannelState(Struct, frozen=True, kw_only=True):
@@ -83,18 +82,15 @@ class ChannelState(Struct, frozen=True, kw_only=True):
 async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
     """All reports of a project, by the key of the problem."""
     decoder = msgspec.msgpack.Decoder(Report)
-    found: dict[str, Report] = {}
-    prefix = after = f"problem/{project}/"
-    while page := await documents.list_documents(prefix, after=after, limit=_PAGE):
-        for document in page:
-            try:
-                report = decoder.decode(document.value)
-            except DECODING_ERRORS as exc:
-                log.warning("ignoring the document %s: %s", document.key, exc)
-                continue
-            found[report.problem.key] = report
-        after = page[-1].key
-    return found
+    reports: dict[str, Report] = {}
+    for document in await all_documents(documents, f"problem/{project}/"):
+        try:
+            report = decoder.decode(document.value)
+        except DECODING_ERRORS as exc:
+            log.warning("ignoring the document %s: %s", document.key, exc)
+            continue
+        reports[report.problem.key] = report
+    return reports
 
 
 async def read_channel_states(documents: Documents, project: str, names: Collection[str]) -> dict[str, ChannelState]:
@@ -150,13 +146,13 @@ class Delivery:
     def reports(self) -> Mapping[str, Report]:
         return self._reports
 
-    def failing_channels(self) -> tuple[FailingChannel, ...]:
+    def failing_channels(self) -> list[Problem]:
         """Channels that failed so often that other channels report it."""
-        return tuple(
-            FailingChannel(name, state.failures, state.failing_since, state.error)
+        return [
+            channel_failing(name, state.failures, state.failing_since, state.error)
             for name, state in self._states.items()
             if state.failures >= self._settings.failing_after
-        )
+        ]
 
     async def check(
         self, problems: Collection[Problem], now: float, *, active: Collection[str] = (), alive: Collection[str] = ()
@@ -192,9 +188,9 @@ class Delivery:
         await asyncio.gather(
             *(
                 self._drain(
-                    name, [(key, outgoing) for _, key, outgoing in sorted(found, key=lambda each: each[0])], now
+                    name, [(key, outgoing) for _, key, outgoing in sorted(messages, key=lambda entry: entry[0])], now
                 )
-                for name, found in waiting.items()
+                for name, messages in waiting.items()
             )
         )
 
@@ -224,8 +220,8 @@ class Delivery:
     async def _claim(self, key: str, outgoing: Outgoing) -> bool:
         """Mark a message as being sent by this server. False if another server has removed it."""
 
-        def claimed(each: Outgoing) -> Outgoing:
-            return replace(each, sender=self._sender, attempts=each.attempts + 1)
+        def claimed(message: Outgoing) -> Outgoing:
+            return replace(message, sender=self._sender, attempts=message.attempts + 1)
 
         return await self._change_outgoing(key, outgoing, claimed)
 
@@ -239,11 +235,11 @@ class Delivery:
 
         def update(report: Report | None) -> Report | None:
             nonlocal is_found
-            is_found = report is not None and any(_is_same(each, outgoing) for each in report.outbox)
+            is_found = report is not None and any(_is_same(message, outgoing) for message in report.outbox)
             if report is None or not is_found:
                 return report
-            changed = (change(each) if _is_same(each, outgoing) else each for each in report.outbox)
-            return replace(report, outbox=tuple(each for each in changed if each is not None))
+            changed = (change(message) if _is_same(message, outgoing) else message for message in report.outbox)
+            return replace(report, outbox=tuple(message for message in changed if message is not None))
 
         await self._change(key, update)
         return is_found
@@ -269,7 +265,7 @@ class Delivery:
             )  # fmt: skip
 
         await self._change_state(name, failed)
-        await self._change_outgoing(key, outgoing, lambda each: replace(each, sender="", error=error))
+        await self._change_outgoing(key, outgoing, lambda message: replace(message, sender="", error=error))
 
     async def _note_success(self, name: str, now: float) -> None:
         await self._change_state(

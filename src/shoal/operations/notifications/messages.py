@@ -178,11 +178,14 @@ def updated_report(
 def _queued(outbox: tuple[Outgoing, ...], added: Outgoing) -> tuple[Outgoing, ...]:
     """The outbox with one more message. It replaces older changes that were not delivered: the newest one includes
     them."""
-    kept = [
-        each
-        for each in outbox
-        if each.channel != added.channel or each.message.event != "changed" or each.sender or each.attempts
+    remaining = [
+        outgoing
+        for outgoing in outbox
+        if outgoing.channel != added.channel
+        or outgoing.message.event != "changed"
+        or outgoing.sender
+        or outgoing.attempts
     ]
-    own = [each for each in kept if each.channel == added.channel]
+    own = [outgoing for outgoing in remaining if outgoing.channel == added.channel]
     surplus = own[: max(0, len(own) + 1 - _MAX_OUTGOING)]
-    return (*(each for each in kept if each not in surplus), added)
+    return (*(outgoing for outgoing in remaining if outgoing not in surplus), added)

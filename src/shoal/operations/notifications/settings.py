@@ -129,8 +129,8 @@ class Rule(_Table, frozen=True, kw_only=True):
     @property
     def limits(self) -> dict[str, float]:
         """The limits that this rule sets."""
-        given = {name: getattr(self, name) for name in ProblemLimits.__struct_fields__ if hasattr(self, name)}
-        return {name: value for name, value in given.items() if value is not None}
+        limits = {name: getattr(self, name) for name in ProblemLimits.__struct_fields__ if hasattr(self, name)}
+        return {name: value for name, value in limits.items() if value is not None}
 
 
 class NotificationSettings(_Table, frozen=True, kw_only=True):
@@ -164,8 +164,8 @@ def load_notifications(file: Path | None = None) -> LoadedSettings:
     for kind in ("channels", "rules"):
         if not isinstance(table.get(kind, {}), dict):
             raise ConfigError(f'{file}: "notifications.{kind}" must be a table, such as [notifications.{kind}.NAME]')
-    channels = {name: _channel(str(file), name, given) for name, given in table.get("channels", {}).items()}
-    rules = {name: _rule(str(file), name, given, channels) for name, given in table.get("rules", {}).items()}
+    channels = {name: _channel(str(file), name, channel) for name, channel in table.get("channels", {}).items()}
+    rules = {name: _rule(str(file), name, rule, channels) for name, rule in table.get("rules", {}).items()}
     plain = {name: value for name, value in table.items() if name not in ("channels", "rules")}
     try:
         settings = msgspec.convert(plain, NotificationSettings, strict=True)
@@ -174,23 +174,23 @@ def load_notifications(file: Path | None = None) -> LoadedSettings:
     return LoadedSettings(msgspec.structs.replace(settings, channels=channels, rules=rules), str(file), file.parent)
 
 
-def _channel(file: str, name: str, given: object) -> ChannelTable:
+def _channel(file: str, name: str, values: object) -> ChannelTable:
     where = f"{file}: [notifications.channels.{name}]"
     _check_name(where, name)
-    if not isinstance(given, dict):
+    if not isinstance(values, dict):
         raise ConfigError(f"{where} must be a table")
     for key in _SECRETS:
-        if key in given and not (key == "url" and given.get("type") == "webhook" and _is_plain(given[key])):
+        if key in values and not (key == "url" and values.get("type") == "webhook" and _is_plain(values[key])):
             raise ConfigError(
                 f'{where}: "{key}" is a secret and must not be in this file. Put it into an environment variable and '
                 f'write {key}_env = "VARIABLE", or into a file that only you can read and write {key}_file = "PATH"'
             )
-    if "type" not in given:
+    if "type" not in values:
         raise ConfigError(f'{where}: "type" is missing; it is one of {", ".join(_TYPES)}')
     try:
-        table: ChannelTable = msgspec.convert(given, ChannelTable)
+        table: ChannelTable = msgspec.convert(values, ChannelTable)
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"{where}: {exc}{_near(exc, _TYPES.get(str(given['type']), AppriseChannel))}") from None
+        raise ConfigError(f"{where}: {exc}{_near(exc, _TYPES.get(str(values['type']), AppriseChannel))}") from None
     return table
 
 
@@ -203,11 +203,11 @@ def _is_plain(url: object) -> bool:
     return parts is not None and not (parts.username or parts.password or parts.query)
 
 
-def _rule(file: str, name: str, given: object, channels: Mapping[str, ChannelTable]) -> Rule:
+def _rule(file: str, name: str, values: object, channels: Mapping[str, ChannelTable]) -> Rule:
     where = f"{file}: [notifications.rules.{name}]"
     _check_name(where, name)
     try:
-        rule = msgspec.convert(given, Rule)
+        rule = msgspec.convert(values, Rule)
     except msgspec.ValidationError as exc:
         raise ConfigError(f"{where}: {exc}{_near(exc, Rule)}") from None
     for channel in rule.channels:
@@ -304,11 +304,11 @@ def without_secrets(text: str, secrets: Iterable[Secret]) -> str:
 
 
 def _parts(secret: str) -> list[str]:
-    found = [secret] if secret else []
+    parts = [secret] if secret else []
     if "://" in secret:
         # The host is no secret: an error without it helps nobody.
         rest = secret.partition("://")[2]
         user, mark, after = rest.rpartition("@")
         path = after.partition("/")[2]
-        found += [part for part in re.split(r"[/:@?&=#]", f"{user}/{path}" if mark else path) if len(part) >= _MIN_PART]
-    return found
+        parts += [part for part in re.split(r"[/:@?&=#]", f"{user}/{path}" if mark else path) if len(part) >= _MIN_PART]
+    return parts

@@ -30,9 +30,8 @@ from shoal.operations.notifications.delivery import (
 )
 from shoal.operations.notifications.messages import Report, make_test_message
 from shoal.operations.notifications.settings import LoadedSettings, NotificationSettings, Rule, load_notifications
-from shoal.operations.problem import ProblemLimits
-from shoal.operations.problems import MissedTime, advance_marks, find_problems, store_away, workers_back
-from shoal.operations.schedules.schedule import Schedule
+from shoal.operations.problem import Problem, ProblemLimits
+from shoal.operations.problems import advance_marks, find_problems, schedule_missed, store_away, workers_back
 from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.ports import Documents, Store
@@ -41,23 +40,20 @@ from shoal.ports.documents import StoredValue
 # Times of schedules at which no run began.
 
 
-async def read_missed(schedules: Schedules, since: float) -> tuple[MissedTime, ...]:
-    """The last missed time of each schedule, and the last run that could not start. Nothing before ``since``."""
-    found = [missed for schedule in await schedules.list_all() for missed in missed_times(schedule)]
-    return tuple(missed for missed in found if missed.at >= since)
-
-
-def missed_times(schedule: Schedule) -> list[MissedTime]:
-    """What went wrong with a schedule. Times during a pause are not missed."""
-    name, spider = schedule.name, schedule.definition.spider
-    found = []
-    if schedule.missed_at is not None:
-        count = f"{schedule.missed} of its times were" if schedule.missed > 1 else "One of its times was"
-        reason = f"{count} missed so far, because no server was running or all were late. `shoal schedule show {name}`"
-        found.append(MissedTime(name, spider, schedule.missed_at, reason))
-    if schedule.error and schedule.fired_at is not None:
-        found.append(MissedTime(name, spider, schedule.fired_at, f"Run {schedule.run_id}: {schedule.error}"))
-    return found
+async def read_missed(schedules: Schedules, since: float) -> list[Problem]:
+    """The last missed time of each schedule, and the last run that could not start. Nothing before ``since``. Times
+    during a pause are not missed."""
+    problems = []
+    for schedule in await schedules.list_all():
+        name, spider = schedule.name, schedule.definition.spider
+        if schedule.missed_at is not None and schedule.missed_at >= since:
+            times = f"{schedule.missed} of its times were" if schedule.missed > 1 else "One of its times was"
+            reason = f"{times} missed so far, because no server was running or all were late."
+            problems.append(schedule_missed(name, spider, schedule.missed_at, f"{reason} `shoal schedule show {name}`"))
+        if schedule.error and schedule.fired_at is not None and schedule.fired_at >= since:
+            reason = f"Run {schedule.run_id}: {schedule.error}"
+            problems.append(schedule_missed(name, spider, schedule.fired_at, reason))
+    return problems
 
 
 log = logging.getLogger("shoal.notifications")
@@ -175,10 +171,10 @@ class Watcher:
             snapshot, since=held.since, marks=self._marks, bad=bad, answering_since=self._answering_since
         )
         missed = await read_missed(self._schedules, held.since)
-        facts = replace(facts, channels=self._delivery.failing_channels(), missed=missed)
+        facts = replace(facts, others=(*facts.others, *missed, *self._delivery.failing_channels()))
         if before is not None:  # one snapshot alone cannot show that a problem is over
             problems = find_problems(snapshot, before, facts, self._limits)
-            active = {seen.run.run_id for seen in snapshot.runs}
+            active = {run_snapshot.run.run_id for run_snapshot in snapshot.runs}
             await self._delivery.check(problems, now, active=active, alive=workers_back(snapshot, facts))
 
     async def deliver(self) -> None:
@@ -191,26 +187,26 @@ class Watcher:
 
     async def _hold(self, now: float) -> Watch | None:
         """Stay in charge, or take over from a server that seems dead. None if another one is in charge."""
-        watch = await self._watch.change(lambda found: self._next_watch(found, now))
+        watch = await self._watch.change(lambda watch: self._next_watch(watch, now))
         return watch if watch is not None and watch.holder == self._name else None
 
-    def _next_watch(self, found: Watch | None, now: float) -> Watch:
-        if found is None:
+    def _next_watch(self, watch: Watch | None, now: float) -> Watch:
+        if watch is None:
             return Watch(holder=self._name, since=now)
-        if found.holder == self._name:
-            return replace(found, beat=found.beat + 1, marks=self._marks if self._held is not None else found.marks)
-        seen = (found.holder, found.beat)
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, time.monotonic()
+        if watch.holder == self._name:
+            return replace(watch, beat=watch.beat + 1, marks=self._marks if self._held is not None else watch.marks)
+        beat = (watch.holder, watch.beat)
+        if beat != self._seen:
+            self._seen, self._seen_at = beat, time.monotonic()
         silence = time.monotonic() - self._seen_at
-        if found.holder and silence < _TAKEOVER * self._settings.check_every:
-            return found
-        return replace(found, holder=self._name, beat=found.beat + 1)
+        if watch.holder and silence < _TAKEOVER * self._settings.check_every:
+            return watch
+        return replace(watch, holder=self._name, beat=watch.beat + 1)
 
-    def _released(self, found: Watch | None) -> Watch | None:
-        if found is None or found.holder != self._name:
-            return found
-        return replace(found, holder="", beat=found.beat + 1, marks=self._marks)
+    def _released(self, watch: Watch | None) -> Watch | None:
+        if watch is None or watch.holder != self._name:
+            return watch
+        return replace(watch, holder="", beat=watch.beat + 1, marks=self._marks)
 
     async def _is_in_charge(self) -> bool:
         watch = await self._watch.read()
@@ -238,22 +234,6 @@ class ChannelInfo(Struct, frozen=True):
     type: str
     is_failing: bool
     state: ChannelState
-
-
-async def list_problems(documents: Documents, project: str) -> list[Report]:
-    """What was reported in the last days: lasting problems first, then the newest."""
-    found = await read_reports(documents, project)
-    return sorted(found.values(), key=lambda report: (not report.is_open, -report.reported_at))
-
-
-async def list_channels(documents: Documents, project: str, settings: NotificationSettings) -> list[ChannelInfo]:
-    """All channels of the settings, with their state and without secrets."""
-    states = await read_channel_states(documents, project, settings.channels)
-    limit = settings.failing_after
-    return [
-        ChannelInfo(name, str(table.__struct_config__.tag), states[name].failures >= limit, states[name])
-        for name, table in settings.channels.items()
-    ]
 
 
 class Notifications:
@@ -301,10 +281,18 @@ class Notifications:
             await channel.close()
 
     async def problems(self, documents: Documents) -> list[Report]:
-        return await list_problems(documents, self._config.project_name)
+        """What was reported in the last days: lasting problems first, then the newest."""
+        reports = await read_reports(documents, self._config.project_name)
+        return sorted(reports.values(), key=lambda report: (not report.is_open, -report.reported_at))
 
     async def channels(self, documents: Documents) -> list[ChannelInfo]:
-        return await list_channels(documents, self._config.project_name, self._settings)
+        """All channels of the settings, with their state and without secrets."""
+        tables, limit = self._settings.channels, self._settings.failing_after
+        states = await read_channel_states(documents, self._config.project_name, tables)
+        return [
+            ChannelInfo(name, str(table.__struct_config__.tag), states[name].failures >= limit, states[name])
+            for name, table in tables.items()
+        ]
 
     async def watched_since(self, documents: Documents) -> float | None:
         """When a server began to watch this project. None if none has."""
@@ -322,6 +310,6 @@ class Notifications:
             known = did_you_mean(name, list(self._channels)) or f"; the channels are: {', '.join(self._channels)}"
             raise ConfigError(f"there is no channel {name!r:.120}{known}")
         message = make_test_message(os.urandom(12).hex(), self._config.project_name)
-        chosen = {each: channel for each, channel in self._channels.items() if name in (None, each)}
+        chosen = {key: channel for key, channel in self._channels.items() if name in (None, key)}
         errors = await asyncio.gather(*(channel.send(message) for channel in chosen.values()))
         return dict(zip(chosen, errors, strict=True))

@@ -41,7 +41,7 @@ from shoal.operations.schedules.schedule import (
     parse_interval,
 )
 from shoal.ports import Document, Documents, clock
-from shoal.ports.documents import StoredValue
+from shoal.ports.documents import StoredValue, all_documents
 from shoal.runs.orchestrator import Registry
 from shoal.runs.trust import check_arguments
 
@@ -71,21 +71,23 @@ def read_file(file: Path) -> dict[str, Definition]:
     if not isinstance(table, dict):
         raise ConfigError(f'{file}: "schedules" must be a table of schedules, such as [schedules.nightly]')
     spiders = Registry.load(file)
-    found = {}
-    for name, given in table.items():
-        if not isinstance(given, dict):
+    definitions = {}
+    for name, values in table.items():
+        if not isinstance(values, dict):
             raise ConfigError(f"{file}: [schedules.{name}] must be a table")
         try:
-            found[name] = make_definition(name, given, spiders)
+            definitions[name] = make_definition(name, values, spiders)
         except ConfigError as exc:
             raise ConfigError(f"{file}: {exc}") from exc
-    return found
+    return definitions
 
 
 def make_definition(name: str, given: Mapping[str, object], spiders: Collection[str]) -> Definition:
     """Check what a user wrote. ``spiders``: the names in the registry. ConfigError names the schedule and the key."""
     try:
-        _check_name(name)
+        if not NAME.fullmatch(name):
+            message = "its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit"
+            raise DefinitionError(message, "name")
         for key in given:
             if key not in Definition.__struct_fields__:
                 near = did_you_mean(key, Definition.__struct_fields__)
@@ -93,7 +95,10 @@ def make_definition(name: str, given: Mapping[str, object], spiders: Collection[
         values = dict(given)
         for key, check in _CHECKS.items():
             if key in values:
-                values[key] = _checked(key, values[key], check)
+                try:
+                    values[key] = check(values[key])
+                except ConfigError as exc:
+                    raise DefinitionError(f'"{key}" {exc}', key) from None
         _check_spider(values.get("spider"), spiders)
         _check_timing(values)
         return msgspec.convert(values, Definition)
@@ -108,24 +113,11 @@ def change_definition(
     ``every``, and a new ``every`` replaces ``cron``. ConfigError as `make_definition`."""
     for key in reset:
         if key not in Definition.__struct_fields__ or key in ("spider", "cron", "every"):
-            near = did_you_mean(key, [each for each in _CHECKS if each not in ("spider", "cron", "every")])
+            near = did_you_mean(key, [option for option in _CHECKS if option not in ("spider", "cron", "every")])
             raise DefinitionError(f"schedule {name!r:.120}: {key!r:.80} has no default{near}", key)
     dropped = {*reset, *(("every",) if "cron" in given else ()), *(("cron", "time_zone") if "every" in given else ())}
-    kept = {key: value for key, value in msgspec.to_builtins(definition).items() if key not in dropped}
-    return make_definition(name, {**kept, **given}, spiders)
-
-
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        message = "its name must have 1 to 100 letters, digits, - and _, and begin with a letter or digit"
-        raise DefinitionError(message, "name")
-
-
-def _checked(key: str, value: object, check: Callable[[object], object]) -> object:
-    try:
-        return check(value)
-    except ConfigError as exc:
-        raise DefinitionError(f'"{key}" {exc}', key) from None
+    current = {key: value for key, value in msgspec.to_builtins(definition).items() if key not in dropped}
+    return make_definition(name, {**current, **given}, spiders)
 
 
 def _check_spider(spider: object, spiders: Collection[str]) -> None:
@@ -225,7 +217,7 @@ def usable_settings(value: object) -> dict[str, Any]:
         raise ConfigError(f"has a problem: {problems[0]}")
     for key in values:
         if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in SETTINGS):
-            allowed = ", ".join(f"{each}*" if each.endswith(".") else each for each in SETTINGS)
+            allowed = ", ".join(f"{setting}*" if setting.endswith(".") else setting for setting in SETTINGS)
             raise ConfigError(
                 f'cannot change "{key}": set it in shoal.toml or in the spider. A schedule may change {allowed}'
             )
@@ -258,7 +250,6 @@ BEAT_EVERY = 10.0
 SILENT = 60.0
 """Seconds without a change after which a server is gone. A schedule that nobody declares is orphaned after as long: its
 server may be restarting."""
-_PAGE = 500
 
 
 class Declaration(Struct, frozen=True, kw_only=True):
@@ -318,29 +309,23 @@ class Declarations:
         }
 
     async def _declared_by_others(self) -> set[str]:
-        found = [each for each in await self._read_all() if each.key != self._key]
-        now, known = self._now(), self._changed
+        documents = [
+            document for document in await all_documents(self._documents, self._prefix) if document.key != self._key
+        ]
+        now, before = self._now(), self._changed
         self._changed = {
-            each.key: known[each.key] if known.get(each.key, (b"",))[0] == each.version else (each.version, now)
-            for each in found
+            document.key: before[document.key]
+            if before.get(document.key, (b"",))[0] == document.version
+            else (document.version, now)
+            for document in documents
         }
         names: set[str] = set()
-        for document in found:
+        for document in documents:
             if now - self._changed[document.key][1] < SILENT:
                 names.update(_names(document))
             else:
                 await self._stored(document.key).change(lambda _: None)  # if it lives after all, it writes it again
         return names
-
-    async def _read_all(self) -> list[Document]:
-        found: list[Document] = []
-        while page := await self._documents.list_documents(
-            self._prefix, after=found[-1].key if found else "", limit=_PAGE
-        ):
-            found += page
-            if len(page) < _PAGE:
-                break
-        return found
 
     def _stored(self, key: str) -> StoredValue[Declaration]:
         return StoredValue(self._documents, key, Declaration)

@@ -162,12 +162,12 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if "schedule" not in run.settings or "registered" not in run.settings:
             return None
         try:
-            found = msgspec.convert(dict(run.settings), cls)
-            check_arguments(run.run_id, found.arguments)
-            check_settings(found.settings)
+            server_run = msgspec.convert(dict(run.settings), cls)
+            check_arguments(run.run_id, server_run.arguments)
+            check_settings(server_run.settings)
         except (msgspec.ValidationError, ConfigError) as exc:
             raise RunError(f"run {run.run_id} has invalid settings: {exc}") from exc
-        return found
+        return server_run
 
     async def choose(self, orchestrator: Orchestrator) -> Chosen:
         """Create its spider. Importing the file may be slow, so a thread does it."""

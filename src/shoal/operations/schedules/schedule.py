@@ -69,7 +69,7 @@ class Cron:
         return self._cached_after(moment)
 
     def _find_after(self, moment: float) -> float | None:
-        return next((found for found in self._from(moment) if found > moment), None)
+        return next((due for due in self._from(moment) if due > moment), None)
 
     def _from(self, moment: float) -> Iterator[float]:
         try:
@@ -77,10 +77,10 @@ class Cron:
         except ModuleNotFoundError as exc:
             raise ConfigError(f"cron needs {exc.name}; install it with: {pip_install('api')}") from exc
         try:
-            found = CronSim(self._expression, datetime.fromtimestamp(moment // 1, self._zone))
+            moments = CronSim(self._expression, datetime.fromtimestamp(moment // 1, self._zone))
         except CronSimError as exc:
             raise ValueError(str(exc)[:1].lower() + str(exc)[1:]) from exc
-        return (float(each.timestamp()) for each in found)
+        return (float(due.timestamp()) for due in moments)
 
 
 def _with_specific_hours(expression: str) -> str:
@@ -129,11 +129,11 @@ def latest(times: Times, after: float, until: float) -> float | None:
     window = _FIRST_WINDOW
     while True:
         start = max(after, until - window)
-        found = None
-        for found in takewhile(lambda due: due <= until, each_after(times, start)):  # noqa: B007
+        last = None
+        for last in takewhile(lambda due: due <= until, each_after(times, start)):  # noqa: B007
             pass
-        if found is not None or start == after:
-            return found
+        if last is not None or start == after:
+            return last
         window *= 8
 
 
@@ -246,15 +246,10 @@ class Schedule(Struct, frozen=True, kw_only=True):
         return None if self.paused or self.orphaned_at is not None else self.definition.times.after(self.last)
 
 
-def document_prefix(project: str) -> str:
-    """The prefix of the keys of a project's schedules."""
-    return f"schedule/{project}/"
-
-
 def schedule_of_run(settings: object) -> str:
     """The schedule that created a run with these settings; empty if none did."""
-    found = settings.get("schedule", "") if isinstance(settings, dict) else ""
-    return found if isinstance(found, str) else ""
+    name = settings.get("schedule", "") if isinstance(settings, dict) else ""
+    return name if isinstance(name, str) else ""
 
 
 def describe_timing(definition: Definition) -> str:
@@ -332,14 +327,7 @@ def run_now(schedule: Schedule, now: float, *, active: bool) -> Step | None:
             due = round(used + 0.001, 3)
     if due % 1 == 0:  # names with whole seconds are for its times
         due += 0.001
-    if not active:
-        return _fire(schedule, due)
-    match schedule.definition.overlap:
-        case "cancel":
-            return _fire(schedule, due, cancels=True)
-        case "wait" if schedule.waiting is None:
-            return Step(replace(schedule, waiting=due))
-    return None
+    return _begin(schedule, due, active=active)
 
 
 def _start(schedule: Schedule, due: float) -> float:
@@ -354,18 +342,21 @@ def _is_missed(schedule: Schedule, due: float, now: float) -> bool:
 
 def _due(schedule: Schedule, due: float, *, active: bool) -> Step:
     decided = replace(schedule, last=due)
+    return _begin(decided, due, active=active) or Step(replace(decided, skipped=schedule.skipped + 1))
+
+
+def _begin(schedule: Schedule, due: float, *, active: bool) -> Step | None:
+    """Start the run of a time as the overlap policy says. None if the policy skips this time."""
     if not active:
-        return _fire(decided, due)
+        return _fire(schedule, due)
     match schedule.definition.overlap:
         case "cancel":
-            return _fire(decided, due, cancels=True)
+            return _fire(schedule, due, cancels=True)
         case "wait" if schedule.waiting is None:
-            return Step(replace(decided, waiting=due))
-    return Step(replace(decided, skipped=schedule.skipped + 1))
+            return Step(replace(schedule, waiting=due))
+    return None
 
 
 def _fire(schedule: Schedule, due: float, *, cancels: bool = False) -> Step:
-    fired = replace(
-        schedule, run_id=schedule.run_id_at(due), fired_at=due, fired=schedule.fired + 1, error="",
-    )  # fmt: skip
-    return Step(fired, due, cancels)
+    run_id = schedule.run_id_at(due)
+    return Step(replace(schedule, run_id=run_id, fired_at=due, fired=schedule.fired + 1, error=""), due, cancels)

@@ -24,13 +24,13 @@ from shoal.operations.schedules.schedule import (
     Origin,
     Schedule,
     Step,
-    document_prefix,
     next_step,
     run_now,
     schedule_of_run,
 )
-from shoal.ports import Run, RunState, Store
-from shoal.ports.documents import StoredValue
+from shoal.operations.snapshot import ACTIVE, OVER
+from shoal.ports import Run, Store
+from shoal.ports.documents import StoredValue, all_documents
 
 # One atomic step of a schedule: it records the decision about a due time and creates the run, or does neither.
 
@@ -39,8 +39,6 @@ MakeRun: TypeAlias = Callable[[Schedule, float], Awaitable[Run]]
 """Makes the run for a due time of a schedule, without storing it."""
 Decide: TypeAlias = Callable[[Schedule, bool], Step]
 """Decides the next step of a schedule. Its second argument says whether the newest run is active."""
-
-_ACTIVE = ("queued", "running", "paused")
 
 
 class Fired(Struct, frozen=True):
@@ -66,36 +64,34 @@ async def take_step(store: Store, key: str, decide: Decide, make_run: MakeRun) -
     """Read the schedule, decide, and store the result with its run. If another process changed the schedule in the
     meantime, nothing is done: read it again."""
     stored = StoredValue(store, key, Schedule)
-    seen = await stored.read()
-    if seen is None:
+    schedule = await stored.read()
+    if schedule is None:
         return Fired(None)
-    active = bool(seen.run_id) and await store.run_state(seen.run_id) in _ACTIVE
-    step = decide(seen, active)
-    if step.after is seen:
-        return Fired(seen)
-    run = None if step.due is None else await make_run(seen, step.due)
+    active = bool(schedule.run_id) and await store.run_state(schedule.run_id) in ACTIVE
+    step = decide(schedule, active)
+    if step.after is schedule:
+        return Fired(schedule)
+    run = None if step.due is None else await make_run(schedule, step.due)
     cancelled = ""
     if step.cancels:
         with suppress(RunError):  # it has ended in the meantime
-            await store.transition(seen.run_id, "cancelled")
-            cancelled = seen.run_id
+            await store.transition(schedule.run_id, "cancelled")
+            cancelled = schedule.run_id
     is_mine = False
 
     def update(value: Schedule | None) -> tuple[Schedule | None, Run | None]:
         nonlocal is_mine
-        is_mine = value == seen
+        is_mine = value == schedule
         return (step.after, run) if is_mine else (value, None)
 
     after = await stored.change_with_run(update)
     if is_mine and run is not None:
-        log.info("schedule %s: run %s is created", seen.name, run.run_id)
+        log.info("schedule %s: run %s is created", schedule.name, run.run_id)
     return Fired(after, is_mine, run if is_mine else None, cancelled)
 
 
 log = logging.getLogger("shoal.schedules")
 
-_PAGE = 500
-_OVER: tuple[RunState, ...] = ("finished", "cancelled")
 _MAX_ERROR = 500
 
 
@@ -113,7 +109,8 @@ class Schedules:
         self._log = ActionLog(store, project)
 
     def key(self, name: str) -> str:
-        return f"{document_prefix(self.project)}{name}"
+        """The key of a schedule's document."""
+        return f"schedule/{self.project}/{name}"
 
     def _stored(self, name: str) -> StoredValue[Schedule]:
         return StoredValue(self.store, self.key(name), Schedule)
@@ -122,16 +119,13 @@ class Schedules:
 
     async def list_all(self) -> list[Schedule]:
         """All schedules, in the order of their names. Documents that another program has damaged are left out."""
-        prefix, after = document_prefix(self.project), ""
-        found: list[Schedule] = []
-        while page := await self.store.list_documents(prefix, after=after, limit=_PAGE):
-            for document in page:
-                try:
-                    found.append(msgspec.msgpack.decode(document.value, type=Schedule))
-                except DECODING_ERRORS as exc:
-                    log.error("schedule %s is unreadable: %s", document.key.removeprefix(prefix), exc)
-            after = page[-1].key
-        return found
+        schedules: list[Schedule] = []
+        for document in await all_documents(self.store, self.key("")):
+            try:
+                schedules.append(msgspec.msgpack.decode(document.value, type=Schedule))
+            except DECODING_ERRORS as exc:
+                log.error("schedule %s is unreadable: %s", document.key.removeprefix(self.key("")), exc)
+        return schedules
 
     async def find(self, name: str) -> Schedule | None:
         """A schedule; None if there is none of this name."""
@@ -151,16 +145,16 @@ class Schedules:
         """Store a schedule. RunError if there is one of this name, unless ``replaces``, or if shoal.toml defines
         it."""
 
-        def update(found: Schedule | None) -> Schedule:
-            if found is not None and found.orphaned_at is not None:
+        def update(schedule: Schedule | None) -> Schedule:
+            if schedule is not None and schedule.orphaned_at is not None:
                 raise RunError(f"schedule {name!r} is orphaned: remove it first (`shoal schedule rm {name}`)")
-            if found is not None and found.origin == "file":
+            if schedule is not None and schedule.origin == "file":
                 raise RunError(f"schedule {name!r} is defined in shoal.toml: edit the file, and restart the server")
-            if found is not None and not replaces:
+            if schedule is not None and not replaces:
                 raise RunError(
                     f"schedule {name!r} exists: change it with `shoal schedule change {name}`, or choose another name"
                 )
-            return self._defined(name, definition, "store", found)
+            return self._defined(name, definition, "store", schedule)
 
         added = await self._stored(name).change(update)
         assert added is not None
@@ -182,11 +176,11 @@ class Schedules:
         server has."""
         await self.declarations.beat()
         foreign: dict[str, str] = {}
-        for each in schedules:
-            if each.origin == "file" and each.name not in self.declarations.names:
-                foreign[each.name] = each.source
-            elif each.orphaned_at is not None:
-                await self._mark(each.name, None, "adopt schedule", f"{self.declarations.source} has it")
+        for schedule in schedules:
+            if schedule.origin == "file" and schedule.name not in self.declarations.names:
+                foreign[schedule.name] = schedule.source
+            elif schedule.orphaned_at is not None:
+                await self._mark(schedule.name, None, "adopt schedule", f"{self.declarations.source} has it")
         self.foreign = frozenset(foreign)
         if foreign:
             for name in await self.declarations.orphans(foreign.items()):
@@ -197,11 +191,13 @@ class Schedules:
         """Set or take back the mark of an orphan, and record that, unless another server was first."""
         is_changed = False
 
-        def update(found: Schedule | None) -> Schedule | None:
+        def update(schedule: Schedule | None) -> Schedule | None:
             nonlocal is_changed
-            is_changed = found is not None and (found.orphaned_at is None) != (orphaned_at is None)
-            is_changed = is_changed and found is not None and found.origin == "file"
-            return replace(found, orphaned_at=orphaned_at) if is_changed and found is not None else found
+            if schedule is None or schedule.origin != "file" or (schedule.orphaned_at is None) == (orphaned_at is None):
+                is_changed = False
+                return schedule
+            is_changed = True
+            return replace(schedule, orphaned_at=orphaned_at)
 
         await self._stored(name).change(update)
         if is_changed:
@@ -212,30 +208,30 @@ class Schedules:
         await self._log.add(f"server on {socket.gethostname()}", what, name, detail)
 
     def _defined(
-        self, name: str, definition: Definition, origin: Origin, found: Schedule | None, source: str = ""
+        self, name: str, definition: Definition, origin: Origin, schedule: Schedule | None, source: str = ""
     ) -> Schedule:
         """The schedule with this definition. New times count from now."""
-        if found is None:
+        if schedule is None:
             return Schedule(
                 name=name, project=self.project, definition=definition, origin=origin, last=self.now(), source=source
             )  # fmt: skip
-        if (found.definition, found.origin, found.source) == (definition, origin, source):
-            return found
-        changed = replace(found, definition=definition, origin=origin, source=source)
-        if found.definition != definition:
+        if (schedule.definition, schedule.origin, schedule.source) == (definition, origin, source):
+            return schedule
+        changed = replace(schedule, definition=definition, origin=origin, source=source)
+        if schedule.definition != definition:
             changed = replace(changed, error="")
-        if found.definition.timing != definition.timing:
+        if schedule.definition.timing != definition.timing:
             changed = replace(changed, last=self.now(), waiting=None)
         return changed
 
     async def pause(self, name: str) -> Schedule:
         """Start no runs until it is resumed. An active run continues."""
-        return await self._change(name, lambda found: replace(found, paused=True, waiting=None))
+        return await self._change(name, lambda schedule: replace(schedule, paused=True, waiting=None))
 
     async def resume(self, name: str) -> Schedule:
         """Continue with the next time. Times during the pause are skipped."""
         return await self._change(
-            name, lambda found: replace(found, paused=False, last=self.now()) if found.paused else found
+            name, lambda schedule: replace(schedule, paused=False, last=self.now()) if schedule.paused else schedule
         )
 
     async def remove(self, name: str) -> None:
@@ -277,14 +273,16 @@ class Schedules:
         """Record why a run could not start, or failed. The next run that starts clears it."""
         text = error[:_MAX_ERROR]
         with suppress(RunError):  # removed in the meantime
-            await self._change(name, lambda found: found if found.error == text else replace(found, error=text))
+            await self._change(
+                name, lambda schedule: schedule if schedule.error == text else replace(schedule, error=text)
+            )
 
     async def delete_old_runs(self, schedule: Schedule) -> list[str]:
         """Delete ended runs beyond the number to keep, oldest first. Returns their names."""
         keep = schedule.definition.keep
         if keep is None:
             return []
-        ended = _runs_of(schedule.name, await self.store.list_runs(project=self.project, states=_OVER))
+        ended = _runs_of(schedule.name, await self.store.list_runs(project=self.project, states=OVER))
         deleted = []
         for run in ended[keep:]:
             with suppress(RunError):  # another server was first
@@ -295,11 +293,11 @@ class Schedules:
     async def _change(self, name: str, update: Callable[[Schedule], Schedule]) -> Schedule:
         if not NAME.fullmatch(name):
             return await self._refuse(name)
-        changed = await self._stored(name).change(lambda found: None if found is None else update(found))
+        changed = await self._stored(name).change(lambda schedule: None if schedule is None else update(schedule))
         return changed if changed is not None else await self._refuse(name)
 
     async def _refuse(self, name: str) -> Schedule:
-        names = [each.name for each in await self.list_all()]
+        names = [schedule.name for schedule in await self.list_all()]
         known = did_you_mean(name, names) or f"; there are: {', '.join(names[:20]) or 'none'}"
         raise RunError(f"there is no schedule {name!r:.120}{known}")
 
