@@ -15,20 +15,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from shoal.config import Config
-from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, LocalPacing, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
+from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.seeder import Seeder, Source
+from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience
-from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
@@ -43,18 +41,8 @@ _RECENT = 1000  # settled leases that are released again if the store goes back 
 class Engine:
     """Crawls one run with one spider until the run is finished, a stop, or a failure."""
 
-    def __init__(
-        self,
-        spider: Spider,
-        config: Config,
-        scheduler: Scheduler,
-        onion: Onion,
-        drains: Sequence[Drain] = (),
-        *,
-        source: Source | None = None,
-        options: EngineOptions = EngineOptions(),
-    ) -> None:
-        """``source`` yields the start requests. None: another process pushes them."""
+    def __init__(self, part: Participation, scheduler: Scheduler, onion: Onion, drains: Sequence[Drain] = ()) -> None:
+        spider, config, archive = part.spider, part.config, part.archive
         self.counters = Counters()
         self.concurrency = config.concurrency
         """How many pages may be in flight. It may be changed at any time."""
@@ -67,27 +55,36 @@ class Engine:
         self._frontier: Frontier = scheduler.frontier
         self._onion = onion
         self._drains = drains
-        self._options = options
-        self.pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
-        self._persist = Persistence(shared=options.shared, on_return=self._waker.wake)
-        archive = options.archive
+        self._part = part
+        self.pacing: Pacing = RemotePacing(config.lease.batch, near=part.near) if part.shared else LocalPacing()
+        self._persist = Persistence(shared=part.shared, on_return=self._waker.wake)
         self._storage = StorageWatch(Patience(config.items.patience), self._waker.wake, self._fail)
         self.handler = PageHandler(
-            spider, config, scheduler, onion.fetch, self.counters,
-            captures=archive is not None, on_store_failure=self._files_failed,
-        )  # fmt: skip
+            spider,
+            config,
+            scheduler,
+            onion.fetch,
+            self.counters,
+            captures=archive is not None,
+            on_store_failure=self._files_failed,
+        )
         self._settler = Settler(
-            self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive,
+            self._frontier,
+            scheduler,
+            self.counters,
+            self._persist,
+            on_items=self._items_stored,
+            archive=archive,
             session=onion.session,
-        )  # fmt: skip
+        )
         self._seeder = Seeder(
-            source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=options.shared
+            part.source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=part.shared
         )
-        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, options.may_work)
+        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, part.may_work)
         self._log = ItemLogKeeper(
-            self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
+            self._frontier, self._persist, keep=part.keep_items, every=1.0 if part.shared else 0.2
         )
-        self._waiting = WaitWatch(self._frontier, options.run_id)
+        self._waiting = WaitWatch(self._frontier, part.run_id)
         self._idle_since = 0.0
         """Since when there is nothing to do, on the monotonic clock. 0: there is."""
         self._leased: Leased | None = None
@@ -100,7 +97,6 @@ class Engine:
         self._settled_since = 0.0
         self._recent: deque[Lease] = deque(maxlen=_RECENT)
         """The leases that were settled last."""
-        self._spider = spider
         self._kept_open = False  # the spider wants to wait for more requests
         self._isolating = False
         """Whether a request that may kill its worker waits for its last attempt. It must be in flight alone."""
@@ -164,7 +160,7 @@ class Engine:
 
     def _can_start_over(self, error: BaseException) -> bool:
         """Whether the process can start over after this error."""
-        fenced = isinstance(error, FencedError) and self._options.rejoin is not None
+        fenced = isinstance(error, FencedError) and self._part.rejoin is not None
         return fenced or isinstance(error, StoreRewoundError)
 
     async def start_over(self, error: FrontierError) -> None:
@@ -179,8 +175,8 @@ class Engine:
         self._leases.clear()
         self._scheduler.forget()
         self._onion.forget()
-        if isinstance(error, FencedError) and self._options.rejoin is not None:
-            await self._persist(self._options.rejoin)
+        if isinstance(error, FencedError) and self._part.rejoin is not None:
+            await self._persist(self._part.rejoin)
         else:
             rewind = await self._persist(self._frontier.recover)
             lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
@@ -264,8 +260,8 @@ class Engine:
             return False
         self._check_again = time.monotonic() + _POLLS_PER_CHECK * self.pacing.poll_after
         stats = await self._persist(self._frontier.stats)
-        self._kept_open = stats.finished and not self._options.stay and await self._spider.idle()
-        if stats.finished and not self._options.stay:
+        self._kept_open = stats.finished and not self._part.stays and await self._part.spider.idle()
+        if stats.finished and not self._part.stays:
             return not self._kept_open
         return self._seeder.failure is not None and stats.remaining == 0
 
@@ -286,7 +282,7 @@ class Engine:
         if wanted <= 0:
             return self.pacing.pause()
         self._leased = None
-        may_work = self._options.may_work
+        may_work = self._part.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
         if self._storage.is_down:
@@ -456,8 +452,8 @@ class Engine:
         self._recent.extend(map(lease_of, batch))
         try:
             await self._settler.settle(batch)
-            if self._options.on_settled is not None and not self.stopping:
-                await self._options.on_settled()
+            if self._part.on_settled is not None and not self.stopping:
+                await self._part.on_settled()
         except StoreRewoundError:
             self._settled = batch + self._settled  # `start_over` releases their leases
             raise
@@ -470,7 +466,7 @@ class Engine:
 
     def _archive_failed(self, error: SinkError, batch: list[Settlement]) -> None:
         """Release the pages that the archive did not store. Nothing of the batch was settled."""
-        archive = self._options.archive
+        archive = self._part.archive
         assert archive is not None
         parsed = [each for each in batch if isinstance(each, Parsed)]
         pages = [(each.completion.lease, each.exchange) for each in parsed if each.exchange is not None]

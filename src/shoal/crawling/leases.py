@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shoal.crawling.engine_options import Archive
 from shoal.crawling.page import Parsed, Released, Settlement
+from shoal.crawling.participation import Archive
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
@@ -44,7 +44,7 @@ class LeaseKeeper:
         may_work: Callable[[], bool] | None = None,
     ) -> None:
         """``drop`` is called with each lease that is lost, or is about to end without a renewal. ``may_work``: see
-        `EngineOptions`."""
+        `Participation`."""
         self._frontier = frontier
         self._ttl = ttl
         self._drop = drop

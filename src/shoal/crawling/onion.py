@@ -217,7 +217,7 @@ def make_onion(
     spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] | None = None,
     tor: TorLayer | None = None, session: Session | None = None,
 ) -> Onion:  # fmt: skip
-    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`. ``session``: None if cookies
+    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `Participation`. ``session``: None if cookies
     are kept in memory only. ConfigError if the run goes through Tor but there is no layer for it."""
     if tor is None:
         config.refuse_tor("this process")

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
-from typing import TypeAlias, cast
+from typing import cast
 
 from shoal.config import Config
+from shoal.crawling.participation import Source
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import Scheduler
 from shoal.crawling.stats import Counters
@@ -31,9 +32,6 @@ _ROLE_TTL = 60.0  # seconds without a renewal after which a seeder counts as dea
 _RELEASE_TIMEOUT = 1.0
 _CHECK_EVERY = 20.0  # seconds between checks that seeding is still finished
 _LOGGED = 10  # bad start URLs that are logged one by one
-
-Source: TypeAlias = Callable[[], AsyncIterator["Request | RequestError"]]
-"""Yields the start requests, always the same ones in the same order. For an invalid URL it yields the error."""
 
 
 class RoleLostError(FrontierError):

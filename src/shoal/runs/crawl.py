@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, TypeVar
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import keys, nearest
+from shoal.crawling.participation import Source
 from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
-from shoal.crawling.scheduler import frontier_options, make_scheduler
-from shoal.crawling.seeder import Source, start_requests, url_requests
+from shoal.crawling.scheduler import frontier_options
+from shoal.crawling.seeder import start_requests, url_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
 from shoal.fetch.resolving import allow_many_lookups
@@ -374,7 +375,6 @@ class Crawl:
             config=self.config,
             options=frontier_options(self.config),
             open_outputs=partial(self._open_outputs, collector, shared=store.shared),
-            make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
             networks=self._networks,
             shared=shared,

@@ -16,7 +16,6 @@ from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.run_choice import finished_at
-from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError
@@ -164,7 +163,6 @@ class Worker:
             config=self.config,
             options=settings.options,
             open_outputs=partial(self._open_outputs, settings),
-            make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=(lambda: start_requests(self.spider)) if settings.seeds == "spider" else None,
             networks=settings.networks,
             shared=shared,

@@ -362,7 +362,7 @@ async def open_archive(
 
 
 class WarcArchive:
-    """See `shoal.crawling.engine_options.Archive`. Call ``close`` at the end."""
+    """See `shoal.crawling.participation.Archive`. Call ``close`` at the end."""
 
     def __init__(
         self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
