@@ -18,7 +18,7 @@ from shoal.cli.main import main
 from shoal.crawling.callbacks import Callbacks, Found
 from shoal.crawling.leases import Outcome, Settler
 from shoal.crawling.page import Parsed
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler as Scheduler
 from shoal.fetch.direct import DirectFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased

@@ -21,7 +21,7 @@ from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, LocalPacing, Paci
 from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
 from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.retrying import Persistence, StorageWatch
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
@@ -41,7 +41,9 @@ _RECENT = 1000  # settled leases that are released again if the store goes back 
 class Engine:
     """Crawls one run with one spider until the run is finished, a stop, or a failure."""
 
-    def __init__(self, part: Participation, scheduler: Scheduler, onion: Onion, drains: Sequence[Drain] = ()) -> None:
+    def __init__(
+        self, part: Participation, scheduler: EngineScheduler, onion: Onion, drains: Sequence[Drain] = ()
+    ) -> None:
         spider, config, archive = part.spider, part.config, part.archive
         self.counters = Counters()
         self.concurrency = config.concurrency

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from shoal.crawling.page import Parsed, Released, Settlement
 from shoal.crawling.participation import Archive
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
 from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState, clock
@@ -133,7 +133,7 @@ class Settler:
     def __init__(
         self,
         queue: Queue,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         counters: Counters,
         persist: Persistence,
         *,

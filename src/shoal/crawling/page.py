@@ -21,7 +21,7 @@ from shoal.config import Config, RobotsSettings
 from shoal.crawling.callbacks import Callbacks, Found
 from shoal.crawling.files import FileChains
 from shoal.crawling.outcome import BROKEN_LINK, GONE
-from shoal.crawling.scheduler import Admitted, Scheduler
+from shoal.crawling.scheduler import AdmittedLinks, EngineScheduler
 from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import (
     FetchError,
@@ -61,7 +61,7 @@ class Parsed(Struct):
     """A page that was handled, and the links that the scheduler remembers once the frontier has stored it."""
 
     completion: Completion
-    admitted: Admitted
+    admitted: AdmittedLinks
     exchange: Exchange | None = None
     """What was sent and received, if an archive wants it."""
 
@@ -81,7 +81,7 @@ class PageHandler:
         self,
         spider: Spider,
         config: Config,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         fetch: Fetch,
         counters: Counters,
         *,
@@ -245,7 +245,7 @@ class PageHandler:
         completion = Completion(
             lease=lease, children=[target], status=status, contacted=contacted, redirected=True, note=note
         )
-        return Parsed(completion, Admitted([target]))
+        return Parsed(completion, AdmittedLinks([target]))
 
     # -- failures
 
@@ -280,7 +280,7 @@ class PageHandler:
                     lease=lease, items=found.items, children=found.files, status=error.status,
                     contacted=error.contacted, note=f"file failed: {error}",
                 ),
-                Admitted(found.files),
+                AdmittedLinks(found.files),
             )  # fmt: skip
         if lease.request.errback is not None:
             await self._errback(lease, error, failure)

@@ -15,7 +15,7 @@ from typing import cast
 from shoal.config import Config
 from shoal.crawling.participation import Source
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError, describe
 from shoal.http import Request
@@ -45,7 +45,7 @@ class Seeder:
     def __init__(
         self,
         source: Source | None,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         config: Config,
         counters: Counters,
         persist: Persistence,

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from shoal.crawling.run_choice import mark_reopened
 from shoal.crawling.stats import LimitReached
 from shoal.errors import RunError
 from shoal.frontier.rules import is_retried, no_run
@@ -20,6 +19,7 @@ from shoal.operations.processes import read_run_processes
 from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, Run, Store
 from shoal.runs.outcome import closing, forget_outcome, limit_of
 from shoal.runs.reports import read_processes
+from shoal.runs.run_choice import mark_reopened
 from shoal.urls.normalize import host_of
 
 T = TypeVar("T")

@@ -19,10 +19,9 @@ from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import keys, nearest
 from shoal.crawling.participation import Source
-from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
 from shoal.crawling.scheduler import frontier_options
 from shoal.crawling.seeder import start_requests, url_requests
-from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
+from shoal.crawling.stats import Summary
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import file_of, open_store
@@ -31,11 +30,12 @@ from shoal.frontier.local.server import open_owned, serving
 from shoal.frontier.memory import MemoryStore
 from shoal.messages import did_you_mean
 from shoal.ports import Frontier, Run, Sink, Store
-from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.lifecycle import Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
-from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
-from shoal.sinks import is_shared, named_for_run, open_sink, sink_id
+from shoal.runs.run_choice import WantedRun, choose_run, finished_at, start_settings
+from shoal.runs.worker_session import has_heartbeats, make_session
+from shoal.sinks import is_shared, named_for_run, sink_id
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
@@ -192,7 +192,7 @@ def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]
             signal.signal(number, handler)
 
 
-class Crawl:
+class Crawl(Participant):
     """A crawl: awaitable once, or an async iterator over its items."""
 
     def __init__(
@@ -217,13 +217,11 @@ class Crawl:
         self._has_started = False
         self.must_be_awaited = False
         """Warn if the program drops this crawl without an ``await``."""
-        self.spider = _spider_of(spider)
-        self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
+        spider = _spider_of(spider)
+        super().__init__(spider, config_for(config, spider.settings, type(spider).__name__))
         self.outputs = self.spider.with_outputs(outputs)
         self._items: list[Any] | None = None
         self._summary: Summary | None = None
-        self.error: ShoalError | None = None
-        """Why the crawl ended early; also in the summary."""
         self.run: Run | None = None
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
@@ -236,14 +234,9 @@ class Crawl:
         """Let other processes of this machine use the store while the crawl works."""
         self.has_heartbeats = store is None
         """Send heartbeats, so that other processes get its pages soon after it was killed."""
-        self.address = self.config.frontier
-        """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
         self._created: list[Run] = []
         self._collect = collect and not self.outputs
-        self._life: RunLifecycle | None = None
-        self._worker_id = new_worker_id()
-        self._stop_asked = False
 
     def __repr__(self) -> str:
         name = type(self.spider).__name__
@@ -310,12 +303,6 @@ class Crawl:
         if self.error is not None:
             raise self.error
 
-    def stop(self, grace: float | None = None) -> None:
-        """Shut down: pages in flight have ``grace`` seconds (default ``shutdown_grace``); other leases are released."""
-        self._stop_asked = True
-        if self._life is not None:
-            self._life.stop(grace)
-
     @property
     def stopping(self) -> bool:
         """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled or has ended."""
@@ -326,17 +313,9 @@ class Crawl:
         if self._life is not None:
             await self._life.poll_state()
 
-    async def snapshot(self) -> CrawlSnapshot | None:
-        """The state of the crawl now. None before it begins."""
-        return None if self._life is None else await self._life.snapshot()
-
-    def vitals(self) -> Vitals:
-        """What the crawl knows of itself, without a call to the store."""
-        worker = self._worker_id
-        if self._life is not None:
-            return self._life.vitals(worker)
-        run_id = "" if self.run is None else self.run.run_id
-        return Vitals(worker=worker, run_id=run_id, spider=self.spider.spider_name(), counters=Counters())
+    @property
+    def _run_id(self) -> str:
+        return "" if self.run is None else self.run.run_id
 
     async def _execute(self, collector: Sink | None) -> Summary:
         if self._has_started:
@@ -355,11 +334,7 @@ class Crawl:
                 from shoal.fetch.sessions.stored import import_session  # few crawls need it
 
                 await import_session(store, await store.frontier(run.run_id), run.run_id, self.imported)
-            self._life = RunLifecycle(store, run, self._plan(store, collector))
-            if self._stop_asked:
-                self._life.stop()
-            summary = await self._life.work()
-            self.error = self._life.error
+            summary = await self._take_part(store, run, self._plan(store, collector))
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
             return summary
@@ -451,18 +426,15 @@ class Crawl:
         """Open the outputs. On a shared store, other processes may crawl the same run: one of them writes, and the
         others stand by."""
         assert self._life is not None
-        make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
-        ttl, patience = min(ROLE_TTL, self.config.lease.ttl), self.config.items.patience
+        patience = self.config.items.patience
         drainers: list[Drainer | StandbyDrainer] = [
-            StandbyDrainer(
-                frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl, patience=patience
-            )
+            await self._standby_drainer(frontier, spec)
             if shared
-            else Drainer(frontier, make_sink(spec), await self._life.role_of(spec), patience=Patience(patience))
+            else Drainer(frontier, self._open_sink(spec), await self._life.role_of(spec), patience=Patience(patience))
             for spec in self.outputs
         ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on
-            role = "collect-" + secrets.token_hex(8)
+            role, ttl = "collect-" + secrets.token_hex(8), min(ROLE_TTL, self.config.lease.ttl)
             drainers.append(
                 StandbyDrainer(frontier, lambda: collector, role, ttl=ttl)  # a process that is fenced takes it again
                 if shared

@@ -17,19 +17,20 @@ from inspect import isawaitable
 
 import msgspec
 
+from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.participation import Archive
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler, make_scheduler
+from shoal.crawling.scheduler import EngineScheduler, make_scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, SpiderError, StoreRewoundError, describe
 from shoal.fetch.sessions.session import Session, make_session
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
-from shoal.ports import Frontier, Holder, Run, RunState, Stats, Store
+from shoal.ports import Frontier, Holder, Run, RunState, Sink, Stats, Store
 from shoal.runs.outcome import (
     announce_end,
     announced_end,
@@ -43,13 +44,15 @@ from shoal.runs.outcome import (
 )
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
+from shoal.runs.worker_session import new_worker_id
 from shoal.selector.selectors import QueryUsage
 from shoal.selector.selectors import current as current_queries
-from shoal.sinks import sink_id
+from shoal.sinks import open_sink, sink_id
 from shoal.sinks.downloads import check_store
 from shoal.sinks.drainer import ItemsLostError
 from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
+from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
 # The beginning and the end of a spider's work: ``opened`` and ``closed``, ``open`` and ``close`` of its pipelines.
@@ -130,7 +133,7 @@ class RunLifecycle:
 
     _engine: Engine
     _frontier: Frontier
-    _scheduler: Scheduler
+    _scheduler: EngineScheduler
     """These three exist when the work begins."""
 
     def __init__(self, store: Store, run: Run, plan: Plan) -> None:
@@ -677,6 +680,62 @@ class RunLifecycle:
             await self._store_limit()
         if stats.finished != (state == "finished"):
             await self._move_to("finished" if stats.finished else "running")
+
+
+class Participant:
+    """A crawl or a worker: how others see and stop its part in a run, also before that begins."""
+
+    def __init__(self, spider: Spider, config: Config) -> None:
+        self.spider = spider
+        self.config = config
+        self.address = config.frontier
+        """Where other processes find the store. For a crawl that serves its store: once it has started."""
+        self.error: ShoalError | None = None
+        """Why the work ended early; also in the summary."""
+        self._life: RunLifecycle | None = None
+        self._worker_id = new_worker_id()
+        self._stop_asked = False
+
+    @property
+    def _run_id(self) -> str:
+        """Empty if the run is not known yet."""
+        raise NotImplementedError
+
+    def stop(self, grace: float | None = None) -> None:
+        """Shut down: pages in flight have ``grace`` seconds (default: those of the plan); other leases are released."""
+        self._stop_asked = True
+        if self._life is not None:
+            self._life.stop(grace)
+
+    async def snapshot(self) -> CrawlSnapshot | None:
+        """The state of the crawl now. None before it begins."""
+        return None if self._life is None else await self._life.snapshot()
+
+    def vitals(self) -> Vitals:
+        """What this process knows of itself, without a call to the store."""
+        if self._life is not None:
+            return self._life.vitals(self._worker_id)
+        spider = self.spider.spider_name()
+        return Vitals(worker=self._worker_id, run_id=self._run_id, spider=spider, counters=Counters())
+
+    async def _take_part(self, store: Store, run: Run, plan: Plan) -> Summary:
+        life = self._life = RunLifecycle(store, run, plan)
+        if self._stop_asked:
+            life.stop()
+        summary = await life.work()
+        self.error = life.error
+        return summary
+
+    async def _standby_drainer(self, frontier: Frontier, spec: str) -> StandbyDrainer:
+        """Write an output while no other process of the run does."""
+        assert self._life is not None
+        make_sink = partial(self._open_sink, spec)
+        ttl, patience = min(ROLE_TTL, self.config.lease.ttl), self.config.items.patience
+        return StandbyDrainer(frontier, make_sink, await self._life.role_of(spec), ttl=ttl, patience=patience)
+
+    def _open_sink(self, spec: str) -> Sink:
+        assert self._life is not None
+        return open_sink(spec, run_id=self._life.run_id, on_reject=self._life.count_rejects)
 
 
 class _Control:

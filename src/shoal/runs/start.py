@@ -20,13 +20,13 @@ from shoal.config.checks import check_regexes, linear, unmarked
 from shoal.config.layers import read_settings
 from shoal.crawling.participation import Source
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Seeder, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Overflow, Run, Store
+from shoal.runs.run_choice import new_run_id
 from shoal.runs.trust import check_arguments, check_networks
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider

@@ -15,20 +15,19 @@ from msgspec import Struct, structs
 from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.run_choice import finished_at
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Frontier, Holder, Run, Store, clock
-from shoal.runs.lifecycle import GRACE, RunLifecycle
+from shoal.runs.lifecycle import GRACE, Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
+from shoal.runs.run_choice import finished_at
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
 from shoal.runs.worker_session import make_session, new_worker_id
-from shoal.sinks import named_for_run, open_sink, sink_id
-from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
+from shoal.sinks import named_for_run, sink_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.worker")
@@ -55,7 +54,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """The command that starts such a worker, for its reports. Empty if there is none."""
 
 
-class Worker:
+class Worker(Participant):
     """One process's part in a run. ``await worker.run()`` once; ``stop`` shuts it down."""
 
     def __init__(
@@ -69,28 +68,22 @@ class Worker:
     ) -> None:
         """``config`` is complete: `load_config` merges the layers. ``outputs`` are written by this worker, in addition
         to those of the run."""
-        self.spider = spider
-        self.config = config
-        self.address = config.frontier
-        """Where other processes find the store."""
+        super().__init__(spider, config)
         self.run_id = run_id
-        self.worker_id = new_worker_id()
         self.outputs = tuple(outputs)
         self.summary: Summary | None = None
-        self.error: ShoalError | None = None
-        """Why the work ended early."""
         self._options = options
         self._starting: Persistence | None = None
         """Retries the calls before the run is found."""
-        self._life: RunLifecycle | None = None
-        self._stop_asked = False
 
-    def stop(self) -> None:
+    @property
+    def _run_id(self) -> str:
+        return self.run_id
+
+    def stop(self, grace: float | None = None) -> None:
         """Release the leases: at once, except for pages that end within the grace period."""
-        self._stop_asked = True
-        if self._life is not None:
-            self._life.stop()
-        elif self._starting is not None:
+        super().stop(grace)
+        if self._life is None and self._starting is not None:
             self._starting.give_up()
 
     def abort(self) -> None:
@@ -105,17 +98,6 @@ class Worker:
     def engine(self) -> Engine | None:
         """None before the work begins."""
         return None if self._life is None else self._life.engine
-
-    async def snapshot(self) -> CrawlSnapshot | None:
-        """The state of the crawl now. None before it begins."""
-        return None if self._life is None else await self._life.snapshot()
-
-    def vitals(self) -> Vitals:
-        """What the worker knows of itself, without a call to the store."""
-        if self._life is not None:
-            return self._life.vitals(self.worker_id)
-        spider = self.spider.spider_name()
-        return Vitals(worker=self.worker_id, run_id=self.run_id, spider=spider, counters=Counters())
 
     def __await__(self) -> Generator[object, None, Summary]:
         return self.run().__await__()
@@ -139,11 +121,7 @@ class Worker:
             self.spider._arguments_of_others = tuple(settings.arguments)
             if run.state == "finished":
                 await persist(partial(self._report_finished, store, run))
-            self._life = RunLifecycle(store, run, self._plan(settings, shared=store.shared))
-            if self._stop_asked:
-                self._life.stop()
-            self.summary = await self._life.work()
-            self.error = self._life.error
+            self.summary = await self._take_part(store, run, self._plan(settings, shared=store.shared))
         return self.summary
 
     async def _report_finished(self, store: Store, run: Run) -> None:
@@ -157,7 +135,7 @@ class Worker:
         options = self._options
         session = None
         if options.holder is None:  # a node has the session of its cluster
-            session = make_session(self.config, self.run_id, self.worker_id)
+            session = make_session(self.config, self.run_id, self._worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,
@@ -175,28 +153,19 @@ class Worker:
             holder=options.holder,
             may_work=options.may_work,
             process=RecordedProcess(
-                self.worker_id,
+                self._worker_id,
                 "worker" if options.holder is None else "runner",
                 command=options.command,
                 address=self.config.frontier,
             ),
             session=session,
-            on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
+            on_begin=lambda: log.info("worker %s works on run %s", self._worker_id, self.run_id),
             on_unseeded=_warn_unseeded,
         )
 
     async def _open_outputs(self, settings: RunSettings, frontier: Frontier) -> Sequence[Output]:
         specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}
-        ttl = min(ROLE_TTL, self.config.lease.ttl)
-        assert self._life is not None
-        make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
-        patience = self.config.items.patience
-        return [
-            StandbyDrainer(
-                frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl, patience=patience
-            )
-            for spec in specs.values()
-        ]
+        return [await self._standby_drainer(frontier, spec) for spec in specs.values()]
 
 
 async def _warn_unseeded() -> None:
