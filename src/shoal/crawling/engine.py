@@ -18,7 +18,7 @@ from typing import cast
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, LocalPacing, Pacing, RemotePacing, WaitWatch, Waker
-from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
+from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
 from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import EngineScheduler
@@ -169,7 +169,7 @@ class Engine:
         """Drop all work. After a rewind of the store, record it and drop everything cached from the store; after a
         fence, join again. Then ``run`` may be called again: it continues from the store's state, like a new process."""
         log.error("%s", error)
-        leases = [lease_of(each) for each in self._settled]
+        leases = [lease_of(settlement) for settlement in self._settled]
         # The rewound store may still have the leases that were settled last. No other process would release them.
         leases += self._recent
         self._recent.clear()
@@ -239,11 +239,11 @@ class Engine:
         if self.pacing.overlaps and lingers:
             return None  # one round trip will do for both
         if self.pacing.overlaps and self._settled and leases and not self._isolating:
-            both = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
-            for result in both:
+            results = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
+            for result in results:
                 if isinstance(result, BaseException):
                     raise result
-            return cast("float | None", both[1])
+            return cast("float | None", results[1])
         if self._settled and not lingers:
             await self._settle()
         return await self._lease_more() if leases and not self.stopping else None
@@ -280,8 +280,8 @@ class Engine:
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. Returns the seconds until the next poll; None: until something happens."""
-        wanted = self._room()
-        if wanted <= 0:
+        room = self._room()
+        if room <= 0:
             return self.pacing.pause()
         self._leased = None
         may_work = self._part.may_work
@@ -292,12 +292,12 @@ class Engine:
         if self._held_by:
             return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
-        leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
+        leased = await self._persist(lambda: self._scheduler.next_requests(room, nonce=nonce))
         if self._onion.session is not None and leased.leases:
             self._onion.session.jars.seen(leased.cookies)
         leases = await self._isolate_suspects(leased.leases)
         if self.stopping:  # the stop came during the call
-            self._settled.extend(Released(lease, contacted=False) for lease in leases)
+            self._settled.extend(ReleasedLease(lease, contacted=False) for lease in leases)
             return None
         if leases:
             self._log.expect_items()
@@ -310,7 +310,7 @@ class Engine:
             self._ahead.append(lease)
         self._fill()
         has_place = len(self._active) < self.concurrency
-        return self.pacing.after(leased, short=len(leased.leases) < wanted, has_place=has_place)
+        return self.pacing.after(leased, short=len(leased.leases) < room, has_place=has_place)
 
     async def _isolate_suspects(self, leases: list[Lease]) -> list[Lease]:
         """The leases without the suspects: requests on their last attempt that lost a worker before.
@@ -324,7 +324,7 @@ class Engine:
             self._waker.wake()  # to lease more than one again
         self._isolating = bool(suspects)
         if suspects and (len(leases) > 1 or self._active or self._ahead):
-            self._settled.extend(Released(lease, contacted=False) for lease in suspects)
+            self._settled.extend(ReleasedLease(lease, contacted=False) for lease in suspects)
             return [lease for lease in leases if lease not in suspects]
         return leases
 
@@ -390,7 +390,7 @@ class Engine:
         """Release the leases that have not begun."""
         for lease in self._ahead:
             self._leases.remove(lease)
-            self._settled.append(Released(lease, contacted=False))
+            self._settled.append(ReleasedLease(lease, contacted=False))
         self._ahead.clear()
         self._waker.wake()
 
@@ -405,7 +405,7 @@ class Engine:
     def _settle_unbegun(self) -> None:
         """Settle leases whose task was cancelled before it began."""
         for lease in [lease for task, lease in self._active.values() if task.done()]:
-            self._ended(Released(lease, contacted=False), lease)
+            self._ended(ReleasedLease(lease, contacted=False), lease)
 
     def _give_up(self) -> None:
         """Stop waiting for a server that does not answer: the leases expire."""
@@ -417,7 +417,9 @@ class Engine:
         for ahead in self._ahead:  # it may have been renewed since
             if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
                 self._ahead.remove(ahead)
-                self._settled.append(Released(ahead, contacted=False))  # if it is still ours, this costs no attempt
+                self._settled.append(
+                    ReleasedLease(ahead, contacted=False)
+                )  # if it is still ours, this costs no attempt
                 self._waker.wake()
                 break
         if lease.token in self._active:
@@ -427,10 +429,10 @@ class Engine:
 
     async def _work(self, lease: Lease) -> None:
         """Handle one lease. It always ends as a settlement."""
-        settlement: Settlement = Released(lease, contacted=True)
+        settlement: Settlement = ReleasedLease(lease, contacted=True)
         try:
             good = self._leases.is_good(lease)
-            settlement = await self.handler.handle(lease) if good else Released(lease, contacted=False)
+            settlement = await self.handler.handle(lease) if good else ReleasedLease(lease, contacted=False)
         except asyncio.CancelledError:
             pass
         finally:  # whatever was raised
@@ -470,15 +472,16 @@ class Engine:
         """Release the pages that the archive did not store. Nothing of the batch was settled."""
         archive = self._part.archive
         assert archive is not None
-        parsed = [each for each in batch if isinstance(each, Parsed)]
-        pages = [(each.completion.lease, each.exchange) for each in parsed if each.exchange is not None]
+        parsed = [settlement for settlement in batch if isinstance(settlement, ParsedPage)]
+        pages = [(page.completion.lease, page.exchange) for page in parsed if page.exchange is not None]
 
         async def store_again() -> None:
             await archive.store(pages)
             archive.settled([lease for lease, _ in pages], [False] * len(pages))
 
         released: list[Settlement] = [
-            Released(lease_of(each), contacted=True) if isinstance(each, Parsed) else each for each in batch
+            ReleasedLease(lease_of(settlement), contacted=True) if isinstance(settlement, ParsedPage) else settlement
+            for settlement in batch
         ]
         self._settled = released + self._settled
         self._storage.failed(error, store_again)

@@ -493,8 +493,8 @@ class WaitWatch:
 
     def _report(self, reasons: Sequence[WaitReason], now: float) -> None:
         self.reason = "; ".join(reason.text for reason in reasons)
-        told = [(reason.kind, reason.subject) for reason in reasons]
-        if reasons and (told != self._logged or now - self._logged_at >= self._repeat_after):
-            self._logged, self._logged_at, self._repeat_after = told, now, _EVERY
+        subjects = [(reason.kind, reason.subject) for reason in reasons]
+        if reasons and (subjects != self._logged or now - self._logged_at >= self._repeat_after):
+            self._logged, self._logged_at, self._repeat_after = subjects, now, _EVERY
             level = logging.WARNING if any(reason.is_alarming for reason in reasons) else logging.INFO
             log.log(level, "waiting: %s", self.reason)

@@ -50,10 +50,10 @@ class KnownLinks:
             return []
         here, absolute = self._by_place.get(folder_of(base), _NONE), self._absolute
         if here or absolute:
-            found = [href for href in hrefs if href not in known and href not in here and href not in absolute]
+            unknown = [href for href in hrefs if href not in known and href not in here and href not in absolute]
         else:
-            found = [href for href in hrefs if href not in known]
-        return list(dict.fromkeys(found))
+            unknown = [href for href in hrefs if href not in known]
+        return list(dict.fromkeys(unknown))
 
     def new(self, urls: Iterable[str]) -> list[str]:
         """Return the URLs that are not in the cache."""
@@ -168,22 +168,22 @@ class EngineScheduler:
         admitted = AdmittedLinks([])
         depth = parent.depth + 1
         if self.scope.too_deep(depth):
-            admitted.too_deep = sum(len(each) if isinstance(each, LinkBatch) else 1 for each in found)
+            admitted.too_deep = sum(len(link) if isinstance(link, LinkBatch) else 1 for link in found)
             admitted.out_of_scope = admitted.too_deep
             return admitted
-        for each in found:
-            if isinstance(each, LinkBatch):
-                self._admit_batch(each, depth, admitted)
-            elif is_plain(each) and self._known.has(each.url):
+        for link in found:
+            if isinstance(link, LinkBatch):
+                self._admit_batch(link, depth, admitted)
+            elif is_plain(link) and self._known.has(link.url):
                 admitted.duplicates += 1
-            elif self.scope.refuses(each.url):
+            elif self.scope.refuses(link.url):
                 admitted.out_of_scope += 1
             elif len(admitted.children) >= self.scope.max_links:
                 admitted.left_out += 1
             else:
-                _check_storable(each)
-                each.depth = depth
-                admitted.children.append(each)
+                _check_storable(link)
+                link.depth = depth
+                admitted.children.append(link)
         return admitted
 
     def is_known(self, url: str) -> bool:
@@ -236,9 +236,9 @@ class EngineScheduler:
         inside = [request for request in requests if not self._outside(request)]
         if not inside:
             return 0
-        known = await self.look_up(inside)
+        duplicates = await self.look_up(inside)
         added = (await self.frontier.push(inside)).added
-        await self.log_pushed(inside, known)
+        await self.log_pushed(inside, duplicates)
         return added
 
     @property
@@ -248,16 +248,16 @@ class EngineScheduler:
 
     async def look_up(self, requests: Sequence[Request]) -> list[bool]:
         """For the log: which of these requests are duplicates. Empty if they are not logged."""
-        known, seen = list[bool](), set[bytes]()
+        duplicates, fingerprints = list[bool](), set[bytes]()
         if not self.logs_urls:
-            return known
+            return duplicates
         with suppress(FrontierError):
             for request in requests:
                 fingerprint = request.fingerprint()
-                known.append(fingerprint in seen or await self.is_duplicate(request))
+                duplicates.append(fingerprint in fingerprints or await self.is_duplicate(request))
                 if not request.dont_filter:
-                    seen.add(fingerprint)
-        return known
+                    fingerprints.add(fingerprint)
+        return duplicates
 
     async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool], *, refused: bool = False) -> None:
         """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push. ``refused``: some of
@@ -356,10 +356,10 @@ def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared
     )
 
 
-def _check_storable(found: Request | LinkBatch) -> None:
+def _check_storable(link: Request | LinkBatch) -> None:
     """``meta`` and ``cb_kwargs`` can have any values; the rest was checked when the request was made."""
     for name in ("meta", "cb_kwargs"):
-        if values := getattr(found, name):
+        if values := getattr(link, name):
             try:
                 _encode(values)
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:

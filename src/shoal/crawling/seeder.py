@@ -217,11 +217,11 @@ class Seeder:
     async def _push(self, requests: list[Request], cursor: bytes) -> Pushed:
         claim = self._claim
         assert claim is not None
-        known = await self._scheduler.look_up(requests)
+        duplicates = await self._scheduler.look_up(requests)
         while True:
             try:
                 pushed = await self._persist(lambda: self._frontier.push(requests, seed=claim, cursor=cursor))
-                await self._scheduler.log_pushed(requests, known)
+                await self._scheduler.log_pushed(requests, duplicates)
                 break
             except QueueFullError:
                 await asyncio.sleep(_FULL_WAIT)
@@ -264,12 +264,12 @@ async def url_requests(urls: Iterable[str | Request]) -> AsyncIterator[Request |
         yield _start_request(url)
 
 
-def _start_request(given: object) -> Request | RequestError:
-    if isinstance(given, str):
+def _start_request(value: object) -> Request | RequestError:
+    if isinstance(value, str):
         try:
-            return Request(given)
+            return Request(value)
         except RequestError as error:
             return error
-    if not isinstance(given, Request):
-        raise SpiderError(f"start() returned a {type(given).__name__}; it must return Request objects or URLs")
-    return given
+    if not isinstance(value, Request):
+        raise SpiderError(f"start() returned a {type(value).__name__}; it must return Request objects or URLs")
+    return value

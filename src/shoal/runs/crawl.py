@@ -125,13 +125,13 @@ def crawl(
         raise ConfigError(_where_it_belongs(name))
     if isinstance(spider, type) and issubclass(spider, Spider):
         spider = create_spider(spider, arguments or {})
-    made = Crawl(spider, config, outputs=outputs, new_run=new_run)
+    new_crawl = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return run_blocking(made)
-    made.must_be_awaited = True
-    return made
+        return run_blocking(new_crawl)
+    new_crawl.must_be_awaited = True
+    return new_crawl
 
 
 class Stoppable(Protocol):
@@ -145,7 +145,7 @@ class Stoppable(Protocol):
 C = TypeVar("C", bound=Stoppable)
 
 
-def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] | None = None) -> C:
+def run_blocking(work: C, during: Callable[[C], Coroutine[object, None, None]] | None = None) -> C:
     """Run a crawl on its own event loop. SIGINT and SIGTERM shut it down; a second one ends the process at once.
 
     ``during``: a coroutine function that runs at the same time, to show progress.
@@ -153,10 +153,10 @@ def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] |
     import uvloop
 
     async def main() -> None:
-        beside = asyncio.create_task(during(made)) if during is not None else None
+        beside = asyncio.create_task(during(work)) if during is not None else None
         try:
-            with _signals(made, asyncio.get_running_loop()):
-                await made
+            with _signals(work, asyncio.get_running_loop()):
+                await work
         finally:
             if beside is not None:
                 beside.cancel()
@@ -164,25 +164,25 @@ def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] |
 
     allow_many_lookups()
     uvloop.run(main())
-    return made
+    return work
 
 
 @contextmanager
-def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def _signals(work: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Stop at the first SIGINT or SIGTERM, and exit at the second. The handlers are not those of the event loop: the
     second signal must work also while a callback blocks the loop."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
-    asked = False
+    stop_asked = False
 
     def on_signal(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal stop_asked
+        if stop_asked:
             os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # the live panel hides the cursor
             os._exit(128 + number)
-        asked = True
-        loop.call_soon_threadsafe(made.stop)
+        stop_asked = True
+        loop.call_soon_threadsafe(work.stop)
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -304,8 +304,8 @@ class RunLifecycle:
 
     def _make_recorder(self, process: RecordedProcess) -> RunRecorder:
         config = self._plan.config
-        known = msgspec.structs.replace(process, user_agent=config.user_agent, obeys_robots=config.robots.obey)
-        return RunRecorder(self._store, self.run_id, known, lambda: self.vitals(process.name), self._frontier.stats)
+        recorded = msgspec.structs.replace(process, user_agent=config.user_agent, obeys_robots=config.robots.obey)
+        return RunRecorder(self._store, self.run_id, recorded, lambda: self.vitals(process.name), self._frontier.stats)
 
     async def _prepare(self, stack: AsyncExitStack) -> None:
         plan, session = self._plan, self._plan.session

@@ -131,7 +131,7 @@ class LoopWatch:
 
     def _logs(self) -> bool:
         """Whether this is the one of several watches on the loop that logs."""
-        return next((each for each in self._watches if each._thread_id == self._thread_id), None) is self
+        return next((watch for watch in self._watches if watch._thread_id == self._thread_id), None) is self
 
     def _log(self, age: float, by: str) -> None:
         stack = traceback.extract_stack(sys._current_frames().get(self._thread_id))
@@ -402,8 +402,8 @@ class _OwnDocument:
         content, version = _encode(value), os.urandom(16)
         if not await self._store.put_document(self._key, content, replaces=self._version, version=version):
             # A write was stored although its answer was lost, or the store went back in time.
-            found = await self._store.get_document(self._key)
-            replaces = b"" if found is None else found.version
+            document = await self._store.get_document(self._key)
+            replaces = b"" if document is None else document.version
             if not await self._store.put_document(self._key, content, replaces=replaces, version=version):
                 return
         self._version = version

@@ -107,8 +107,8 @@ class UrlWorkQueue:
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
-        asked = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
-        self._asked: dict[str, float] = {key: value for key, value in asked.items() if value is not None}
+        options = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
+        self._asked: dict[str, float] = {key: value for key, value in options.items() if value is not None}
         self.worker_id = worker_id or new_worker_id()
         self._session: WorkerSession | None = None
         self._is_own = False

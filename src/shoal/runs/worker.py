@@ -250,14 +250,14 @@ class QueueWorker:
         """The oldest run that can be worked on."""
         try:
             self._store = self._store or await share_store(self._config.frontier)
-            found = await self._list(self._store)
+            run = await self._list(self._store)
         except FrontierError as exc:
             if not self._is_away:
                 log.error("waiting for the store: %s", exc)
             self._is_away = True
             return None
         self._is_away = False
-        return found
+        return run
 
     async def _list(self, store: Store) -> Run | None:
         runs = await store.list_runs(self._spider, self._config.project_name, states=("queued", "running"))
