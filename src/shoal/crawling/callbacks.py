@@ -1,4 +1,4 @@
-"""Calls the callbacks of the spider for a page, and sorts their output."""
+"""Calls the user's code: the callbacks of a page, whose output it sorts, and the hooks at the beginning and the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from shoal.crawling.files import FileChains, Step
 from shoal.crawling.stats import CodeError, Counters
-from shoal.errors import LIBRARIES, DropItem, ItemError, SpiderError
+from shoal.errors import LIBRARIES, DropItem, ItemError, ShoalError, SpiderError, describe
 from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
 from shoal.http.request import Creation, record_created
@@ -26,6 +26,7 @@ from shoal.selector.selectors import begin_page
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
+spider_log = logging.getLogger("shoal.spider")
 
 _MAX_REASON = 200  # characters of the reason why an item was dropped
 
@@ -161,7 +162,7 @@ class Callbacks:
                 if isawaitable(item):
                     item = await item
                 if item is None:
-                    name = getattr(pipeline, "__name__", type(pipeline).__name__)
+                    name = name_of(pipeline)
                     raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
         except DropItem as dropped:
             reason = str(dropped)[:_MAX_REASON] or "no reason"
@@ -308,3 +309,62 @@ def _check_parameters(
             f"{getattr(callback, '__qualname__', name)}() does not take what it gets: {exc}; write "
             f"`def {name}({', '.join(('self', *first, *kwargs))})`{place}"
         ) from None
+
+
+# -- the beginning and the end
+
+
+class SpiderHooks:
+    """Calls the hooks of a spider and its pipelines, each at most once.
+
+    Pipelines open in their order, before ``spider.opened``. They close in reverse, after ``spider.closed``. A pipeline
+    that did not open is not closed.
+    """
+
+    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., object]]) -> None:
+        self._spider = spider
+        self._pipelines = pipelines
+        self._opened: list[Callable[..., object]] = []
+        self._is_open = False
+
+    async def open(self) -> ShoalError | None:
+        """Open the pipelines and the spider up to the first error, and return it. Call ``close`` also then."""
+        try:
+            for pipeline in self._pipelines:
+                if hasattr(pipeline, "open"):
+                    await self._call(f"{name_of(pipeline)}.open", pipeline.open, self._spider)
+                self._opened.append(pipeline)
+            await self._call("opened", self._spider.opened)
+        except SpiderError as error:
+            return error
+        self._is_open = True
+        return None
+
+    async def close(self, reason: str) -> ShoalError | None:
+        """Close whatever is open. The first error; all of them are logged."""
+        failures: list[ShoalError] = []
+        calls: list[tuple[str, Callable[..., object], object]] = []
+        if self._is_open:
+            calls.append(("closed", self._spider.closed, reason))
+        closable = [pipeline for pipeline in reversed(self._opened) if hasattr(pipeline, "close")]
+        calls += [(f"{name_of(pipeline)}.close", pipeline.close, self._spider) for pipeline in closable]
+        self._is_open, self._opened = False, []
+        for name, hook, argument in calls:
+            try:
+                await self._call(name, hook, argument)
+            except ShoalError as error:
+                spider_log.error("%s", error)
+                failures.append(error)
+        return failures[0] if failures else None
+
+    async def _call(self, name: str, hook: Callable[..., object], *arguments: object) -> None:
+        try:
+            result = hook(*arguments)
+            if isawaitable(result):
+                await result
+        except Exception as exc:  # whatever the user's code raises
+            raise SpiderError(f"{self._spider.spider_name()}: {name}() failed: {describe(exc)}") from exc
+
+
+def name_of(pipeline: object) -> str:
+    return getattr(pipeline, "__name__", type(pipeline).__name__)

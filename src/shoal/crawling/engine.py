@@ -17,7 +17,7 @@ from typing import cast
 
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
-from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, LocalPacing, Pacing, RemotePacing, WaitWatch, Waker
+from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
 from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.retrying import Persistence, StorageWatch
@@ -58,7 +58,7 @@ class Engine:
         self._onion = onion
         self._drains = drains
         self._part = part
-        self.pacing: Pacing = RemotePacing(config.lease.batch, near=part.near) if part.shared else LocalPacing()
+        self.pacing = RemotePacing(config.lease.batch, near=part.near) if part.shared else Pacing()
         self._persist = Persistence(shared=part.shared, on_return=self._waker.wake)
         self._storage = StorageWatch(Patience(config.items.patience), self._waker.wake, self._fail)
         self.handler = PageHandler(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shoal.crawling.page import ParsedPage, ReleasedLease, Settlement
-from shoal.crawling.participation import Archive
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
@@ -17,6 +16,7 @@ from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, R
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.session import Session
+    from shoal.sinks.warc import WarcArchive
 
 log = logging.getLogger("shoal.engine")
 
@@ -139,7 +139,7 @@ class Settler:
         *,
         learns: bool = True,
         on_items: Callable[[], None] = lambda: None,
-        archive: Archive | None = None,
+        archive: WarcArchive | None = None,
         session: Session | None = None,
     ) -> None:
         """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: calls that

@@ -21,7 +21,7 @@ from shoal.config import Config, RobotsSettings
 from shoal.crawling.callbacks import CallbackOutput, Callbacks
 from shoal.crawling.files import FileChains
 from shoal.crawling.outcome import BROKEN_LINK, GONE
-from shoal.crawling.scheduler import AdmittedLinks, EngineScheduler
+from shoal.crawling.scheduler import AdmittedLinks, EngineScheduler, count_links
 from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import (
     FetchError,
@@ -425,7 +425,7 @@ class PageDirectives:
     def _unfollow(self, response: Response, collected: CallbackOutput, page_says: str | None) -> tuple[int, str]:
         """Remove links. Return how many, and why."""
         if page_says is not None:
-            count = sum(len(link) if isinstance(link, LinkBatch) else 1 for link in collected.links)
+            count = count_links(collected.links)
             collected.links = []
             return count, page_says
         if not _is_html(response):
@@ -433,11 +433,9 @@ class PageDirectives:
         marked = _MarkedLinks(response)
         if not marked:
             return 0, ""
-        before = sum(len(link) if isinstance(link, LinkBatch) else 1 for link in collected.links)
+        before = count_links(collected.links)
         collected.links = [allowed for link in collected.links if (allowed := marked.without(link)) is not None]
-        return before - sum(
-            len(link) if isinstance(link, LinkBatch) else 1 for link in collected.links
-        ), "rel says nofollow"
+        return before - count_links(collected.links), "rel says nofollow"
 
 
 class _MarkedLinks:

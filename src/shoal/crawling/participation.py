@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from shoal.config import Config
 from shoal.errors import RequestError
 from shoal.http import Request
-from shoal.http.exchange import Exchange
-from shoal.ports import Lease
 from shoal.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.sinks.warc import WarcArchive
 
 Source: TypeAlias = Callable[[], AsyncIterator[Request | RequestError]]
 """Yields the start requests, always the same ones in the same order. For an invalid URL it yields the error."""
@@ -28,18 +29,6 @@ class Drain(Protocol):
 
     async def start_over(self) -> None:
         """After the store went back in time, continue from the cursor that it has now. ``run`` is not running."""
-        ...
-
-
-class Archive(Protocol):
-    """Keeps what was sent and received for pages. `shoal.warc` has one."""
-
-    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        """Keep pages durably before they are completed. SinkError if that fails: then do not complete them."""
-        ...
-
-    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
-        """Report which of these pages are done. The others will be fetched again, perhaps by another process."""
         ...
 
 
@@ -65,7 +54,7 @@ class Participation(Struct, frozen=True, kw_only=True):
     None: it needs neither."""
     on_settled: Callable[[], Awaitable[None]] | None = None
     """Called after pages were stored: the run may have reached a limit."""
-    archive: Archive | None = None
+    archive: WarcArchive | None = None
     """Where the exchanges of pages are kept. None: nowhere."""
     rejoin: Callable[[], Awaitable[None]] | None = None
     """Called when this process was fenced; then it starts over. None: a fence ends the work."""

@@ -168,7 +168,7 @@ class EngineScheduler:
         admitted = AdmittedLinks([])
         depth = parent.depth + 1
         if self.scope.too_deep(depth):
-            admitted.too_deep = sum(len(link) if isinstance(link, LinkBatch) else 1 for link in found)
+            admitted.too_deep = count_links(found)
             admitted.out_of_scope = admitted.too_deep
             return admitted
         for link in found:
@@ -364,6 +364,10 @@ def _check_storable(link: Request | LinkBatch) -> None:
                 _encode(values)
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                 raise RequestError(f"{name} {values!r:.80} cannot be stored: {exc}") from exc
+
+
+def count_links(links: Iterable[Request | LinkBatch]) -> int:
+    return sum(len(link) if isinstance(link, LinkBatch) else 1 for link in links)
 
 
 def is_plain(request: Request) -> bool:

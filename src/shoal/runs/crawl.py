@@ -33,7 +33,7 @@ from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.lifecycle import Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
-from shoal.runs.run_choice import WantedRun, choose_run, finished_at, start_settings
+from shoal.runs.run_choice import WantedRun, choose_run, start_settings
 from shoal.runs.worker_session import has_heartbeats, make_session
 from shoal.sinks import is_shared, named_for_run, sink_id
 from shoal.sinks.drainer import Drainer
@@ -45,54 +45,8 @@ from shoal.spider import Spider, create_spider, importing
 if TYPE_CHECKING:
     from shoal.fetch.sessions.stored import SessionImport
 
-# Lets other processes of this machine use the store of a crawl, or of a server, while it works.
-
-
-frontier_log = logging.getLogger("shoal.frontier")
-
-_PATIENCE = 1.5
-_BETWEEN_TRIES = 0.05
-
-
-class ServedStore(NamedTuple):
-    """A store, and where other processes find it; empty if they cannot."""
-
-    store: Store
-    address: str
-
-
-async def open_served(
-    url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
-) -> ServedStore:
-    """Open a store in memory or in a file, and serve it until the stack is closed. If the socket cannot be created, log
-    a warning: this process needs no socket.
-
-    ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
-    file, watch = file_of(url), ProcessWatch()
-    store = await _open_in_time(file, watch)
-    stack.push_async_callback(store.close)
-    try:
-        server = await stack.enter_async_context(serving(store, watch, file, name))
-        server.on_change = on_change
-    except StoreError as exc:
-        frontier_log.warning("other commands cannot use this frontier while this process runs: %s", exc)
-        return ServedStore(store, "")
-    return ServedStore(store, url if file is not None else f"local:{server.path}")
-
-
-async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
-    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return await open_owned(file, watch)
-        except StoreBusyError:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(_BETWEEN_TRIES)
-
-
 log = logging.getLogger("shoal.crawl")
+frontier_log = logging.getLogger("shoal.frontier")
 
 _NOT_AWAITED = (
     "this crawl has not run; in a notebook or in async code, write: done = await crawl(...), "
@@ -327,7 +281,7 @@ class Crawl(Participant):
             if run is None:
                 run = self.run = await self.choose_run(store)
                 stack.push_async_exit(partial(self._delete_unbegun, store, run))
-                await self._report_finished(store, run)
+                await self._report_finished(store, run, "use --new-run to crawl again (in code: new_run=True)")
             self.outputs = named_for_run(self.outputs, run)
             self._check_outputs()
             if self.imported is not None and not isinstance(store, MemoryStore):
@@ -409,15 +363,6 @@ class Crawl(Participant):
             if not (await frontier.stats()).pushed:
                 await store.delete_run(run.run_id)
 
-    async def _report_finished(self, store: Store, run: Run) -> None:
-        """Log that an earlier process has finished the run. Its outputs are still completed."""
-        if run.state != "finished":
-            return
-        frontier = await store.frontier(run.run_id)
-        if (ended := await finished_at(run, frontier)) is not None:
-            again = "use --new-run to crawl again (in code: new_run=True)"
-            log.warning("run %s already finished at %s; %s", run.run_id, ended, again)
-
     def _source(self) -> Source:
         urls = self._urls
         return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
@@ -489,3 +434,48 @@ def _is_same_file(first: str, second: str) -> bool:
         return os.path.samefile(first, second)
     except OSError:
         return os.path.realpath(first) == os.path.realpath(second)
+
+
+# -- a store that other processes of this machine use while a crawl, or a server, works
+
+
+_PATIENCE = 1.5
+_BETWEEN_TRIES = 0.05
+
+
+class ServedStore(NamedTuple):
+    """A store, and where other processes find it; empty if they cannot."""
+
+    store: Store
+    address: str
+
+
+async def open_served(
+    url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
+) -> ServedStore:
+    """Open a store in memory or in a file, and serve it until the stack is closed. If the socket cannot be created, log
+    a warning: this process needs no socket.
+
+    ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
+    file, watch = file_of(url), ProcessWatch()
+    store = await _open_in_time(file, watch)
+    stack.push_async_callback(store.close)
+    try:
+        server = await stack.enter_async_context(serving(store, watch, file, name))
+        server.on_change = on_change
+    except StoreError as exc:
+        frontier_log.warning("other commands cannot use this frontier while this process runs: %s", exc)
+        return ServedStore(store, "")
+    return ServedStore(store, url if file is not None else f"local:{server.path}")
+
+
+async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
+    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await open_owned(file, watch)
+        except StoreBusyError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)

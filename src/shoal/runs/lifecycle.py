@@ -13,19 +13,19 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from inspect import isawaitable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.config import Config
+from shoal.crawling.callbacks import SpiderHooks
 from shoal.crawling.engine import Engine
 from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
-from shoal.crawling.participation import Archive
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import EngineScheduler, make_scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
-from shoal.errors import FencedError, FrontierError, RunError, ShoalError, SpiderError, StoreRewoundError, describe
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError, describe
 from shoal.fetch.sessions.session import Session, make_session
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
@@ -44,6 +44,7 @@ from shoal.runs.outcome import (
 )
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
+from shoal.runs.run_choice import finished_at
 from shoal.runs.worker_session import new_worker_id
 from shoal.selector.selectors import QueryUsage
 from shoal.selector.selectors import current as current_queries
@@ -55,67 +56,8 @@ from shoal.sinks.patience import HURRY
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
-# The beginning and the end of a spider's work: ``opened`` and ``closed``, ``open`` and ``close`` of its pipelines.
-
-
-spider_log = logging.getLogger("shoal.spider")
-
-
-class SpiderHooks:
-    """Calls the hooks of a spider and its pipelines, each at most once.
-
-    Pipelines open in their order, before ``spider.opened``. They close in reverse, after ``spider.closed``. A pipeline
-    that did not open is not closed.
-    """
-
-    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., object]]) -> None:
-        self._spider = spider
-        self._pipelines = pipelines
-        self._opened: list[Callable[..., object]] = []
-        self._is_open = False
-
-    async def open(self) -> ShoalError | None:
-        """Open the pipelines and the spider up to the first error, and return it. Call ``close`` also then."""
-        try:
-            for pipeline in self._pipelines:
-                if hasattr(pipeline, "open"):
-                    await self._call(f"{_name(pipeline)}.open", pipeline.open, self._spider)
-                self._opened.append(pipeline)
-            await self._call("opened", self._spider.opened)
-        except SpiderError as error:
-            return error
-        self._is_open = True
-        return None
-
-    async def close(self, reason: str) -> ShoalError | None:
-        """Close whatever is open. The first error; all of them are logged."""
-        failures: list[ShoalError] = []
-        calls: list[tuple[str, Callable[..., object], object]] = []
-        if self._is_open:
-            calls.append(("closed", self._spider.closed, reason))
-        closable = [pipeline for pipeline in reversed(self._opened) if hasattr(pipeline, "close")]
-        calls += [(f"{_name(pipeline)}.close", pipeline.close, self._spider) for pipeline in closable]
-        self._is_open, self._opened = False, []
-        for name, hook, argument in calls:
-            try:
-                await self._call(name, hook, argument)
-            except ShoalError as error:
-                spider_log.error("%s", error)
-                failures.append(error)
-        return failures[0] if failures else None
-
-    async def _call(self, name: str, hook: Callable[..., object], *arguments: object) -> None:
-        try:
-            result = hook(*arguments)
-            if isawaitable(result):
-                await result
-        except Exception as exc:  # whatever the user's code raises
-            raise SpiderError(f"{self._spider.spider_name()}: {name}() failed: {describe(exc)}") from exc
-
-
-def _name(pipeline: object) -> str:
-    return getattr(pipeline, "__name__", type(pipeline).__name__)
-
+if TYPE_CHECKING:
+    from shoal.sinks.warc import WarcArchive
 
 log = logging.getLogger("shoal.run")
 
@@ -190,11 +132,6 @@ class RunLifecycle:
     @property
     def stopping(self) -> bool:
         return self._stop_asked.is_set()
-
-    def halt(self, halted: bool) -> None:
-        """Stop or resume leasing: the run is paused, or runs again."""
-        if self.engine is not None:
-            self.engine.halt(halted)
 
     def end_run(self, limit: LimitReached, *, announces: bool = True) -> None:
         """End the run in all its processes, although requests are left. Pages in flight are finished."""
@@ -360,7 +297,7 @@ class RunLifecycle:
         if plan.resumes:
             await self._report_resumed()
 
-    async def _open_archive(self, stack: AsyncExitStack, frontier: Frontier) -> Archive | None:
+    async def _open_archive(self, stack: AsyncExitStack, frontier: Frontier) -> WarcArchive | None:
         """The WARC files of this process, if it writes some."""
         config = self._plan.config
         if config.warc.folder is None:
@@ -651,7 +588,8 @@ class RunLifecycle:
         if state != self._shown:
             log.log(logging.INFO if state == "finished" else logging.WARNING, "run %s is %s", self.run_id, state)
             self._shown = state
-            self.halt(state == "paused")
+            if self.engine is not None:
+                self.engine.halt(state == "paused")
         await self.check_end()
         self._polls += 1
         if self._polls % _SEEDING_POLLS == 0 and self._plan.on_unseeded is not None:
@@ -725,6 +663,12 @@ class Participant:
         summary = await life.work()
         self.error = life.error
         return summary
+
+    async def _report_finished(self, store: Store, run: Run, next_step: str) -> None:
+        """Log that there is nothing to do for now. The outputs of the run are still completed."""
+        ended = await finished_at(run, await store.frontier(run.run_id)) if run.state == "finished" else None
+        if ended is not None:
+            log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
 
     async def _standby_drainer(self, frontier: Frontier, spec: str) -> StandbyDrainer:
         """Write an output while no other process of the run does."""

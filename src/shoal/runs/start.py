@@ -104,14 +104,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def options(self) -> FrontierOptions:
         """The options of the frontier of this run."""
-        return FrontierOptions(
-            max_attempts=self.max_attempts,
-            delay=self.delay,
-            concurrency_per_host=self.concurrency_per_host,
-            weight=self.weight,
-            max_queue_size=self.max_queue_size,
-            overflow=self.overflow,
-        )
+        return msgspec.convert(msgspec.structs.asdict(self), FrontierOptions)
 
 
 def code_hash(spider: Spider) -> str:

@@ -23,7 +23,6 @@ from shoal.ports import Frontier, Holder, Run, Store, clock
 from shoal.runs.lifecycle import GRACE, Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
-from shoal.runs.run_choice import finished_at
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
 from shoal.runs.worker_session import make_session, new_worker_id
@@ -119,17 +118,10 @@ class Worker(Participant):
             self.config = with_run_settings(run.run_id, settings.shared_settings(), self.config)
             check_proxies(self.spider, self.config)
             self.spider._arguments_of_others = tuple(settings.arguments)
-            if run.state == "finished":
-                await persist(partial(self._report_finished, store, run))
+            next_step = "waiting for more requests" if self._options.keep_alive else "`shoal start` begins another run"
+            await persist(partial(self._report_finished, store, run, next_step))
             self.summary = await self._take_part(store, run, self._plan(settings, shared=store.shared))
         return self.summary
-
-    async def _report_finished(self, store: Store, run: Run) -> None:
-        """Log that there is nothing to do for now. The outputs of the run are still completed."""
-        ended = await finished_at(run, await store.frontier(run.run_id))
-        if ended is not None:
-            next_step = "waiting for more requests" if self._options.keep_alive else "`shoal start` begins another run"
-            log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
 
     def _plan(self, settings: RunSettings, *, shared: bool) -> Plan:
         options = self._options
@@ -242,9 +234,7 @@ class QueueWorker:
                             await self._stop_asked.wait()
         finally:
             if self._store is not None:
-                with suppress(FrontierError, TimeoutError):
-                    async with asyncio.timeout(_CLOSE_TIMEOUT):
-                        await self._store.close()
+                await _close_quietly(self._store)
 
     async def _find(self) -> Run | None:
         """The oldest run that can be worked on."""
