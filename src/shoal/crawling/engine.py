@@ -2,7 +2,7 @@
 
 `Engine.run` starts the helper tasks (seeder, lease keeper, item log, drainers) and then loops: it settles finished
 pages with the frontier in one batch, fills free places with new leases, and starts one task for each lease. A task
-waits only for its own page. Delays, backoff and blocks are waited for in the frontier.
+waits only for its own page. Requests wait in the frontier for delays, backoff and blocks.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Engine:
             try:
                 await self._run()
             except (StoreRewoundError, FencedError) as error:
-                if not self._can_start_over(error):
+                if not self.can_start_over(error):
                     raise
                 await self.start_over(error)
                 if not self.stopping:
@@ -160,7 +160,7 @@ class Engine:
         self._interruption = error
         self._waker.wake()
 
-    def _can_start_over(self, error: BaseException) -> bool:
+    def can_start_over(self, error: BaseException) -> bool:
         """Whether the process can start over after this error."""
         fenced = isinstance(error, FencedError) and self._part.rejoin is not None
         return fenced or isinstance(error, StoreRewoundError)
@@ -496,7 +496,7 @@ class Engine:
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            if isinstance(error, FrontierError) and self._can_start_over(error):
+            if isinstance(error, FrontierError) and self.can_start_over(error):
                 self.interrupt(error)
                 return
             if self.stopping and isinstance(error, StoreAwayError):

@@ -69,7 +69,7 @@ class Pacing:
     poll_after = 0.0
     """Seconds between polls that the store asks for because many workers are idle. 0: no limit."""
     give_up_after: float | None = None
-    """Seconds after the grace period of a stop at which the store is no longer waited for. None: never."""
+    """Seconds after the grace period of a stop after which the engine no longer waits for the store. None: it waits."""
     overlaps = False
     """Whether the engine may lease before its settlements are answered."""
 

@@ -212,7 +212,7 @@ class Vitals(Struct, frozen=True, kw_only=True):
     identities: IdentityCounts | None = None
     """None if it has no proxies."""
     holder: Holder | None = None
-    """The slot under which it leases. None if its store knows itself which processes are alive."""
+    """The slot under which it leases. None if its store checks for itself which processes are alive."""
     browser: str = ""
     """What its browser does. Empty if it has none."""
     tor: str = ""

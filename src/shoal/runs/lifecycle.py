@@ -404,7 +404,7 @@ class RunLifecycle:
         finishing = asyncio.create_task(self._finish())
         stop_asked = asyncio.create_task(self._stop_asked.wait())
         try:
-            if not self._stop_asked.is_set() and self.error is None:  # an output that is down is waited for
+            if not self._stop_asked.is_set() and self.error is None:  # the run waits for an output that is down
                 await asyncio.wait({finishing, stop_asked}, return_when=asyncio.FIRST_COMPLETED)
             if not finishing.done():
                 for output in self._outputs:
@@ -415,7 +415,7 @@ class RunLifecycle:
                 return True
             return finishing.result()
         except ShoalError as exc:
-            if self._can_start_over(exc):
+            if self._engine.can_start_over(exc):
                 raise
             self.error = self.error or exc
             return True
@@ -438,10 +438,6 @@ class RunLifecycle:
     async def _cursors(self) -> dict[str, bytes]:
         return {role.role: role.cursor for role in await self._frontier.roles()}
 
-    def _can_start_over(self, error: ShoalError) -> bool:
-        fenced = isinstance(error, FencedError) and self._plan.session is not None
-        return fenced or isinstance(error, StoreRewoundError)
-
     async def _finish(self) -> bool:
         if self._announcing is not None:
             await self._announcing
@@ -456,7 +452,7 @@ class RunLifecycle:
             except ItemsLostError as exc:  # no process can write them, so the run ends
                 lost = lost or exc
             except ShoalError as exc:
-                if self._can_start_over(exc):
+                if self._engine.can_start_over(exc):
                     raise
                 failure = failure or exc
         if failure is not None:

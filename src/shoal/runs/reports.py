@@ -159,10 +159,8 @@ class FieldCounts:
 def sum_errors(errors: Iterable[CodeErrors]) -> CodeErrors:
     """The errors of several processes."""
     every = list(errors)
-    last = max((errors.last for errors in every if errors.last is not None), key=lambda error: error.at, default=None)
-    return CodeErrors(
-        total=sum(errors.total for errors in every), recent=sum(errors.recent for errors in every), last=last
-    )
+    last = max((own.last for own in every if own.last is not None), key=lambda error: error.at, default=None)
+    return CodeErrors(total=sum(own.total for own in every), recent=sum(own.recent for own in every), last=last)
 
 
 def field_coverage(reports: Iterable[ProcessReport]) -> list[FieldCoverage]:
@@ -282,12 +280,12 @@ def _sum(earlier: ProcessReport | None, more: Sequence[ProcessReport]) -> Proces
             _add_counts(fields.setdefault(kind, {}), counts)
     return ProcessReport(
         name=EARLIER, role="earlier", ended=True,
-        started_at=min(each.started_at for each in every), at=max(each.at for each in every),
-        pages=sum(each.pages for each in every), items=sum(each.items for each in every),
-        failed=sum(each.failed for each in every), items_counted=counted, fields=fields,
-        callback_errors=sum_errors(each.callback_errors for each in every),
-        item_errors=sum_errors(each.item_errors for each in every),
-        replaced=tuple(each.name for each in more),
+        started_at=min(report.started_at for report in every), at=max(report.at for report in every),
+        pages=sum(report.pages for report in every), items=sum(report.items for report in every),
+        failed=sum(report.failed for report in every), items_counted=counted, fields=fields,
+        callback_errors=sum_errors(report.callback_errors for report in every),
+        item_errors=sum_errors(report.item_errors for report in every),
+        replaced=tuple(report.name for report in more),
     )  # fmt: skip
 
 
