@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from shoal.config import Config, config_for
 from shoal.crawling.scheduler import EngineScheduler, frontier_options
@@ -21,6 +21,8 @@ from shoal.spider import Spider
 from shoal.urls.scope import Scope
 
 log = logging.getLogger("shoal.scheduler")
+
+T = TypeVar("T")
 
 _PATIENCE, _PAUSE = 1.0, 0.02  # seconds
 
@@ -110,29 +112,22 @@ class Scheduler(EngineScheduler):
         new."""
         completion = Completion(lease=self._lease_of(request), items=items, children=children)
         (pushed,) = await self.frontier.complete([completion])
-        self._out.pop(id(request), None)
-        if pushed is None:
-            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
-        return pushed.added
+        return self._settled(request, pushed).added
 
     async def fail(self, request: Request, reason: str, *, retry_in: float | None = None) -> str:
         """Record a failed attempt. The request is ready again after ``retry_in`` seconds, or failed. Returns its state:
         ``waiting`` or ``failed``."""
         failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
-        (state,) = await self.frontier.fail([failure])
-        self._out.pop(id(request), None)
+        (answer,) = await self.frontier.fail([failure])
         self.uncount(1)
-        if state is None:
-            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
+        state = self._settled(request, answer)
         return STATE_NAMES.get(state, state)
 
     async def release(self, request: Request) -> None:
         """Release a request unused."""
         (released,) = await self.frontier.release([self._lease_of(request)])
-        self._out.pop(id(request), None)
         self.uncount(1)
-        if not released:
-            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
+        self._settled(request, released or None)
 
     async def has_pending_requests(self) -> bool:
         """Whether any request is ready, waiting or leased."""
@@ -156,6 +151,13 @@ class Scheduler(EngineScheduler):
             store, self._store = self._store, None
             if store is not None:
                 await store.close()
+
+    def _settled(self, request: Request, answer: T | None) -> T:
+        """The answer of the frontier to a request that ``next_request`` returned. None: its lease was lost."""
+        self._out.pop(id(request), None)
+        if answer is None:
+            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
+        return answer
 
     def _lease_of(self, request: Request) -> Lease:
         lease = self._out.get(id(request))
