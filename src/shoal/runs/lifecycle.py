@@ -636,7 +636,7 @@ class Participant:
         raise NotImplementedError
 
     def stop(self, grace: float | None = None) -> None:
-        """Shut down: pages in flight have ``grace`` seconds (default: those of the plan); other leases are released."""
+        """Shut down: pages in flight have ``grace`` seconds (default ``shutdown_grace``); other leases are released."""
         self._stop_asked = True
         if self._life is not None:
             self._life.stop(grace)
