@@ -362,7 +362,7 @@ async def open_archive(
 
 
 class WarcArchive:
-    """Keeps what was sent and received for the pages of a run. Call ``close`` at the end."""
+    """See `shoal.crawling.engine_options.Archive`. Call ``close`` at the end."""
 
     def __init__(
         self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
