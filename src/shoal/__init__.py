@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.config import Config as Config
-    from shoal.crawling.scheduler import Scheduler as Scheduler
     from shoal.errors import DropItem as DropItem
     from shoal.errors import ShoalError as ShoalError
     from shoal.http import File as File
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from shoal.runs.crawl import Crawl as Crawl
     from shoal.runs.crawl import crawl as crawl
     from shoal.runs.orchestrator import Orchestrator as Orchestrator
-    from shoal.runs.sync_scheduler import SyncScheduler as SyncScheduler
+    from shoal.runs.scheduler import Scheduler as Scheduler
+    from shoal.runs.scheduler import SyncScheduler as SyncScheduler
     from shoal.runs.work_queue import SyncUrlWorkQueue as SyncUrlWorkQueue
     from shoal.runs.work_queue import UrlWorkQueue as UrlWorkQueue
     from shoal.selector import Selector as Selector
@@ -43,12 +43,12 @@ _HOMES = {
     "Render": "shoal.http",
     "Request": "shoal.http",
     "Response": "shoal.http",
-    "Scheduler": "shoal.crawling.scheduler",
+    "Scheduler": "shoal.runs.scheduler",
     "Selector": "shoal.selector",
     "ShoalError": "shoal.errors",
     "SitemapSpider": "shoal.sitemap_spider",
     "Spider": "shoal.spider",
-    "SyncScheduler": "shoal.runs.sync_scheduler",
+    "SyncScheduler": "shoal.runs.scheduler",
     "SyncUrlWorkQueue": "shoal.runs.work_queue",
     "UrlWorkQueue": "shoal.runs.work_queue",
     "ZookeeperCrawler": "shoal.runs.cluster.node",

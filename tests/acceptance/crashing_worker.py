@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.cli.main import main
-from shoal.crawling.callbacks import Callbacks, Found
+from shoal.crawling.callbacks import CallbackOutput as Found
+from shoal.crawling.callbacks import Callbacks
 from shoal.crawling.leases import Outcome, Settler
-from shoal.crawling.page import Parsed
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.page import ParsedPage as Parsed
+from shoal.crawling.scheduler import EngineScheduler as Scheduler
 from shoal.fetch.direct import DirectFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from shoal import Config, Crawl, Node, Response, Spider
-from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import RunError
 from shoal.frontier import open_store
 from shoal.ports import Run
+from shoal.runs.run_choice import WantedRun, choose_run
 from shoal.runs.start import find_run, start_run
 from shoal.sinks.drainer import split_role
 from tests.acceptance.fleets import KINDS, frontier_url, site, visits

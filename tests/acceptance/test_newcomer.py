@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.frontier import open_store
 from shoal.messages import pip_install
+from shoal.runs.run_choice import WantedRun, choose_run
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.acceptance.serving import until
 from tests.acceptance.test_cli import lines, shoal

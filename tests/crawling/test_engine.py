@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.crawling.engine import Engine
-from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.onion import make_onion
+from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.errors import FetchError, RunError, SinkError, SpiderError, StoreAwayError, StoreRewoundError
@@ -63,10 +63,9 @@ def engine_of(
 ) -> Engine:
     config = CONFIG.with_settings(settings or {})
     spider = spider or Pages(start_urls=[SITE])
-    made = EngineOptions(**options)
-    scheduler = make_scheduler(spider, config, frontier, shared=made.shared)
-    onion = make_onion(spider, config, frontier, web, made.may_work)
-    return Engine(spider, config, scheduler, onion, drains, source=lambda: start_requests(spider), options=made)
+    part = Participation(spider=spider, config=config, source=lambda: start_requests(spider), **options)
+    scheduler = make_scheduler(spider, config, frontier, shared=part.shared)
+    return Engine(part, scheduler, make_onion(spider, config, frontier, web, part.may_work), drains)
 
 
 async def finished(engine: Engine) -> None:
@@ -184,7 +183,7 @@ async def test_failures_do_not_count_for_the_page_limit() -> None:
 
 async def test_the_engine_stays_until_it_is_stopped() -> None:
     frontier, web = await memory_frontier(), Web()
-    engine = engine_of(frontier, web, stay=True)
+    engine = engine_of(frontier, web, stays=True)
     task = asyncio.create_task(finished(engine))
     await eventually(lambda: web.fetched == [""])
     await frontier.push([Request(SITE + "late")])

@@ -15,8 +15,8 @@ import pytest
 
 from shoal.config import Config, ScopeSettings
 from shoal.crawling.callbacks import Callbacks
-from shoal.crawling.files import Chain, FileChains, Wanted
-from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
+from shoal.crawling.files import Chain, FileChains, WantedFile
+from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import DropItem, FetchError, PartialOutputError, SpiderError, TooComplexError
@@ -87,9 +87,9 @@ class Site:
         return await handler.handle(msgspec.structs.replace(lease, attempt=attempt))
 
 
-async def parsed(site: Site, **options: Any) -> Parsed:
+async def parsed(site: Site, **options: Any) -> ParsedPage:
     settlement = await site.handle(**options)
-    assert isinstance(settlement, Parsed)
+    assert isinstance(settlement, ParsedPage)
     return settlement
 
 
@@ -146,7 +146,7 @@ async def test_a_page_that_was_not_fetched_is_released() -> None:
     for contacted in (True, False):
         site = Site(Postponed("robots.txt first", contacted=contacted))
         settlement = await site.handle()
-        assert isinstance(settlement, Released)
+        assert isinstance(settlement, ReleasedLease)
         assert settlement.contacted is contacted
         assert site.counters.fetched == 0
 
@@ -182,7 +182,7 @@ async def test_who_quits_a_debugger_stops_the_crawl_and_the_page_is_not_failed(m
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     site = Site("", Debugged())
-    assert isinstance(await site.handle(), Released)
+    assert isinstance(await site.handle(), ReleasedLease)
     assert raised == [signal.SIGINT]
     assert not site.counters.errors
 
@@ -208,7 +208,7 @@ async def test_a_page_whose_file_cannot_be_stored_is_released(tmp_path: Path) ->
     """Also if its callback failed after some output: that is kept later."""
     (tmp_path / "file").write_text("not a folder")
     settlement = await Site("", PartialFiles(), {"files.store": str(tmp_path / "file")}).handle()
-    assert isinstance(settlement, Released)
+    assert isinstance(settlement, ReleasedLease)
     assert settlement.contacted
 
 
@@ -408,7 +408,7 @@ async def test_a_bug_in_a_layer_costs_one_request() -> None:
 async def test_a_header_of_a_file_does_not_drop_its_item(tmp_path: Path) -> None:
     """The item is from the page, which allowed it."""
     settings = {"files.store": str(tmp_path), "robots.noindex": True}
-    chain = Chain(encode_item({"n": 1}), [Wanted("files", SITE + "page"), Wanted("files", SITE + "second")])
+    chain = Chain(encode_item({"n": 1}), [WantedFile("files", SITE + "page"), WantedFile("files", SITE + "second")])
     response = Response(SITE + "page", body=b"%PDF-1", headers={"X-Robots-Tag": "noindex"})
     carried = msgspec.to_builtins(chain, builtin_types=(bytes,))
     page = await parsed(Site(response, settings=settings), callback=FILE_CALLBACK, cb_kwargs=carried)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.crawling.page import Parsed, read_directives
+from shoal.crawling.page import ParsedPage, read_directives
 from shoal.http import Request, Response
 from shoal.spider import Spider
 from tests.crawling.test_page import Site, parsed
@@ -26,7 +26,7 @@ LINKS = """<a href="/a">a</a> <a rel="NoFollow noopener" href="/b">b</a> <a rel=
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
-def paths(done: Parsed) -> list[str]:
+def paths(done: ParsedPage) -> list[str]:
     return [request.url.removeprefix(SITE) for request in done.completion.children]
 
 
@@ -35,7 +35,9 @@ def page(body: str = LINKS, *tags: str, kind: str = "text/html") -> Response:
     return Response(SITE + "page", headers=headers, body=body.encode())
 
 
-async def handled(response: Response, settings: dict[str, Any], spider: Spider | None = None) -> tuple[Site, Parsed]:
+async def handled(
+    response: Response, settings: dict[str, Any], spider: Spider | None = None
+) -> tuple[Site, ParsedPage]:
     site = Site(response, spider, settings)
     return site, await parsed(site)
 

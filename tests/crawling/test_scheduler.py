@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import Spider, SyncScheduler
+from shoal import Scheduler, Spider, SyncScheduler
 from shoal.config import Config, QueueSettings, ScopeSettings
-from shoal.crawling.scheduler import Admitted, Scheduler
+from shoal.crawling.scheduler import AdmittedLinks
 from shoal.errors import (
     FilterConnectionException,
     FrontierError,
@@ -454,7 +454,9 @@ def test_what_could_not_be_stored_is_refused_for_its_page_alone(scheduler: Sched
 # -- nothing is learned before it is committed
 
 
-async def commit(queue: Frontier, scheduler: Scheduler, admitted: Admitted, completion: Completion) -> Pushed | None:
+async def commit(
+    queue: Frontier, scheduler: Scheduler, admitted: AdmittedLinks, completion: Completion
+) -> Pushed | None:
     """As the engine does it."""
     completion.children = admitted.children
     (pushed,) = await queue.complete([completion])

@@ -10,7 +10,7 @@ import pytest
 from shoal.config import Config
 from shoal.crawling import seeder as seeding
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters
 from shoal.errors import RequestError, StoreError, StoreRewoundError
@@ -27,7 +27,7 @@ def seeder_of(frontier: MemoryFrontier, count: int) -> Seeder:
             yield Request(f"http://a.example/{number}")
 
     config = Config()
-    scheduler = Scheduler(frontier, Scope(config.scope))
+    scheduler = EngineScheduler(frontier, Scope(config.scope))
     return Seeder(source, scheduler, config, Counters(), Persistence(shared=True), shared=True)
 
 
@@ -107,7 +107,7 @@ async def test_a_seeder_that_is_cancelled_pushes_nothing_more() -> None:
             await asyncio.sleep(0.005)
 
     config = Config()
-    scheduler = Scheduler(frontier, Scope(config.scope))
+    scheduler = EngineScheduler(frontier, Scope(config.scope))
     seeder = Seeder(endless, scheduler, config, Counters(), Persistence(shared=True), shared=True)
     task = asyncio.create_task(seeder.keep())
     async with asyncio.timeout(20):

@@ -14,6 +14,7 @@ from shoal import Request, Response, Spider
 from shoal.config import Config, TorSettings
 from shoal.crawling.engine import Engine
 from shoal.crawling.onion import make_onion
+from shoal.crawling.participation import Participation
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.errors import ConfigError, FetchError, RunError, TorError
@@ -188,7 +189,9 @@ async def test_the_engine_leases_nothing_while_tor_is_away() -> None:
     spider, config = Pages(start_urls=[SITE]), CONFIG.with_settings({"concurrency": 2, "retry.max_attempts": 1})
     onion = make_onion(spider, config, frontier, web, tor=layer(tor))
     scheduler = make_scheduler(spider, config, frontier, shared=False)
-    engine = Engine(spider, config, scheduler, onion, source=lambda: start_requests(spider))
+    engine = Engine(
+        Participation(spider=spider, config=config, source=lambda: start_requests(spider)), scheduler, onion
+    )
     crawling = asyncio.create_task(engine.run())
     await asyncio.sleep(0.7)
     assert frontier.count("lease") == 0
@@ -218,10 +221,8 @@ async def test_tor_that_never_gets_ready_ends_the_crawl() -> None:
     tor.ready = False
     spider = Pages(start_urls=[SITE])
     onion = make_onion(spider, CONFIG, frontier, web, tor=layer(tor))
-    engine = Engine(
-        spider, CONFIG, make_scheduler(spider, CONFIG, frontier, shared=False), onion,
-        source=lambda: start_requests(spider),
-    )  # fmt: skip
+    part = Participation(spider=spider, config=CONFIG, source=lambda: start_requests(spider))
+    engine = Engine(part, make_scheduler(spider, CONFIG, frontier, shared=False), onion)
     with pytest.raises(TorError):
         async with asyncio.timeout(30):
             await engine.run()

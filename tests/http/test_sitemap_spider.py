@@ -11,7 +11,7 @@ import pytest
 
 from shoal import SitemapSpider
 from shoal.config import Config, HttpSettings, ScopeSettings, config_for
-from shoal.crawling.callbacks import Callbacks, Found
+from shoal.crawling.callbacks import CallbackOutput, Callbacks
 from shoal.crawling.files import FileChains
 from shoal.crawling.stats import Counters
 from shoal.errors import SitemapError, SpiderError
@@ -46,7 +46,7 @@ async def found(spider: SitemapSpider, body: bytes, url: str = MAP, status: int 
     request = Request(url, "parse_sitemap", cb_kwargs=options)
     response = Response(url, body=body, status=status, request=request)
     files = FileChains(Config(), Scope(ScopeSettings()), spider.stats)
-    got: Found = await Callbacks(spider, Counters(), files).call("parse_sitemap", request, response, **options)
+    got: CallbackOutput = await Callbacks(spider, Counters(), files).call("parse_sitemap", request, response, **options)
     assert all(isinstance(link, Request) for link in got.links)
     return [link for link in got.links if isinstance(link, Request)]
 

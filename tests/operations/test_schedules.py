@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.crawling.run_choice import WantedRun, choose_run
 from shoal.errors import ConfigError, RunError, SpiderError, StoreAwayError
 from shoal.frontier.memory import MemoryStore
 from shoal.operations.actions import ActionLog
@@ -21,6 +20,7 @@ from shoal.operations.schedules.schedule import Definition, Schedule, Step, next
 from shoal.operations.schedules.service import Schedules, describe, fire
 from shoal.ports import Document, Run, Store
 from shoal.runs.orchestrator import Orchestrator
+from shoal.runs.run_choice import WantedRun, choose_run
 from shoal.runs.start import RunSettings
 from shoal.testing import FakeClock
 from shoal.urls.scope import Scope

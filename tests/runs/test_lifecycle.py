@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import LimitReached, Summary
 from shoal.errors import FetchError, SinkError, StoreAwayError
@@ -89,7 +88,6 @@ class Life:
             "config": config,
             "options": OPTIONS,
             "open_outputs": open_outputs,
-            "make_scheduler": lambda frontier: make_scheduler(spider, config, frontier, shared=False),
             "source": (lambda: start_requests(spider)) if made._seeds else None,
             "fetcher": made.web,
             "on_state": made.states.append,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shoal.config import Config, FileSettings, ImageSettings
-from shoal.crawling.files import Chain, FileChains, Wanted
+from shoal.crawling.files import Chain, FileChains, WantedFile
 from shoal.errors import ConfigError, FileStoreError, RequestError, SpiderError
 from shoal.http import File, Request, Response
 from shoal.http.files import describe_file, ending_of
@@ -426,7 +426,7 @@ def test_the_type_of_an_item_stays() -> None:
     class Book(dict[str, object]):
         pass
 
-    chain = Chain(encode_item(Book(title="T")), [Wanted("files", "http://a.example/")])
+    chain = Chain(encode_item(Book(title="T")), [WantedFile("files", "http://a.example/")])
     chain.finish({"url": "http://a.example/"})
     assert decode_item(chain.complete()) == ("Book", {"title": "T", "files": [{"url": "http://a.example/"}]})
 

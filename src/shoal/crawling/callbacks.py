@@ -1,4 +1,4 @@
-"""Calls the callbacks of the spider for a page, and sorts their output."""
+"""Calls the user's code: the callbacks of a page, whose output it sorts, and the hooks at the beginning and the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from shoal.crawling.files import FileChains, Step
 from shoal.crawling.stats import CodeError, Counters
-from shoal.errors import LIBRARIES, DropItem, ItemError, SpiderError
+from shoal.errors import LIBRARIES, DropItem, ItemError, ShoalError, SpiderError, describe
 from shoal.http import Duplicates, File, LinkBatch, Request, Response
 from shoal.http.files import FILE_CALLBACK
 from shoal.http.request import Creation, record_created
@@ -26,11 +26,12 @@ from shoal.selector.selectors import begin_page
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
+spider_log = logging.getLogger("shoal.spider")
 
 _MAX_REASON = 200  # characters of the reason why an item was dropped
 
 
-class Found(Struct):
+class CallbackOutput(Struct):
     """The output of a callback: encoded items that passed the pipelines, and links."""
 
     items: list[bytes]
@@ -64,7 +65,7 @@ class Callbacks:
         self._see_type = spider.item_types.see
         self.unyielded = Unyielded()
         self.pipelines: list[Callable[..., object]] = [
-            each() if isinstance(each, type) else each for each in spider.pipelines
+            pipeline() if isinstance(pipeline, type) else pipeline for pipeline in spider.pipelines
         ]
         for pipeline in self.pipelines:
             if not callable(pipeline):
@@ -72,28 +73,28 @@ class Callbacks:
                 instead = "rename process_item to __call__" if hasattr(pipeline, "process_item") else "use a function"
                 raise SpiderError(f"the pipeline {name} is not callable: {instead}, or write a class with __call__")
 
-    async def call(self, name: str | None, request: Request, /, *arguments: object, **named: object) -> Found:
+    async def call(self, name: str | None, request: Request, /, *arguments: object, **kwargs: object) -> CallbackOutput:
         """Call the method ``name`` and collect its output. ``request`` is the request that it handles."""
         response = arguments[0] if isinstance(arguments[0], Response) else None
         if name == FILE_CALLBACK and response is not None:
-            found = Found([], [])
-            found.add(await self._files.fetched(request, response))
-            return found
+            collected = CallbackOutput([], [])
+            collected.add(await self._files.fetched(request, response))
+            return collected
         begin_page()
         callback = self._spider.callback(name)
         try:
             if name not in self.unyielded.checked:
-                return await self._call_watched(name, partial(callback, *arguments, **named), request, response)
-            result = callback(*arguments, **named)
+                return await self._call_watched(name, partial(callback, *arguments, **kwargs), request, response)
+            result = callback(*arguments, **kwargs)
             outputs = list(result) if isinstance(result, GeneratorType) else await _collect(result)
             return await self.take(outputs, request, response)
         except TypeError:
-            _check_parameters(callback, arguments, named)
+            _check_parameters(callback, arguments, kwargs)
             raise
 
     async def _call_watched(
         self, name: str | None, callback: Callable[[], object], request: Request, response: Response | None
-    ) -> Found:
+    ) -> CallbackOutput:
         """Call a method, and look for what it forgets to yield."""
         created: list[Creation] = []
         record_created(created)
@@ -105,43 +106,47 @@ class Callbacks:
         if outputs is None:
             outputs = await _recorded(_collect(result), created)
         result = None  # it may hold what it created
-        found = await self.take(outputs, request, response)
+        collected = await self.take(outputs, request, response)
         self.unyielded.check(name, created, outputs)
-        return found
+        return collected
 
-    async def take(self, outputs: Iterable[object], request: Request, response: Response | None = None) -> Found:
+    async def take(
+        self, outputs: Iterable[object], request: Request, response: Response | None = None
+    ) -> CallbackOutput:
         """Sort the output of a callback: links, files, and items that pass the pipelines. ``response`` is None in an
         errback. Files that the callback saved are stored first, because items have their paths."""
         if response is not None and response.saved:
             await self._files.store(response)
-        found = Found([], [])
+        collected = CallbackOutput([], [])
         files: dict[int, list[File]] = {}
         for output in outputs:
             if isinstance(output, (LinkBatch, Request)):
                 self._check(output)
-                found.links.append(output)
+                collected.links.append(output)
             elif type(output) is File:
                 files.setdefault(id(output if output.item is None else output.item), []).append(output)
             elif type(output) is Duplicates:
-                found.duplicates += output.count
+                collected.duplicates += output.count
             elif output is not None:
-                item = await self._pass_pipelines(output, request, found) if self.pipelines else output
-                if item is not None and (encoded := self._encode(item, request, found)) is not None:
-                    found.items.append(encoded)
+                item = await self._pass_pipelines(output, request, collected) if self.pipelines else output
+                if item is not None and (encoded := self._encode(item, request, collected)) is not None:
+                    collected.items.append(encoded)
         for group in files.values():
-            await self._begin(group, request, response, found)
-        return found
+            await self._begin(group, request, response, collected)
+        return collected
 
-    async def _begin(self, files: list[File], request: Request, response: Response | None, found: Found) -> None:
+    async def _begin(
+        self, files: list[File], request: Request, response: Response | None, collected: CallbackOutput
+    ) -> None:
         """Fetch the files of an item. If a pipeline drops the item, nothing is fetched."""
         item, encoded = files[0].item, b""
         if item is not None:
-            item = await self._pass_pipelines(item, request, found)
-            known = None if item is None else self._encode(item, request, found)
-            if known is None:
+            item = await self._pass_pipelines(item, request, collected)
+            encoded_item = None if item is None else self._encode(item, request, collected)
+            if encoded_item is None:
                 return
-            encoded = known
-        found.add(await self._files.begin(files, encoded, request, response))
+            encoded = encoded_item
+        collected.add(await self._files.begin(files, encoded, request, response))
 
     def _check(self, link: Request | LinkBatch) -> None:
         """SpiderError if a new request names a callback that the spider does not have."""
@@ -149,7 +154,7 @@ class Callbacks:
             if name is not None:
                 self._spider.callback(name)
 
-    async def _pass_pipelines(self, item: object, request: Request, found: Found) -> object:
+    async def _pass_pipelines(self, item: object, request: Request, collected: CallbackOutput) -> object:
         """What the pipelines make of an item. None: it is not stored."""
         try:
             for pipeline in self.pipelines:
@@ -157,31 +162,31 @@ class Callbacks:
                 if isawaitable(item):
                     item = await item
                 if item is None:
-                    name = getattr(pipeline, "__name__", type(pipeline).__name__)
+                    name = name_of(pipeline)
                     raise ItemError(f"the pipeline {name} returned None: return the item, or raise DropItem")
         except DropItem as dropped:
             reason = str(dropped)[:_MAX_REASON] or "no reason"
             self._counters.drop(reason)
-            found.dropped.append(reason)
+            collected.dropped.append(reason)
             log.debug("item dropped url=%s reason=%s", request.url, dropped)
             return None
         except ItemError as error:
-            self._refuse(error, request, found)
+            self._refuse(error, request, collected)
             return None
         return item
 
-    def _encode(self, item: object, request: Request, found: Found) -> bytes | None:
+    def _encode(self, item: object, request: Request, collected: CallbackOutput) -> bytes | None:
         try:
             if type(item) is not dict:
                 self._see_type(type(item))
                 return encode_item(item)
             return encode_item(self._fields | item if self._fields else item)
         except ItemError as error:
-            self._refuse(error, request, found)
+            self._refuse(error, request, collected)
             return None
 
-    def _refuse(self, error: ItemError, request: Request, found: Found) -> None:
-        found.errors += 1
+    def _refuse(self, error: ItemError, request: Request, collected: CallbackOutput) -> None:
+        collected.errors += 1
         self._counters.item_errors += 1
         self._counters.last_item_error = CodeError(time.time(), str(error), request.url)
         log.error("item not stored url=%s %s", request.url, error)
@@ -223,7 +228,7 @@ class Unyielded:
 
     def report(self) -> list[str]:
         """A line for each such place."""
-        found = sorted(
+        places = sorted(
             (code.co_filename, _line(code, instruction), count)
             for (code, instruction), count in self._missing.items()
             if (code, instruction) not in self._yielding
@@ -231,7 +236,7 @@ class Unyielded:
         return [
             f"{name}, line {line}: what this line creates was never yielded, on {count} "
             f"{'call' if count == 1 else 'calls'}, so its links were not followed: write `yield` before it"
-            for name, line, count in found
+            for name, line, count in places
         ] + [
             f"{code.co_filename}, line {code.co_firstlineno}: {code.co_name} has a `yield`, so what it returned on "
             f"{count} {'call' if count == 1 else 'calls'} is lost: write `yield` instead of `return`"
@@ -289,10 +294,12 @@ async def _collect(result: object) -> list[object]:
     return list(result)
 
 
-def _check_parameters(callback: Callable[..., object], arguments: tuple[object, ...], named: dict[str, object]) -> None:
+def _check_parameters(
+    callback: Callable[..., object], arguments: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
     """SpiderError if a method does not take what a callback or an errback gets: it says what to write, and where."""
     try:
-        signature(callback).bind(*arguments, **named)
+        signature(callback).bind(*arguments, **kwargs)
     except TypeError as exc:
         code = getattr(unwrap(callback), "__code__", None)
         place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
@@ -300,5 +307,64 @@ def _check_parameters(callback: Callable[..., object], arguments: tuple[object, 
         first = ("response",) if isinstance(arguments[0], Response) else ("request", "error")
         raise SpiderError(
             f"{getattr(callback, '__qualname__', name)}() does not take what it gets: {exc}; write "
-            f"`def {name}({', '.join(('self', *first, *named))})`{place}"
+            f"`def {name}({', '.join(('self', *first, *kwargs))})`{place}"
         ) from None
+
+
+# -- the beginning and the end
+
+
+class SpiderHooks:
+    """Calls the hooks of a spider and its pipelines, each at most once.
+
+    Pipelines open in their order, before ``spider.opened``. They close in reverse, after ``spider.closed``. A pipeline
+    that did not open is not closed.
+    """
+
+    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., object]]) -> None:
+        self._spider = spider
+        self._pipelines = pipelines
+        self._opened: list[Callable[..., object]] = []
+        self._is_open = False
+
+    async def open(self) -> ShoalError | None:
+        """Open the pipelines and the spider up to the first error, and return it. Call ``close`` also then."""
+        try:
+            for pipeline in self._pipelines:
+                if hasattr(pipeline, "open"):
+                    await self._call(f"{name_of(pipeline)}.open", pipeline.open, self._spider)
+                self._opened.append(pipeline)
+            await self._call("opened", self._spider.opened)
+        except SpiderError as error:
+            return error
+        self._is_open = True
+        return None
+
+    async def close(self, reason: str) -> ShoalError | None:
+        """Close whatever is open. The first error; all of them are logged."""
+        failures: list[ShoalError] = []
+        calls: list[tuple[str, Callable[..., object], object]] = []
+        if self._is_open:
+            calls.append(("closed", self._spider.closed, reason))
+        closable = [pipeline for pipeline in reversed(self._opened) if hasattr(pipeline, "close")]
+        calls += [(f"{name_of(pipeline)}.close", pipeline.close, self._spider) for pipeline in closable]
+        self._is_open, self._opened = False, []
+        for name, hook, argument in calls:
+            try:
+                await self._call(name, hook, argument)
+            except ShoalError as error:
+                spider_log.error("%s", error)
+                failures.append(error)
+        return failures[0] if failures else None
+
+    async def _call(self, name: str, hook: Callable[..., object], *arguments: object) -> None:
+        try:
+            result = hook(*arguments)
+            if isawaitable(result):
+                await result
+        except Exception as exc:  # whatever the user's code raises
+            raise SpiderError(f"{self._spider.spider_name()}: {name}() failed: {describe(exc)}") from exc
+
+
+def name_of(pipeline: object) -> str:
+    return getattr(pipeline, "__name__", type(pipeline).__name__)

@@ -2,7 +2,7 @@
 
 `Engine.run` starts the helper tasks (seeder, lease keeper, item log, drainers) and then loops: it settles finished
 pages with the frontier in one batch, fills free places with new leases, and starts one task for each lease. A task
-waits only for its own page. Delays, backoff and blocks are waited for in the frontier.
+waits only for its own page. Requests wait in the frontier for delays, backoff and blocks.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from shoal.config import Config
-from shoal.crawling.engine_options import Drain, EngineOptions
 from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
 from shoal.crawling.onion import Onion
-from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, LocalPacing, Pacing, RemotePacing, WaitWatch, Waker
-from shoal.crawling.page import PageHandler, Parsed, Released, Settlement
+from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, Pacing, RemotePacing, WaitWatch, Waker
+from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
+from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.retrying import Persistence, StorageWatch
-from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.seeder import Seeder, Source
+from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience
-from shoal.spider import Spider
 
 log = logging.getLogger("shoal.engine")
 
@@ -44,17 +42,9 @@ class Engine:
     """Crawls one run with one spider until the run is finished, a stop, or a failure."""
 
     def __init__(
-        self,
-        spider: Spider,
-        config: Config,
-        scheduler: Scheduler,
-        onion: Onion,
-        drains: Sequence[Drain] = (),
-        *,
-        source: Source | None = None,
-        options: EngineOptions = EngineOptions(),
+        self, part: Participation, scheduler: EngineScheduler, onion: Onion, drains: Sequence[Drain] = ()
     ) -> None:
-        """``source`` yields the start requests. None: another process pushes them."""
+        spider, config, archive = part.spider, part.config, part.archive
         self.counters = Counters()
         self.concurrency = config.concurrency
         """How many pages may be in flight. It may be changed at any time."""
@@ -67,27 +57,36 @@ class Engine:
         self._frontier: Frontier = scheduler.frontier
         self._onion = onion
         self._drains = drains
-        self._options = options
-        self.pacing: Pacing = RemotePacing(config.lease.batch, near=options.near) if options.shared else LocalPacing()
-        self._persist = Persistence(shared=options.shared, on_return=self._waker.wake)
-        archive = options.archive
+        self._part = part
+        self.pacing = RemotePacing(config.lease.batch, near=part.near) if part.shared else Pacing()
+        self._persist = Persistence(shared=part.shared, on_return=self._waker.wake)
         self._storage = StorageWatch(Patience(config.items.patience), self._waker.wake, self._fail)
         self.handler = PageHandler(
-            spider, config, scheduler, onion.fetch, self.counters,
-            captures=archive is not None, on_store_failure=self._files_failed,
-        )  # fmt: skip
+            spider,
+            config,
+            scheduler,
+            onion.fetch,
+            self.counters,
+            captures=archive is not None,
+            on_store_failure=self._files_failed,
+        )
         self._settler = Settler(
-            self._frontier, scheduler, self.counters, self._persist, on_items=self._items_stored, archive=archive,
+            self._frontier,
+            scheduler,
+            self.counters,
+            self._persist,
+            on_items=self._items_stored,
+            archive=archive,
             session=onion.session,
-        )  # fmt: skip
+        )
         self._seeder = Seeder(
-            source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=options.shared
+            part.source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=part.shared
         )
-        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, options.may_work)
+        self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, part.may_work)
         self._log = ItemLogKeeper(
-            self._frontier, self._persist, keep=options.keep_items, every=1.0 if options.shared else 0.2
+            self._frontier, self._persist, keep=part.keep_items, every=1.0 if part.shared else 0.2
         )
-        self._waiting = WaitWatch(self._frontier, options.run_id)
+        self._waiting = WaitWatch(self._frontier, part.run_id)
         self._idle_since = 0.0
         """Since when there is nothing to do, on the monotonic clock. 0: there is."""
         self._leased: Leased | None = None
@@ -100,7 +99,6 @@ class Engine:
         self._settled_since = 0.0
         self._recent: deque[Lease] = deque(maxlen=_RECENT)
         """The leases that were settled last."""
-        self._spider = spider
         self._kept_open = False  # the spider wants to wait for more requests
         self._isolating = False
         """Whether a request that may kill its worker waits for its last attempt. It must be in flight alone."""
@@ -126,7 +124,7 @@ class Engine:
             try:
                 await self._run()
             except (StoreRewoundError, FencedError) as error:
-                if not self._can_start_over(error):
+                if not self.can_start_over(error):
                     raise
                 await self.start_over(error)
                 if not self.stopping:
@@ -162,16 +160,16 @@ class Engine:
         self._interruption = error
         self._waker.wake()
 
-    def _can_start_over(self, error: BaseException) -> bool:
+    def can_start_over(self, error: BaseException) -> bool:
         """Whether the process can start over after this error."""
-        fenced = isinstance(error, FencedError) and self._options.rejoin is not None
+        fenced = isinstance(error, FencedError) and self._part.rejoin is not None
         return fenced or isinstance(error, StoreRewoundError)
 
     async def start_over(self, error: FrontierError) -> None:
         """Drop all work. After a rewind of the store, record it and drop everything cached from the store; after a
         fence, join again. Then ``run`` may be called again: it continues from the store's state, like a new process."""
         log.error("%s", error)
-        leases = [lease_of(each) for each in self._settled]
+        leases = [lease_of(settlement) for settlement in self._settled]
         # The rewound store may still have the leases that were settled last. No other process would release them.
         leases += self._recent
         self._recent.clear()
@@ -179,8 +177,8 @@ class Engine:
         self._leases.clear()
         self._scheduler.forget()
         self._onion.forget()
-        if isinstance(error, FencedError) and self._options.rejoin is not None:
-            await self._persist(self._options.rejoin)
+        if isinstance(error, FencedError) and self._part.rejoin is not None:
+            await self._persist(self._part.rejoin)
         else:
             rewind = await self._persist(self._frontier.recover)
             lost = "" if rewind is None or rewind.lost_seconds is None else f" by up to {rewind.lost_seconds:.1f} s"
@@ -241,11 +239,11 @@ class Engine:
         if self.pacing.overlaps and lingers:
             return None  # one round trip will do for both
         if self.pacing.overlaps and self._settled and leases and not self._isolating:
-            both = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
-            for result in both:
+            results = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
+            for result in results:
                 if isinstance(result, BaseException):
                     raise result
-            return cast("float | None", both[1])
+            return cast("float | None", results[1])
         if self._settled and not lingers:
             await self._settle()
         return await self._lease_more() if leases and not self.stopping else None
@@ -264,8 +262,8 @@ class Engine:
             return False
         self._check_again = time.monotonic() + _POLLS_PER_CHECK * self.pacing.poll_after
         stats = await self._persist(self._frontier.stats)
-        self._kept_open = stats.finished and not self._options.stay and await self._spider.idle()
-        if stats.finished and not self._options.stay:
+        self._kept_open = stats.finished and not self._part.stays and await self._part.spider.idle()
+        if stats.finished and not self._part.stays:
             return not self._kept_open
         return self._seeder.failure is not None and stats.remaining == 0
 
@@ -282,11 +280,11 @@ class Engine:
 
     async def _lease_more(self) -> float | None:
         """Fill the free places. Returns the seconds until the next poll; None: until something happens."""
-        wanted = self._room()
-        if wanted <= 0:
+        room = self._room()
+        if room <= 0:
             return self.pacing.pause()
         self._leased = None
-        may_work = self._options.may_work
+        may_work = self._part.may_work
         if self._log.far_behind or (may_work is not None and not may_work()):
             return 0.05
         if self._storage.is_down:
@@ -294,12 +292,12 @@ class Engine:
         if self._held_by:
             return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
-        leased = await self._persist(lambda: self._scheduler.next_requests(wanted, nonce=nonce))
+        leased = await self._persist(lambda: self._scheduler.next_requests(room, nonce=nonce))
         if self._onion.session is not None and leased.leases:
             self._onion.session.jars.seen(leased.cookies)
         leases = await self._isolate_suspects(leased.leases)
         if self.stopping:  # the stop came during the call
-            self._settled.extend(Released(lease, contacted=False) for lease in leases)
+            self._settled.extend(ReleasedLease(lease, contacted=False) for lease in leases)
             return None
         if leases:
             self._log.expect_items()
@@ -312,7 +310,7 @@ class Engine:
             self._ahead.append(lease)
         self._fill()
         has_place = len(self._active) < self.concurrency
-        return self.pacing.after(leased, short=len(leased.leases) < wanted, has_place=has_place)
+        return self.pacing.after(leased, short=len(leased.leases) < room, has_place=has_place)
 
     async def _isolate_suspects(self, leases: list[Lease]) -> list[Lease]:
         """The leases without the suspects: requests on their last attempt that lost a worker before.
@@ -326,7 +324,7 @@ class Engine:
             self._waker.wake()  # to lease more than one again
         self._isolating = bool(suspects)
         if suspects and (len(leases) > 1 or self._active or self._ahead):
-            self._settled.extend(Released(lease, contacted=False) for lease in suspects)
+            self._settled.extend(ReleasedLease(lease, contacted=False) for lease in suspects)
             return [lease for lease in leases if lease not in suspects]
         return leases
 
@@ -392,7 +390,7 @@ class Engine:
         """Release the leases that have not begun."""
         for lease in self._ahead:
             self._leases.remove(lease)
-            self._settled.append(Released(lease, contacted=False))
+            self._settled.append(ReleasedLease(lease, contacted=False))
         self._ahead.clear()
         self._waker.wake()
 
@@ -407,7 +405,7 @@ class Engine:
     def _settle_unbegun(self) -> None:
         """Settle leases whose task was cancelled before it began."""
         for lease in [lease for task, lease in self._active.values() if task.done()]:
-            self._ended(Released(lease, contacted=False), lease)
+            self._ended(ReleasedLease(lease, contacted=False), lease)
 
     def _give_up(self) -> None:
         """Stop waiting for a server that does not answer: the leases expire."""
@@ -419,7 +417,9 @@ class Engine:
         for ahead in self._ahead:  # it may have been renewed since
             if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
                 self._ahead.remove(ahead)
-                self._settled.append(Released(ahead, contacted=False))  # if it is still ours, this costs no attempt
+                self._settled.append(
+                    ReleasedLease(ahead, contacted=False)
+                )  # if it is still ours, this costs no attempt
                 self._waker.wake()
                 break
         if lease.token in self._active:
@@ -429,10 +429,10 @@ class Engine:
 
     async def _work(self, lease: Lease) -> None:
         """Handle one lease. It always ends as a settlement."""
-        settlement: Settlement = Released(lease, contacted=True)
+        settlement: Settlement = ReleasedLease(lease, contacted=True)
         try:
             good = self._leases.is_good(lease)
-            settlement = await self.handler.handle(lease) if good else Released(lease, contacted=False)
+            settlement = await self.handler.handle(lease) if good else ReleasedLease(lease, contacted=False)
         except asyncio.CancelledError:
             pass
         finally:  # whatever was raised
@@ -456,8 +456,8 @@ class Engine:
         self._recent.extend(map(lease_of, batch))
         try:
             await self._settler.settle(batch)
-            if self._options.on_settled is not None and not self.stopping:
-                await self._options.on_settled()
+            if self._part.on_settled is not None and not self.stopping:
+                await self._part.on_settled()
         except StoreRewoundError:
             self._settled = batch + self._settled  # `start_over` releases their leases
             raise
@@ -470,17 +470,18 @@ class Engine:
 
     def _archive_failed(self, error: SinkError, batch: list[Settlement]) -> None:
         """Release the pages that the archive did not store. Nothing of the batch was settled."""
-        archive = self._options.archive
+        archive = self._part.archive
         assert archive is not None
-        parsed = [each for each in batch if isinstance(each, Parsed)]
-        pages = [(each.completion.lease, each.exchange) for each in parsed if each.exchange is not None]
+        parsed = [settlement for settlement in batch if isinstance(settlement, ParsedPage)]
+        pages = [(page.completion.lease, page.exchange) for page in parsed if page.exchange is not None]
 
         async def store_again() -> None:
             await archive.store(pages)
             archive.settled([lease for lease, _ in pages], [False] * len(pages))
 
         released: list[Settlement] = [
-            Released(lease_of(each), contacted=True) if isinstance(each, Parsed) else each for each in batch
+            ReleasedLease(lease_of(settlement), contacted=True) if isinstance(settlement, ParsedPage) else settlement
+            for settlement in batch
         ]
         self._settled = released + self._settled
         self._storage.failed(error, store_again)
@@ -495,7 +496,7 @@ class Engine:
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            if isinstance(error, FrontierError) and self._can_start_over(error):
+            if isinstance(error, FrontierError) and self.can_start_over(error):
                 self.interrupt(error)
                 return
             if self.stopping and isinstance(error, StoreAwayError):

@@ -31,7 +31,7 @@ MAX_FILES = 1000
 """Maximum files of one item. Each request carries the entries of the files before it."""
 
 
-class Wanted(msgspec.Struct, array_like=True):
+class WantedFile(msgspec.Struct, array_like=True):
     """A file that is not fetched yet."""
 
     field: str
@@ -47,7 +47,7 @@ class Chain(msgspec.Struct, omit_defaults=True):
 
     item: bytes
     """Encoded; empty if there is none: then the entry itself is the item."""
-    wanted: list[Wanted]
+    wanted: list[WantedFile]
     """The first one is being fetched."""
     priority: float = 0
     done: list[tuple[str, FileEntry]] = []
@@ -105,8 +105,8 @@ class FileChains:
         if len(files) > MAX_FILES:
             raise SpiderError(f"an item has {len(files)} files; the limit is {MAX_FILES}")
         wanted = [_wanted(file, page, response) for file in files]
-        given = [file.priority for file in files if file.priority is not None]
-        return await self._next(Chain(item, wanted, given[0] if given else page.priority + 1), page)
+        priorities = [file.priority for file in files if file.priority is not None]
+        return await self._next(Chain(item, wanted, priorities[0] if priorities else page.priority + 1), page)
 
     async def known(self, request: Request) -> Response | None:
         """The response to a request for a file that another item had stored meanwhile; None if it must be fetched.
@@ -166,20 +166,20 @@ class FileChains:
             return None
 
 
-def _wanted(file: File, page: Request, response: Response | None) -> Wanted:
+def _wanted(file: File, page: Request, response: Response | None) -> WantedFile:
     """RequestError or SpiderError if the file is wrong. A wrong URL may come from the page: it is an entry."""
     if not isinstance(file.field, str) or not file.field or "\0" in file.field:
         raise SpiderError(f"the field of a file must be a name, not {file.field!r:.80}")
     if not isinstance(file.url, str) or not file.url.strip():
-        return Wanted(file.field, "", error="not fetched: there is no URL")
+        return WantedFile(file.field, "", error="not fetched: there is no URL")
     is_absolute = file.url.startswith(("http://", "https://"))  # then the page need not be parsed for its base
     base = page.url if response is None else response.url if is_absolute else response.base_url
     try:
         url = join_url(base, file.url)
     except RequestError as exc:
-        return Wanted(file.field, file.url, error=f"not fetched: {exc}")
+        return WantedFile(file.field, file.url, error=f"not fetched: {exc}")
     Request(url, headers=file.headers, cookies=file.cookies)  # checks them, for all files of the item
-    return Wanted(file.field, url, file.headers, file.cookies)
+    return WantedFile(file.field, url, file.headers, file.cookies)
 
 
 def _request(chain: Chain, origin: Request) -> Request:

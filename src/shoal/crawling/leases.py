@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shoal.crawling.engine_options import Archive
-from shoal.crawling.page import Parsed, Released, Settlement
+from shoal.crawling.page import ParsedPage, ReleasedLease, Settlement
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError
 from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState, clock
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.session import Session
+    from shoal.sinks.warc import WarcArchive
 
 log = logging.getLogger("shoal.engine")
 
@@ -28,7 +28,7 @@ Outcome: TypeAlias = RequestState | Literal["lost", "released"]
 
 
 def lease_of(settlement: Settlement) -> Lease:
-    return settlement.completion.lease if isinstance(settlement, Parsed) else settlement.lease
+    return settlement.completion.lease if isinstance(settlement, ParsedPage) else settlement.lease
 
 
 class LeaseKeeper:
@@ -44,7 +44,7 @@ class LeaseKeeper:
         may_work: Callable[[], bool] | None = None,
     ) -> None:
         """``drop`` is called with each lease that is lost, or is about to end without a renewal. ``may_work``: see
-        `EngineOptions`."""
+        `Participation`."""
         self._frontier = frontier
         self._ttl = ttl
         self._drop = drop
@@ -118,13 +118,13 @@ async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lea
 
     Requests that are not filtered are left out: `find` may have to search the whole run for them.
     """
-    found = []
+    suspects = []
     for lease in leases:
         if lease.fingerprint == lease.request.fingerprint():
             history = await frontier.find(lease.request)
             if history is not None and any(event.kind == "lost" for event in history.events):
-                found.append(lease)
-    return found
+                suspects.append(lease)
+    return suspects
 
 
 class Settler:
@@ -133,13 +133,13 @@ class Settler:
     def __init__(
         self,
         queue: Queue,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         counters: Counters,
         persist: Persistence,
         *,
         learns: bool = True,
         on_items: Callable[[], None] = lambda: None,
-        archive: Archive | None = None,
+        archive: WarcArchive | None = None,
         session: Session | None = None,
     ) -> None:
         """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: calls that
@@ -156,8 +156,8 @@ class Settler:
     async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
         """Store the settlements. Returns the outcome of each, in order."""
         outcomes: dict[int, Outcome] = {}
-        parsed = [each for each in batch if isinstance(each, Parsed)]
-        failures = [each for each in batch if isinstance(each, Failure)]
+        parsed = [settlement for settlement in batch if isinstance(settlement, ParsedPage)]
+        failures = [settlement for settlement in batch if isinstance(settlement, Failure)]
         if parsed:
             outcomes |= await self._complete(parsed)
         elif self._session is not None and self._session.jars.has_changes:
@@ -165,29 +165,37 @@ class Settler:
         if failures:
             outcomes |= await self._fail(failures)
         for contacted in (True, False):
-            released = [each for each in batch if isinstance(each, Released) and each.contacted is contacted]
+            released = [
+                settlement
+                for settlement in batch
+                if isinstance(settlement, ReleasedLease) and settlement.contacted is contacted
+            ]
             if released:
                 outcomes |= await self._release(released, contacted=contacted)
-        return [outcomes[id(each)] for each in batch]
+        return [outcomes[id(settlement)] for settlement in batch]
 
-    async def _complete(self, parsed: list[Parsed]) -> dict[int, Outcome]:
-        completions = [each.completion for each in parsed]
-        children = [child for each in completions for child in each.children] if self._scheduler.logs_urls else []
-        known = await self._scheduler.look_up(children)
+    async def _complete(self, parsed: list[ParsedPage]) -> dict[int, Outcome]:
+        completions = [page.completion for page in parsed]
+        children = (
+            [child for completion in completions for child in completion.children] if self._scheduler.logs_urls else []
+        )
+        duplicates = await self._scheduler.look_up(children)
         if self._archive is not None:
-            await self._archive.store([(each.completion.lease, each.exchange) for each in parsed if each.exchange])
+            await self._archive.store([(page.completion.lease, page.exchange) for page in parsed if page.exchange])
         results = await self._persist(lambda: self._store(completions))
         if self._archive is not None:
-            self._archive.settled([each.lease for each in completions], [pushed is not None for pushed in results])
+            self._archive.settled(
+                [completion.lease for completion in completions], [pushed is not None for pushed in results]
+            )
         refused = sum(pushed.refused for pushed in results if pushed is not None)
         if refused:
             self._count_refused(refused)
-        await self._scheduler.log_pushed(children, known, refused=bool(refused))
+        await self._scheduler.log_pushed(children, duplicates, refused=bool(refused))
         if self._learns:
-            for each, pushed in zip(parsed, results, strict=True):
+            for page, pushed in zip(parsed, results, strict=True):
                 # All counts are 0 if the page had no links, or if the call was a repeat.
                 if pushed is not None and pushed.added + pushed.duplicates + pushed.refused:
-                    self._scheduler.learn(each.admitted)
+                    self._scheduler.learn(page.admitted)
         outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
         self._count(completions, outcomes)
         return {id(each): outcome for each, outcome in zip(parsed, outcomes, strict=True)}
@@ -203,13 +211,13 @@ class Settler:
         self._scheduler.uncount(len(failures))
         outcomes: list[Outcome] = ["lost" if state is None else state for state in states]
         self._count(failures, outcomes)
-        return {id(each): outcome for each, outcome in zip(failures, outcomes, strict=True)}
+        return {id(failure): outcome for failure, outcome in zip(failures, outcomes, strict=True)}
 
-    async def _release(self, released: list[Released], *, contacted: bool) -> dict[int, Outcome]:
-        leases = [each.lease for each in released]
+    async def _release(self, released: list[ReleasedLease], *, contacted: bool) -> dict[int, Outcome]:
+        leases = [settlement.lease for settlement in released]
         await self._persist(lambda: self._queue.release(leases, contacted=contacted))
         self._scheduler.uncount(len(leases))
-        return {id(each): "released" for each in released}
+        return {id(settlement): "released" for settlement in released}
 
     def _count_refused(self, links: int) -> None:
         if not self._counters.links_refused:
@@ -221,14 +229,14 @@ class Settler:
 
     def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
         items, picked = 0, self._counters.picked
-        for each, outcome in zip(settled, outcomes, strict=True):
+        for settlement, outcome in zip(settled, outcomes, strict=True):
             if outcome == "lost":
                 self._counters.leases_lost += 1
-                log.warning("lease lost; the page is not counted url=%s", each.lease.request.url)
+                log.warning("lease lost; the page is not counted url=%s", settlement.lease.request.url)
             elif outcome != "waiting":
-                items += len(each.items)
+                items += len(settlement.items)
                 if picked.room:
-                    picked.offer(each.items)
+                    picked.offer(settlement.items)
         if items:
             self._counters.items += items
             self._on_items()

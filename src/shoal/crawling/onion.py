@@ -16,6 +16,7 @@ from shoal.config import Config, HttpSettings
 from shoal.errors import BrowserError, ConfigError, FetchError, FrontierError, PluginError, RequestError, ShoalError
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.layers import Postponed, wrap
+from shoal.fetch.layers.identity_facts import IdentityFacts, all_proxies, make_roster
 from shoal.fetch.page_fetcher import FREE_BYTES, BodyBudget, BodyRoom, body_room
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
@@ -77,8 +78,6 @@ class Onion(NamedTuple):
 
 def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
     """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
-    from shoal.fetch.layers.identity_facts import all_proxies
-
     proxies = all_proxies(config.proxies) if config.proxies else ()
     return _http_client(config.http.client)(
         _http_settings(config), config.sent_user_agent, guard, proxies, max_file_bytes=config.files.max_bytes,
@@ -106,9 +105,9 @@ def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:
         raise ConfigError(f'"http.client" {name!r} cannot be used here: a crawl that {why} needs "{OWN_CLIENTS[0]}"')
     make = plugins.load("fetchers", name)
     if make is None:
-        known = [*OWN_CLIENTS, *plugins.names("fetchers")]
+        names = [*OWN_CLIENTS, *plugins.names("fetchers")]
         raise ConfigError(
-            f'"http.client" must be "auto", "aiohttp" or the name of a plugin, not {name!r}{did_you_mean(name, known)}'
+            f'"http.client" must be "auto", "aiohttp" or the name of a plugin, not {name!r}{did_you_mean(name, names)}'
             f"{plugins.hint('fetchers')}"
         )
     try:
@@ -132,9 +131,6 @@ def make_fetcher(
     ``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
     ``render``: for requests without a choice of their own. ``scope`` and ``hosts``: see `RoutingFetcher`.
     """
-    from shoal.fetch.guard import AddressGuard
-    from shoal.fetch.routing import RoutingFetcher
-
     _check_packages(config, render)
     guard = None if networks is None else AddressGuard(networks)
     if config.http.client not in OWN_CLIENTS:
@@ -154,8 +150,6 @@ def make_fetcher(
 
 def _check_packages(config: Config, render: RenderChoice) -> None:
     """ConfigError if a package is missing that pages will need."""
-    from shoal.fetch.layers.identity_facts import all_proxies
-
     proxies = [config.http.proxy or "", *(all_proxies(config.proxies) if config.proxies else ())]
     needs_socks = config.tor.enabled or any(proxy.startswith("socks5") for proxy in proxies)
     if needs_socks and not _is_installed("aiohttp_socks"):
@@ -188,7 +182,6 @@ async def open_fetcher(
     await fetcher.open()
     if not config.tor.enabled:
         return fetcher, None
-    from shoal.fetch.guard import AddressGuard
     from shoal.fetch.tor.layer import open_tor
 
     guard = None if networks is None else AddressGuard(networks)
@@ -205,7 +198,6 @@ def _http_settings(config: Config) -> HttpSettings:
 def make_renderer(config: Config, guard: AddressGuard | None) -> Renderer:
     """A browser that is started when it is needed."""
     from shoal.fetch.browser.fetcher import BrowserFetcher
-    from shoal.fetch.layers.identity_facts import all_proxies
 
     upstreams = None
     if guard is not None and not config.tor.enabled:  # the layer for Tor refuses all proxies but its own
@@ -217,7 +209,7 @@ def make_onion(
     spider: Spider, config: Config, hosts: Hosts, fetcher: Fetcher, may_work: Callable[[], bool] | None = None,
     tor: TorLayer | None = None, session: Session | None = None,
 ) -> Onion:  # fmt: skip
-    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `EngineOptions`. ``session``: None if cookies
+    """Wrap the fetcher in its layers, outermost first. ``may_work``: see `Participation`. ``session``: None if cookies
     are kept in memory only. ConfigError if the run goes through Tor but there is no layer for it."""
     if tor is None:
         config.refuse_tor("this process")
@@ -263,7 +255,6 @@ def make_onion(
 
 def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None, hosts: Hosts) -> None:
     """Apply the scope, robots.txt, and the delay and block of the host to pages that actions navigate to."""
-    from shoal.fetch.routing import RoutingFetcher
 
     async def permit(url: str) -> float | None:
         if scope.refuses(url) is not None:
@@ -282,7 +273,6 @@ def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None
 
 def _make_identities(spider: Spider, config: Config, hosts: Hosts, session: Session) -> Identities:
     from shoal.fetch.layers.identities import Identities
-    from shoal.fetch.layers.identity_facts import IdentityFacts, make_roster
 
     roster = make_roster(config.proxies, config.identities)
     return Identities(roster, config.identities, IdentityFacts(hosts), hosts, spider.blocked, session)
@@ -301,8 +291,8 @@ def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
 
 def preload() -> None:
     """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
-    for name in ("fetch.direct", "middleware.cache", "middleware.robots", "middleware.throttle", "sessions.session"):
-        importlib.import_module(f"shoal.{name}")
+    for name in ("direct", "layers.cache", "layers.robots", "layers.throttle", "sessions.session"):
+        importlib.import_module(f"shoal.fetch.{name}")
 
 
 # Connections and one browser for many sessions, which must not see each other's pages.
@@ -438,5 +428,5 @@ class _BorrowedBrowser:
 
 def size_with_extras(response: Response) -> int:
     """Bytes of the page and of everything that the browser returned with it."""
-    captured = sum(len(each.body) for each in response.captured)
+    captured = sum(len(response_part.body) for response_part in response.captured)
     return len(response.body) + len(response.screenshot or b"") + len(response.pdf or b"") + captured

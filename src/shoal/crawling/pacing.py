@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
 from functools import partial
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -62,52 +62,19 @@ class Waker:
             timer.cancel()
 
 
-class Pacing(Protocol):
-    """Decides how many leases the engine asks for, and when it settles finished pages."""
+class Pacing:
+    """Decides how many leases the engine asks for, and when it settles finished pages. This one is for a store in this
+    process: lease whenever a place is free, and settle at once."""
 
-    poll_after: float
+    poll_after = 0.0
     """Seconds between polls that the store asks for because many workers are idle. 0: no limit."""
-    give_up_after: float | None
-    """Seconds after the grace period of a stop at which the store is no longer waited for. None: never."""
-
-    overlaps: bool
+    give_up_after: float | None = None
+    """Seconds after the grace period of a stop after which the engine no longer waits for the store. None: it waits."""
+    overlaps = False
     """Whether the engine may lease before its settlements are answered."""
 
     async def let_pages_end(self, settled: Sized, active: Sized, concurrency: int) -> None:
         """Let pages end that are about to, so that they are settled together with those in ``settled``."""
-        ...
-
-    def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
-        """Seconds to wait for more settlements before all of them are stored together."""
-        ...
-
-    def room(self, free: int, ahead: int, concurrency: int) -> int:
-        """How many requests to lease now. ``ahead``: leases that have not begun."""
-        ...
-
-    def pause(self) -> float | None:
-        """Seconds until the next poll, when nothing is leased now. None: until something happens."""
-        ...
-
-    def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
-        """Seconds until the next poll after an answer. ``short``: fewer leases than asked for. None: until something
-        happens."""
-        ...
-
-    def poll_now(self) -> None:
-        """Lease again without waiting for the next poll."""
-        ...
-
-
-class LocalPacing:
-    """The store is in this process: lease whenever a place is free, and settle at once."""
-
-    def __init__(self) -> None:
-        self.poll_after = 0.0
-        self.give_up_after: float | None = None
-        self.overlaps = False
-
-    async def let_pages_end(self, settled: Sized, active: Sized, concurrency: int) -> None:
         # Settling costs nearly the same for one page and for ten. So it waits while pages end one after the other, as
         # long as enough others are in flight.
         ended = 0
@@ -116,19 +83,24 @@ class LocalPacing:
             await asyncio.sleep(0)
 
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
+        """Seconds to wait for more settlements before all of them are stored together."""
         return 0.0
 
     def room(self, free: int, ahead: int, concurrency: int) -> int:
+        """How many requests to lease now. ``ahead``: leases that have not begun."""
         return free
 
     def pause(self) -> float | None:
+        """Seconds until the next poll, when nothing is leased now. None: until something happens."""
         return None
 
     def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
+        """Seconds until the next poll after an answer. ``short``: fewer leases than asked for. None: until something
+        happens."""
         return leased.wait
 
     def poll_now(self) -> None:
-        pass
+        """Lease again without waiting for the next poll."""
 
 
 class RoundTrip(NamedTuple):
@@ -150,7 +122,7 @@ _ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5, 1.0, 0.75)
 _ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.01, 0.25, 0.25)
 
 
-class RemotePacing:
+class RemotePacing(Pacing):
     """The store is a round trip away, and other processes use it too.
 
     Settlements wait for each other for a moment. Some requests are leased ahead, so that no place stays empty during a
@@ -159,8 +131,7 @@ class RemotePacing:
 
     def __init__(self, batch: int, *, near: bool = False) -> None:
         """``batch``: requests in one call, at most. ``near``: another process of this machine has the store."""
-        self.poll_after = 0.0
-        self.give_up_after: float | None = _GIVE_UP_AFTER
+        self.give_up_after = _GIVE_UP_AFTER
         self.overlaps = near  # the owner begins calls in order, and nothing can rewind its store
         self._batch = batch
         self._times = _ON_THIS_MACHINE if near else _ON_A_SERVER
@@ -493,8 +464,8 @@ class WaitWatch:
 
     def _report(self, reasons: Sequence[WaitReason], now: float) -> None:
         self.reason = "; ".join(reason.text for reason in reasons)
-        told = [(reason.kind, reason.subject) for reason in reasons]
-        if reasons and (told != self._logged or now - self._logged_at >= self._repeat_after):
-            self._logged, self._logged_at, self._repeat_after = told, now, _EVERY
+        subjects = [(reason.kind, reason.subject) for reason in reasons]
+        if reasons and (subjects != self._logged or now - self._logged_at >= self._repeat_after):
+            self._logged, self._logged_at, self._repeat_after = subjects, now, _EVERY
             level = logging.WARNING if any(reason.is_alarming for reason in reasons) else logging.INFO
             log.log(level, "waiting: %s", self.reason)

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from shoal.config import Config, RobotsSettings
-from shoal.crawling.callbacks import Callbacks, Found
+from shoal.crawling.callbacks import CallbackOutput, Callbacks
 from shoal.crawling.files import FileChains
 from shoal.crawling.outcome import BROKEN_LINK, GONE
-from shoal.crawling.scheduler import Admitted, Scheduler
+from shoal.crawling.scheduler import AdmittedLinks, EngineScheduler, count_links
 from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import (
     FetchError,
@@ -50,23 +50,23 @@ log = logging.getLogger("shoal.engine")
 _MAX_REASONS = 5  # of dropped items, in the history of a page
 
 
-class Released(Struct):
+class ReleasedLease(Struct):
     """A lease that is released: its page was not handled."""
 
     lease: Lease
     contacted: bool
 
 
-class Parsed(Struct):
+class ParsedPage(Struct):
     """A page that was handled, and the links that the scheduler remembers once the frontier has stored it."""
 
     completion: Completion
-    admitted: Admitted
+    admitted: AdmittedLinks
     exchange: Exchange | None = None
     """What was sent and received, if an archive wants it."""
 
 
-Settlement: TypeAlias = Parsed | Failure | Released
+Settlement: TypeAlias = ParsedPage | Failure | ReleasedLease
 
 
 def _is_robots(exchange: Exchange, lease: Lease) -> bool:
@@ -81,7 +81,7 @@ class PageHandler:
         self,
         spider: Spider,
         config: Config,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         fetch: Fetch,
         counters: Counters,
         *,
@@ -123,18 +123,20 @@ class PageHandler:
         exchanges: list[Exchange] = []
         captured.set(exchanges)  # for this task, which handles one page
         settlement = await self._handle(lease)
-        if isinstance(settlement, Parsed) and settlement.completion.contacted:
-            settlement.exchange = next((each for each in reversed(exchanges) if not _is_robots(each, lease)), None)
+        if isinstance(settlement, ParsedPage) and settlement.completion.contacted:
+            settlement.exchange = next(
+                (exchange for exchange in reversed(exchanges) if not _is_robots(exchange, lease)), None
+            )
         return settlement
 
     async def _handle(self, lease: Lease) -> Settlement:
         request = lease.request
         current_attempt.set(lease.attempt)
         try:
-            known = await self.files.known(request) if request.callback == FILE_CALLBACK else None
-            response = known or await self._fetch(request)
+            stored = await self.files.known(request) if request.callback == FILE_CALLBACK else None
+            response = stored or await self._fetch(request)
         except Postponed as postponed:
-            return Released(lease, postponed.contacted)
+            return ReleasedLease(lease, postponed.contacted)
         except Replaced as replaced:
             if too_many := self._too_many_redirects(replaced.request.redirects):
                 return await self._failed(lease, too_many)
@@ -155,10 +157,10 @@ class PageHandler:
         if 300 <= status < 400 and status not in self._handled and (location := response.location) is not None:
             return await self._redirected(lease, response, location)
         if self._has_quit:
-            return Released(lease, not response.from_cache)
+            return ReleasedLease(lease, not response.from_cache)
         try:
-            found = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
-            return self._parsed(lease, response, found)
+            collected = await self.callbacks.call(request.callback, request, response, **request.cb_kwargs)
+            return self._parsed(lease, response, collected)
         except (TooComplexError, FileTooLargeError) as error:
             error.status = status
             return await self._failed(lease, error)
@@ -177,15 +179,15 @@ class PageHandler:
             if response.page is not None:
                 await response.release()
 
-    def _parsed(self, lease: Lease, response: Response, found: Found) -> Parsed:
+    def _parsed(self, lease: Lease, response: Response, collected: CallbackOutput) -> ParsedPage:
         forbidden = ""
         if self._directives is not None and lease.request.callback != FILE_CALLBACK:  # a file's item is from its page
-            forbidden = self._directives.apply(response, found)
-        admitted = self._scheduler.admit(found.links, lease.request)
-        admitted.children += found.files
+            forbidden = self._directives.apply(response, collected)
+        admitted = self._scheduler.admit(collected.links, lease.request)
+        admitted.children += collected.files
         self.counters.out_of_scope += admitted.out_of_scope
         self.counters.too_deep += admitted.too_deep
-        note = _dropped(found.dropped) if found.dropped else ""
+        note = _dropped(collected.dropped) if collected.dropped else ""
         if forbidden:
             note = f"{note}; {forbidden}" if note else forbidden
         if response.flags:
@@ -197,19 +199,19 @@ class PageHandler:
             log.warning("%s url=%s", left_out, lease.request.url)
             note = f"{note}; {left_out}" if note else left_out
         if log.isEnabledFor(logging.DEBUG):
-            counts = len(found.items), len(admitted.children)
+            counts = len(collected.items), len(admitted.children)
             log.debug("crawled url=%s status=%d items=%d requests=%d", response.url, response.status, *counts)
         completion = Completion(
             lease=lease,
-            items=found.items,
+            items=collected.items,
             children=admitted.children,
             status=response.status,
-            duplicates=admitted.duplicates + found.duplicates,
+            duplicates=admitted.duplicates + collected.duplicates,
             contacted=not response.from_cache,
             note=note,
-            item_errors=found.errors,
+            item_errors=collected.errors,
         )
-        return Parsed(completion, admitted)
+        return ParsedPage(completion, admitted)
 
     async def _redirected(self, lease: Lease, response: Response, location: str) -> Settlement:
         """Complete a redirect with its target as the only child. So scope, robots.txt and delay apply to each hop."""
@@ -239,17 +241,17 @@ class PageHandler:
             f"more than {self._max_redirects} redirects, from {trail[0]}", kind="redirects", retryable=False
         )
 
-    def _moved(self, lease: Lease, target: Request, note: str, *, contacted: bool, status: int = 0) -> Parsed:
+    def _moved(self, lease: Lease, target: Request, note: str, *, contacted: bool, status: int = 0) -> ParsedPage:
         """Complete a page with another request as its only child."""
         self.counters.redirected += 1
         completion = Completion(
             lease=lease, children=[target], status=status, contacted=contacted, redirected=True, note=note
         )
-        return Parsed(completion, Admitted([target]))
+        return ParsedPage(completion, AdmittedLinks([target]))
 
     # -- failures
 
-    async def _failed(self, lease: Lease, error: FetchError) -> Failure | Parsed:
+    async def _failed(self, lease: Lease, error: FetchError) -> Failure | ParsedPage:
         """Record a failed attempt. If no attempt is left, call the errback. A file is complete then: its item says what
         failed, and could not be stored a second time."""
         is_broken = error.status in GONE and lease.request.depth > 0
@@ -273,14 +275,14 @@ class PageHandler:
         level = logging.DEBUG if error.kind == "robots" else logging.WARNING
         log.log(level, "gave up url=%s %s", lease.request.url, error)
         if lease.request.callback == FILE_CALLBACK:
-            found = Found([], [])
-            found.add(await self.files.failed(lease.request, str(error)))
-            return Parsed(
+            collected = CallbackOutput([], [])
+            collected.add(await self.files.failed(lease.request, str(error)))
+            return ParsedPage(
                 Completion(
-                    lease=lease, items=found.items, children=found.files, status=error.status,
+                    lease=lease, items=collected.items, children=collected.files, status=error.status,
                     contacted=error.contacted, note=f"file failed: {error}",
                 ),
-                Admitted(found.files),
+                AdmittedLinks(collected.files),
             )  # fmt: skip
         if lease.request.errback is not None:
             await self._errback(lease, error, failure)
@@ -290,14 +292,14 @@ class PageHandler:
         request = lease.request
         try:
             try:
-                found = await self.callbacks.call(request.errback, request, request, error)
+                collected = await self.callbacks.call(request.errback, request, request, error)
             except PartialOutputError as partial:
                 self._errback_failed(failure, partial.__cause__ or partial)
-                found = await self.callbacks.take(partial.outputs, request)
-            failure.items = [*failure.items, *found.items]
-            failure.item_errors += found.errors
-            admitted = self._scheduler.admit(found.links, request)
-            failure.children = [*failure.children, *admitted.children, *found.files]
+                collected = await self.callbacks.take(partial.outputs, request)
+            failure.items = [*failure.items, *collected.items]
+            failure.item_errors += collected.errors
+            admitted = self._scheduler.admit(collected.links, request)
+            failure.children = [*failure.children, *admitted.children, *collected.files]
         except Exception as exc:  # the user's code may raise anything
             self._errback_failed(failure, exc)
 
@@ -310,11 +312,11 @@ class PageHandler:
         self.counters.last_callback_error = CodeError(time.time(), reason, request.url)
         log.error("errback failed url=%s %s", request.url, reason)
 
-    def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> Released:
+    def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> ReleasedLease:
         """The page did not fail, so it loses no attempt."""
         log.info("released url=%s %s", lease.request.url, error)
         self._on_store_failure(error)
-        return Released(lease, contacted)
+        return ReleasedLease(lease, contacted)
 
     async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Settlement:
         """The page is dead. None of its items is stored, unless the spider keeps partial output. After a fix,
@@ -323,7 +325,7 @@ class PageHandler:
         if _is_debugger_quit(cause or exc):
             self._has_quit = True
             signal.raise_signal(signal.SIGINT)
-            return Released(lease, not response.from_cache)
+            return ReleasedLease(lease, not response.from_cache)
         self.counters.errors["callback"] += 1
         reason = describe(cause or exc, lease.request.callback or "parse")
         self.counters.last_callback_error = CodeError(time.time(), reason, response.url)
@@ -331,15 +333,15 @@ class PageHandler:
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
         if isinstance(exc, PartialOutputError):
             try:
-                found = await self.callbacks.take(exc.outputs, lease.request, response)
+                collected = await self.callbacks.take(exc.outputs, lease.request, response)
             except FileTooLargeError as error:
                 return await self._failed(lease, error)
             except FileStoreError as error:
                 return self._store_failed(lease, error, contacted=not response.from_cache)
             if self._directives is not None:
-                self._directives.apply(response, found)
-            failure.items, failure.item_errors = found.items, found.errors
-            failure.children = [*self._scheduler.admit(found.links, lease.request).children, *found.files]
+                self._directives.apply(response, collected)
+            failure.items, failure.item_errors = collected.items, collected.errors
+            failure.children = [*self._scheduler.admit(collected.links, lease.request).children, *collected.files]
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)
         return failure
@@ -384,19 +386,19 @@ class PageDirectives:
         self._names = frozenset(_WORD.findall(user_agent.lower())) - _UNSPECIFIC
         self._counters = counters
 
-    def apply(self, response: Response, found: Found) -> str:
+    def apply(self, response: Response, collected: CallbackOutput) -> str:
         """Remove items and links, and return what the history of the page says about that."""
-        if not found.links and not found.items and not found.files:
+        if not collected.links and not collected.items and not collected.files:
             return ""
         says, notes = self._directives(response), []
-        dropped = len(found.items) + len(found.files)  # a request for a file carries its item
+        dropped = len(collected.items) + len(collected.files)  # a request for a file carries its item
         if self._config.noindex and dropped and "noindex" in says:
             for _ in range(dropped):
                 self._counters.drop("noindex")
             notes.append(f"{dropped} items were dropped: {says['noindex']} (robots.noindex)")
-            found.items, found.files = [], []
-        if self._config.nofollow and found.links:
-            count, why = self._unfollow(response, found, says.get("nofollow"))
+            collected.items, collected.files = [], []
+        if self._config.nofollow and collected.links:
+            count, why = self._unfollow(response, collected, says.get("nofollow"))
             if count:
                 self._counters.not_followed += count
                 notes.append(f"{count} links were not followed: {why} (robots.nofollow)")
@@ -405,14 +407,14 @@ class PageDirectives:
     def _directives(self, response: Response) -> dict[str, str]:
         """``nofollow`` and ``noindex`` with the place that says it."""
         now = datetime.now(UTC)
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         headers = response.headers.getall(_HEADER, ())
         for name in read_directives(headers, self._names, now):
-            found[name] = f"{_HEADER} says {name}"
+            places[name] = f"{_HEADER} says {name}"
         if _is_html(response):
             for name in read_directives(self._meta_tags(response), self._names, now):
-                found.setdefault(name, f"a meta tag says {name}")
-        return found
+                places.setdefault(name, f"a meta tag says {name}")
+        return places
 
     def _meta_tags(self, response: Response) -> list[str]:
         """The contents of the meta tags for all crawlers, or for this one."""
@@ -420,22 +422,20 @@ class PageDirectives:
         tags = response._tree.select("meta[name][content]")[:_MAX_META]
         return [tag.attr("content") or "" for tag in tags if (tag.attr("name") or "").strip().lower() in names]
 
-    def _unfollow(self, response: Response, found: Found, page_says: str | None) -> tuple[int, str]:
+    def _unfollow(self, response: Response, collected: CallbackOutput, page_says: str | None) -> tuple[int, str]:
         """Remove links. Return how many, and why."""
         if page_says is not None:
-            count = sum(len(link) if isinstance(link, LinkBatch) else 1 for link in found.links)
-            found.links = []
+            count = count_links(collected.links)
+            collected.links = []
             return count, page_says
         if not _is_html(response):
             return 0, ""
         marked = _MarkedLinks(response)
         if not marked:
             return 0, ""
-        before = sum(len(link) if isinstance(link, LinkBatch) else 1 for link in found.links)
-        found.links = [kept for link in found.links if (kept := marked.without(link)) is not None]
-        return before - sum(
-            len(link) if isinstance(link, LinkBatch) else 1 for link in found.links
-        ), "rel says nofollow"
+        before = count_links(collected.links)
+        collected.links = [allowed for link in collected.links if (allowed := marked.without(link)) is not None]
+        return before - count_links(collected.links), "rel says nofollow"
 
 
 class _MarkedLinks:
@@ -495,7 +495,7 @@ def read_directives(texts: Iterable[str], names: frozenset[str], now: datetime) 
 
     ``none`` is both. ``unavailable_after`` is noindex from its date on. A name holds for what follows it in its text.
     """
-    found: set[str] = set()
+    directives: set[str] = set()
     for text in texts:
         is_ours = True
         parts = text[:_MAX_TEXT].split(",")
@@ -510,16 +510,16 @@ def read_directives(texts: Iterable[str], names: frozenset[str], now: datetime) 
             if not is_ours:
                 continue
             if name == "none":
-                found |= {"nofollow", "noindex"}
+                directives |= {"nofollow", "noindex"}
             elif name in ("nofollow", "noindex"):
-                found.add(name)
+                directives.add(name)
             elif name == "unavailable_after":
                 if _WEEKDAY.fullmatch(value):  # "Friday, 25-Jun-10 15:00:00 GMT"
                     value = "".join(parts[number + 1 : number + 2])
                 period = read_period(value)
                 if period is not None and period[0] <= now:
-                    found.add("noindex")
-    return found
+                    directives.add("noindex")
+    return directives
 
 
 def _is_html(response: Response) -> bool:

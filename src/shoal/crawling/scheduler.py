@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Self
 
 import msgspec
 from msgspec import Struct
 
-from shoal.config import Config, config_for
-from shoal.crawling.run_choice import WantedRun, choose_run, start_settings
-from shoal.crawling.stats import STATE_NAMES
-from shoal.errors import FrontierError, LeaseLostError, RequestError
-from shoal.frontier import open_store
+from shoal.config import Config
+from shoal.errors import FrontierError, RequestError
 from shoal.http import LinkBatch, Request
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, Leased, Store
+from shoal.ports import Frontier, FrontierOptions, Leased
 from shoal.spider import Spider
 from shoal.urls.normalize import folder_of, origin_of, resolve_within_limits
 from shoal.urls.scope import Scope
@@ -54,10 +50,10 @@ class KnownLinks:
             return []
         here, absolute = self._by_place.get(folder_of(base), _NONE), self._absolute
         if here or absolute:
-            found = [href for href in hrefs if href not in known and href not in here and href not in absolute]
+            unknown = [href for href in hrefs if href not in known and href not in here and href not in absolute]
         else:
-            found = [href for href in hrefs if href not in known]
-        return list(dict.fromkeys(found))
+            unknown = [href for href in hrefs if href not in known]
+        return list(dict.fromkeys(unknown))
 
     def new(self, urls: Iterable[str]) -> list[str]:
         """Return the URLs that are not in the cache."""
@@ -116,7 +112,7 @@ log = logging.getLogger("shoal.scheduler")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Admitted(Struct):
+class AdmittedLinks(Struct):
     """The links of a page: the requests to push, and counts of the rest."""
 
     children: list[Request]
@@ -130,12 +126,8 @@ class Admitted(Struct):
     """(page, raw hrefs) that the frontier will know once the children are pushed."""
 
 
-class Scheduler:
-    """The queue and the filter of a run.
-
-    The engine uses the methods for batches, and settles leases with the frontier. The methods for one request are for
-    programs with their own loop: complete, fail or release each request that ``next_request`` returned. LeaseLostError
-    means that this came too late. `Scheduler.open` makes one for a spider.
+class EngineScheduler:
+    """The queue and the filter of a run, in batches. Its user settles leases with the frontier.
 
     Every method may raise StoreAwayError: the server of the frontier cannot be reached. Nothing was changed then.
     """
@@ -167,83 +159,38 @@ class Scheduler:
         self._nonce, self._asked = b"", 0
         """The nonce of the last lease under a page limit, and how many requests it asked for."""
         self._known = KnownLinks()
-        self._out: dict[int, Lease] = {}
-        self._store: Store | None = None
-        """The store that ``open`` opened."""
-        self.settings: Config | None = None
-        """The settings of the run, if the scheduler was opened for a spider."""
 
-    @classmethod
-    async def open(
-        cls,
-        spider: type[Spider] | Spider,
-        config: Config | Mapping[str, object] | None = None,
-        *,
-        new_run: bool = False,
-    ) -> Self:
-        """Open the queue of a spider: that of its unfinished run, or of a new one. ``close`` it at the end.
-
-        ``config`` is a layer over the file, the spider's settings and the environment. ConfigError if a setting is
-        wrong, StoreAwayError or StoreError if the frontier cannot be opened."""
-        spider = spider() if isinstance(spider, type) else spider
-        settings = config_for(config, spider.settings, type(spider).__name__)
-        store = await open_store(settings.frontier)
-        try:
-            wanted = WantedRun(
-                spider=spider.spider_name(), project=settings.project_name, start=start_settings(spider),
-                new="always" if new_run else "after_finish",
-            )  # fmt: skip
-            run = await choose_run(store, wanted)
-            if run.state == "queued":
-                run = await store.transition(run.run_id, "running")
-            frontier = await store.frontier(run.run_id, frontier_options(settings))
-        except BaseException:
-            await store.close()
-            raise
-        scheduler = cls._of(spider, settings, frontier, shared=store.shared)
-        scheduler._store = store
-        return scheduler
-
-    @classmethod
-    def _of(cls, spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Self:
-        scope = Scope(config.scope, spider.allowed_domains)
-        scheduler = cls(frontier, scope, ttl=config.lease.ttl, max_pages=config.scope.max_pages, shared=shared)
-        scheduler.settings = config
-        return scheduler
-
-    # -- in batches
-
-    def admit(self, found: Iterable[Request | LinkBatch], parent: Request) -> Admitted:
+    def admit(self, found: Iterable[Request | LinkBatch], parent: Request) -> AdmittedLinks:
         """Resolve, filter and deduplicate the links of a page. Nothing is recorded before ``learn``.
 
         RequestError if one of them cannot be stored. Here that fails one page; later it would fail a whole batch.
         """
-        admitted = Admitted([])
+        admitted = AdmittedLinks([])
         depth = parent.depth + 1
         if self.scope.too_deep(depth):
-            admitted.too_deep = sum(len(each) if isinstance(each, LinkBatch) else 1 for each in found)
+            admitted.too_deep = count_links(found)
             admitted.out_of_scope = admitted.too_deep
             return admitted
-        for each in found:
-            if isinstance(each, LinkBatch):
-                self._admit_batch(each, depth, admitted)
-            elif is_plain(each) and self._known.has(each.url):
+        for link in found:
+            if isinstance(link, LinkBatch):
+                self._admit_batch(link, depth, admitted)
+            elif is_plain(link) and self._known.has(link.url):
                 admitted.duplicates += 1
-            elif self.scope.refuses(each.url):
+            elif self.scope.refuses(link.url):
                 admitted.out_of_scope += 1
             elif len(admitted.children) >= self.scope.max_links:
                 admitted.left_out += 1
             else:
-                _check_storable(each)
-                each.depth = depth
-                admitted.children.append(each)
+                _check_storable(link)
+                link.depth = depth
+                admitted.children.append(link)
         return admitted
 
     def is_known(self, url: str) -> bool:
         """Whether the frontier surely has the page of this URL, which is in normal form. False if that is not known."""
         return self._known.has(url)
 
-    def _admit_batch(self, batch: LinkBatch, depth: int, admitted: Admitted) -> None:
+    def _admit_batch(self, batch: LinkBatch, depth: int, admitted: AdmittedLinks) -> None:
         if batch.dont_filter:
             hrefs = batch.hrefs
         else:
@@ -271,7 +218,7 @@ class Scheduler:
             child.depth = depth
             admitted.children.append(child)
 
-    def learn(self, admitted: Admitted) -> None:
+    def learn(self, admitted: AdmittedLinks) -> None:
         """Remember these children and their hrefs: the frontier has stored them."""
         for base, hrefs in admitted.hrefs:
             self._known.learn(base, hrefs)
@@ -283,16 +230,15 @@ class Scheduler:
         self._known = KnownLinks()
         self._left = None
         self._pending = False
-        self._out.clear()
 
     async def enqueue_requests(self, requests: Sequence[Request]) -> int:
         """Push the requests that are in scope. Returns how many were new. QueueFullError: none was recorded."""
         inside = [request for request in requests if not self._outside(request)]
         if not inside:
             return 0
-        known = await self.look_up(inside)
+        duplicates = await self.look_up(inside)
         added = (await self.frontier.push(inside)).added
-        await self.log_pushed(inside, known)
+        await self.log_pushed(inside, duplicates)
         return added
 
     @property
@@ -302,16 +248,16 @@ class Scheduler:
 
     async def look_up(self, requests: Sequence[Request]) -> list[bool]:
         """For the log: which of these requests are duplicates. Empty if they are not logged."""
-        known, seen = list[bool](), set[bytes]()
+        duplicates, fingerprints = list[bool](), set[bytes]()
         if not self.logs_urls:
-            return known
+            return duplicates
         with suppress(FrontierError):
             for request in requests:
                 fingerprint = request.fingerprint()
-                known.append(fingerprint in seen or await self.is_duplicate(request))
+                duplicates.append(fingerprint in fingerprints or await self.is_duplicate(request))
                 if not request.dont_filter:
-                    seen.add(fingerprint)
-        return known
+                    fingerprints.add(fingerprint)
+        return duplicates
 
     async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool], *, refused: bool = False) -> None:
         """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push. ``refused``: some of
@@ -373,59 +319,6 @@ class Scheduler:
         if self._left is not None:
             self._left += count
 
-    # -- one at a time
-
-    async def enqueue_request(self, request: Request) -> bool:
-        """Push a request. False if it is a duplicate or out of scope. QueueFullError: the queue has ``queue.max_size``
-        requests; nothing was recorded, so try again later. RequestError: the request cannot be stored."""
-        return await self.enqueue_requests([request]) == 1
-
-    async def next_request(self) -> Request | None:
-        """Lease the best request whose host is due. None if there is none right now."""
-        leased = await self.next_requests(1)
-        if not leased.leases:
-            return None
-        lease = leased.leases[0]
-        self._out[id(lease.request)] = lease
-        return lease.request
-
-    async def complete(self, request: Request, *, items: Sequence[bytes] = (), children: Sequence[Request] = ()) -> int:
-        """Complete a request with its encoded items and its children in one step. Returns how many children were
-        new."""
-        completion = Completion(lease=self._lease_of(request), items=items, children=children)
-        (pushed,) = await self.frontier.complete([completion])
-        self._out.pop(id(request), None)
-        if pushed is None:
-            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
-        return pushed.added
-
-    async def fail(self, request: Request, reason: str, *, retry_in: float | None = None) -> str:
-        """Record a failed attempt. The request is ready again after ``retry_in`` seconds, or failed. Returns its state:
-        ``waiting`` or ``failed``."""
-        failure = Failure(lease=self._lease_of(request), kind="failed", reason=reason, retry_in=retry_in)
-        (state,) = await self.frontier.fail([failure])
-        self._out.pop(id(request), None)
-        self.uncount(1)
-        if state is None:
-            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
-        return STATE_NAMES.get(state, state)
-
-    async def release(self, request: Request) -> None:
-        """Release a request unused."""
-        (released,) = await self.frontier.release([self._lease_of(request)])
-        self._out.pop(id(request), None)
-        self.uncount(1)
-        if not released:
-            raise LeaseLostError(f"the lease of {request.url} was lost; nothing was changed")
-
-    async def has_pending_requests(self) -> bool:
-        """Whether any request is ready, waiting or leased."""
-        return (await self.frontier.stats()).remaining > 0
-
-    async def may_get_more(self) -> bool:
-        """Whether a later ``next_request`` may return something: requests are queued, or others have leased some."""
-        return (await self.frontier.stats()).remaining > len(self._out)
-
     async def size(self) -> int:
         """How many requests are in the queue: ready, or waiting for another attempt. Leased ones are not."""
         stats = await self.frontier.stats()
@@ -434,27 +327,6 @@ class Scheduler:
     async def is_duplicate(self, request: Request) -> bool:
         """Whether the run already has this request. Nothing is recorded. A request with ``dont_filter`` never is."""
         return not request.dont_filter and await self.frontier.find(request, exact=True) is not None
-
-    async def idle(self) -> bool:
-        """The opposite of ``has_pending_requests``."""
-        return not await self.has_pending_requests()
-
-    async def close(self) -> None:
-        """Release the requests of ``next_request`` that were not settled, and what ``open`` opened."""
-        try:
-            if self._out:
-                await self.frontier.release(list(self._out.values()))
-                self._out.clear()
-        finally:
-            store, self._store = self._store, None
-            if store is not None:
-                await store.close()
-
-    def _lease_of(self, request: Request) -> Lease:
-        lease = self._out.get(id(request))
-        if lease is None:
-            raise RequestError(f"{request.url} was not returned by next_request, or is already settled")
-        return lease
 
     def _outside(self, request: Request) -> bool:
         return self.scope.too_deep(request.depth) or self.scope.refuses(request.url) is not None
@@ -473,19 +345,29 @@ def frontier_options(config: Config) -> FrontierOptions:
     )
 
 
-def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> Scheduler:
-    """Make the scheduler of a run."""
-    return Scheduler._of(spider, config, frontier, shared=shared)
+def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> EngineScheduler:
+    """The scheduler of a run."""
+    return EngineScheduler(
+        frontier,
+        Scope(config.scope, spider.allowed_domains),
+        ttl=config.lease.ttl,
+        max_pages=config.scope.max_pages,
+        shared=shared,
+    )
 
 
-def _check_storable(found: Request | LinkBatch) -> None:
+def _check_storable(link: Request | LinkBatch) -> None:
     """``meta`` and ``cb_kwargs`` can have any values; the rest was checked when the request was made."""
     for name in ("meta", "cb_kwargs"):
-        if values := getattr(found, name):
+        if values := getattr(link, name):
             try:
                 _encode(values)
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                 raise RequestError(f"{name} {values!r:.80} cannot be stored: {exc}") from exc
+
+
+def count_links(links: Iterable[Request | LinkBatch]) -> int:
+    return sum(len(link) if isinstance(link, LinkBatch) else 1 for link in links)
 
 
 def is_plain(request: Request) -> bool:

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
-from typing import TypeAlias, cast
+from typing import cast
 
 from shoal.config import Config
+from shoal.crawling.participation import Source
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError, describe
 from shoal.http import Request
@@ -32,9 +33,6 @@ _RELEASE_TIMEOUT = 1.0
 _CHECK_EVERY = 20.0  # seconds between checks that seeding is still finished
 _LOGGED = 10  # bad start URLs that are logged one by one
 
-Source: TypeAlias = Callable[[], AsyncIterator["Request | RequestError"]]
-"""Yields the start requests, always the same ones in the same order. For an invalid URL it yields the error."""
-
 
 class RoleLostError(FrontierError):
     """Another process has taken over pushing the start requests of this run."""
@@ -47,7 +45,7 @@ class Seeder:
     def __init__(
         self,
         source: Source | None,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         config: Config,
         counters: Counters,
         persist: Persistence,
@@ -219,11 +217,11 @@ class Seeder:
     async def _push(self, requests: list[Request], cursor: bytes) -> Pushed:
         claim = self._claim
         assert claim is not None
-        known = await self._scheduler.look_up(requests)
+        duplicates = await self._scheduler.look_up(requests)
         while True:
             try:
                 pushed = await self._persist(lambda: self._frontier.push(requests, seed=claim, cursor=cursor))
-                await self._scheduler.log_pushed(requests, known)
+                await self._scheduler.log_pushed(requests, duplicates)
                 break
             except QueueFullError:
                 await asyncio.sleep(_FULL_WAIT)
@@ -266,12 +264,12 @@ async def url_requests(urls: Iterable[str | Request]) -> AsyncIterator[Request |
         yield _start_request(url)
 
 
-def _start_request(given: object) -> Request | RequestError:
-    if isinstance(given, str):
+def _start_request(value: object) -> Request | RequestError:
+    if isinstance(value, str):
         try:
-            return Request(given)
+            return Request(value)
         except RequestError as error:
             return error
-    if not isinstance(given, Request):
-        raise SpiderError(f"start() returned a {type(given).__name__}; it must return Request objects or URLs")
-    return given
+    if not isinstance(value, Request):
+        raise SpiderError(f"start() returned a {type(value).__name__}; it must return Request objects or URLs")
+    return value

@@ -38,10 +38,10 @@ class Latency:
         self.seconds += seconds
 
     def __add__(self, other: Latency) -> Latency:
-        both = Latency()
-        both.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
-        both.seconds = self.seconds + other.seconds
-        return both
+        total = Latency()
+        total.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        total.seconds = self.seconds + other.seconds
+        return total
 
 
 class PickedItems:
@@ -67,8 +67,8 @@ class PickedItems:
 
     def take(self) -> list[bytes]:
         """The items that it picked since the last call: the first ones after that call, up to 250 and about 1 MB."""
-        taken, self._items, self.room = self._items, [], 1 << 20
-        return taken
+        items, self._items, self.room = self._items, [], 1 << 20
+        return items
 
 
 class FailingHost(Struct, array_like=True):
@@ -163,8 +163,8 @@ class Counters:
     def numbers(self) -> dict[str, float]:
         """All plain numbers, by name."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "started"}
-        found = {name: value for name, value in values.items() if isinstance(value, int)}
-        return {**found, "errors": self.errors.total(), "elapsed": self.elapsed}
+        counts = {name: value for name, value in values.items() if isinstance(value, int)}
+        return {**counts, "errors": self.errors.total(), "elapsed": self.elapsed}
 
     @property
     def elapsed(self) -> float:
@@ -212,7 +212,7 @@ class Vitals(Struct, frozen=True, kw_only=True):
     identities: IdentityCounts | None = None
     """None if it has no proxies."""
     holder: Holder | None = None
-    """The slot under which it leases. None if its store knows itself which processes are alive."""
+    """The slot under which it leases. None if its store checks for itself which processes are alive."""
     browser: str = ""
     """What its browser does. Empty if it has none."""
     tor: str = ""

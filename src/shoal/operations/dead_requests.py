@@ -9,7 +9,6 @@ from fnmatch import translate
 
 from msgspec import Struct
 
-from shoal.crawling.run_choice import mark_reopened
 from shoal.crawling.stats import LimitReached
 from shoal.errors import RunError
 from shoal.frontier.rules import is_retried, no_run
@@ -19,6 +18,7 @@ from shoal.operations.processes import read_run_processes
 from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, Run, Store
 from shoal.runs.outcome import closing, forget_outcome, limit_of
 from shoal.runs.reports import read_processes
+from shoal.runs.run_choice import mark_reopened
 from shoal.urls.normalize import host_of
 
 _MAX_READ = 1000

@@ -100,8 +100,8 @@ class _Texts:
     def of(self, elements: Iterable[Selector]) -> object:
         """The text of one element, the texts of several, or None."""
         texts: list[str] = []
-        for each in elements:
-            text = each.text_content().strip()
+        for element in elements:
+            text = element.text_content().strip()
             self._room -= len(text)
             if self._room < 0:
                 raise TooComplexError(f"the page is too complex: its fields have more than {self._limit} characters")

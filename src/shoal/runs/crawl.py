@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, TypeVar
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import keys, nearest
-from shoal.crawling.run_choice import WantedRun, choose_run, finished_at, start_settings
-from shoal.crawling.scheduler import frontier_options, make_scheduler
-from shoal.crawling.seeder import Source, start_requests, url_requests
-from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
+from shoal.crawling.participation import Source
+from shoal.crawling.scheduler import frontier_options
+from shoal.crawling.seeder import start_requests, url_requests
+from shoal.crawling.stats import Summary
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import file_of, open_store
@@ -30,11 +30,12 @@ from shoal.frontier.local.server import open_owned, serving
 from shoal.frontier.memory import MemoryStore
 from shoal.messages import did_you_mean
 from shoal.ports import Frontier, Run, Sink, Store
-from shoal.runs.lifecycle import RunLifecycle
+from shoal.runs.lifecycle import Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
-from shoal.runs.worker_session import has_heartbeats, make_session, new_worker_id
-from shoal.sinks import is_shared, named_for_run, open_sink, sink_id
+from shoal.runs.run_choice import WantedRun, choose_run, start_settings
+from shoal.runs.worker_session import has_heartbeats, make_session
+from shoal.sinks import is_shared, named_for_run, sink_id
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
@@ -44,54 +45,8 @@ from shoal.spider import Spider, create_spider, importing
 if TYPE_CHECKING:
     from shoal.fetch.sessions.stored import SessionImport
 
-# Lets other processes of this machine use the store of a crawl, or of a server, while it works.
-
-
-frontier_log = logging.getLogger("shoal.frontier")
-
-_PATIENCE = 1.5
-_BETWEEN_TRIES = 0.05
-
-
-class ServedStore(NamedTuple):
-    """A store, and where other processes find it; empty if they cannot."""
-
-    store: Store
-    address: str
-
-
-async def open_served(
-    url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
-) -> ServedStore:
-    """Open a store in memory or in a file, and serve it until the stack is closed. If the socket cannot be created, log
-    a warning: this process needs no socket.
-
-    ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
-    file, watch = file_of(url), ProcessWatch()
-    store = await _open_in_time(file, watch)
-    stack.push_async_callback(store.close)
-    try:
-        server = await stack.enter_async_context(serving(store, watch, file, name))
-        server.on_change = on_change
-    except StoreError as exc:
-        frontier_log.warning("other commands cannot use this frontier while this process runs: %s", exc)
-        return ServedStore(store, "")
-    return ServedStore(store, url if file is not None else f"local:{server.path}")
-
-
-async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
-    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return await open_owned(file, watch)
-        except StoreBusyError:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(_BETWEEN_TRIES)
-
-
 log = logging.getLogger("shoal.crawl")
+frontier_log = logging.getLogger("shoal.frontier")
 
 _NOT_AWAITED = (
     "this crawl has not run; in a notebook or in async code, write: done = await crawl(...), "
@@ -124,13 +79,13 @@ def crawl(
         raise ConfigError(_where_it_belongs(name))
     if isinstance(spider, type) and issubclass(spider, Spider):
         spider = create_spider(spider, arguments or {})
-    made = Crawl(spider, config, outputs=outputs, new_run=new_run)
+    new_crawl = Crawl(spider, config, outputs=outputs, new_run=new_run)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return run_blocking(made)
-    made.must_be_awaited = True
-    return made
+        return run_blocking(new_crawl)
+    new_crawl.must_be_awaited = True
+    return new_crawl
 
 
 class Stoppable(Protocol):
@@ -144,7 +99,7 @@ class Stoppable(Protocol):
 C = TypeVar("C", bound=Stoppable)
 
 
-def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] | None = None) -> C:
+def run_blocking(work: C, during: Callable[[C], Coroutine[object, None, None]] | None = None) -> C:
     """Run a crawl on its own event loop. SIGINT and SIGTERM shut it down; a second one ends the process at once.
 
     ``during``: a coroutine function that runs at the same time, to show progress.
@@ -152,10 +107,10 @@ def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] |
     import uvloop
 
     async def main() -> None:
-        beside = asyncio.create_task(during(made)) if during is not None else None
+        beside = asyncio.create_task(during(work)) if during is not None else None
         try:
-            with _signals(made, asyncio.get_running_loop()):
-                await made
+            with _signals(work, asyncio.get_running_loop()):
+                await work
         finally:
             if beside is not None:
                 beside.cancel()
@@ -163,25 +118,25 @@ def run_blocking(made: C, during: Callable[[C], Coroutine[object, None, None]] |
 
     allow_many_lookups()
     uvloop.run(main())
-    return made
+    return work
 
 
 @contextmanager
-def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def _signals(work: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Stop at the first SIGINT or SIGTERM, and exit at the second. The handlers are not those of the event loop: the
     second signal must work also while a callback blocks the loop."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
-    asked = False
+    stop_asked = False
 
     def on_signal(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal stop_asked
+        if stop_asked:
             os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"\n")  # the live panel hides the cursor
             os._exit(128 + number)
-        asked = True
-        loop.call_soon_threadsafe(made.stop)
+        stop_asked = True
+        loop.call_soon_threadsafe(work.stop)
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -191,7 +146,7 @@ def _signals(made: Stoppable, loop: asyncio.AbstractEventLoop) -> Iterator[None]
             signal.signal(number, handler)
 
 
-class Crawl:
+class Crawl(Participant):
     """A crawl: awaitable once, or an async iterator over its items."""
 
     def __init__(
@@ -216,13 +171,11 @@ class Crawl:
         self._has_started = False
         self.must_be_awaited = False
         """Warn if the program drops this crawl without an ``await``."""
-        self.spider = _spider_of(spider)
-        self.config = config_for(config, self.spider.settings, type(self.spider).__name__)
+        spider = _spider_of(spider)
+        super().__init__(spider, config_for(config, spider.settings, type(spider).__name__))
         self.outputs = self.spider.with_outputs(outputs)
         self._items: list[Any] | None = None
         self._summary: Summary | None = None
-        self.error: ShoalError | None = None
-        """Why the crawl ended early; also in the summary."""
         self.run: Run | None = None
         """Set it before the crawl begins to continue that run, whatever other runs exist."""
         self.started = asyncio.Event()
@@ -235,14 +188,9 @@ class Crawl:
         """Let other processes of this machine use the store while the crawl works."""
         self.has_heartbeats = store is None
         """Send heartbeats, so that other processes get its pages soon after it was killed."""
-        self.address = self.config.frontier
-        """Where other processes find the store, once the crawl has started."""
         self._new_run = new_run
         self._created: list[Run] = []
         self._collect = collect and not self.outputs
-        self._life: RunLifecycle | None = None
-        self._worker_id = new_worker_id()
-        self._stop_asked = False
 
     def __repr__(self) -> str:
         name = type(self.spider).__name__
@@ -309,12 +257,6 @@ class Crawl:
         if self.error is not None:
             raise self.error
 
-    def stop(self, grace: float | None = None) -> None:
-        """Shut down: pages in flight have ``grace`` seconds (default ``shutdown_grace``); other leases are released."""
-        self._stop_asked = True
-        if self._life is not None:
-            self._life.stop(grace)
-
     @property
     def stopping(self) -> bool:
         """Whether the crawl is shutting down: ``stop`` was called, or the run was cancelled or has ended."""
@@ -325,17 +267,9 @@ class Crawl:
         if self._life is not None:
             await self._life.poll_state()
 
-    async def snapshot(self) -> CrawlSnapshot | None:
-        """The state of the crawl now. None before it begins."""
-        return None if self._life is None else await self._life.snapshot()
-
-    def vitals(self) -> Vitals:
-        """What the crawl knows of itself, without a call to the store."""
-        worker = self._worker_id
-        if self._life is not None:
-            return self._life.vitals(worker)
-        run_id = "" if self.run is None else self.run.run_id
-        return Vitals(worker=worker, run_id=run_id, spider=self.spider.spider_name(), counters=Counters())
+    @property
+    def _run_id(self) -> str:
+        return "" if self.run is None else self.run.run_id
 
     async def _execute(self, collector: Sink | None) -> Summary:
         if self._has_started:
@@ -347,18 +281,14 @@ class Crawl:
             if run is None:
                 run = self.run = await self.choose_run(store)
                 stack.push_async_exit(partial(self._delete_unbegun, store, run))
-                await self._report_finished(store, run)
+                await self._report_finished(store, run, "use --new-run to crawl again (in code: new_run=True)")
             self.outputs = named_for_run(self.outputs, run)
             self._check_outputs()
             if self.imported is not None and not isinstance(store, MemoryStore):
                 from shoal.fetch.sessions.stored import import_session  # few crawls need it
 
                 await import_session(store, await store.frontier(run.run_id), run.run_id, self.imported)
-            self._life = RunLifecycle(store, run, self._plan(store, collector))
-            if self._stop_asked:
-                self._life.stop()
-            summary = await self._life.work()
-            self.error = self._life.error
+            summary = await self._take_part(store, run, self._plan(store, collector))
             if self.error is not None:
                 log.error("the crawl failed: %s", self.error)
             return summary
@@ -374,7 +304,6 @@ class Crawl:
             config=self.config,
             options=frontier_options(self.config),
             open_outputs=partial(self._open_outputs, collector, shared=store.shared),
-            make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=self._source(),
             networks=self._networks,
             shared=shared,
@@ -434,15 +363,6 @@ class Crawl:
             if not (await frontier.stats()).pushed:
                 await store.delete_run(run.run_id)
 
-    async def _report_finished(self, store: Store, run: Run) -> None:
-        """Log that an earlier process has finished the run. Its outputs are still completed."""
-        if run.state != "finished":
-            return
-        frontier = await store.frontier(run.run_id)
-        if (ended := await finished_at(run, frontier)) is not None:
-            again = "use --new-run to crawl again (in code: new_run=True)"
-            log.warning("run %s already finished at %s; %s", run.run_id, ended, again)
-
     def _source(self) -> Source:
         urls = self._urls
         return (lambda: start_requests(self.spider)) if urls is None else (lambda: url_requests(urls))
@@ -451,18 +371,15 @@ class Crawl:
         """Open the outputs. On a shared store, other processes may crawl the same run: one of them writes, and the
         others stand by."""
         assert self._life is not None
-        make_sink = partial(open_sink, run_id=self._life.run_id, on_reject=self._life.count_rejects)
-        ttl, patience = min(ROLE_TTL, self.config.lease.ttl), self.config.items.patience
+        patience = self.config.items.patience
         drainers: list[Drainer | StandbyDrainer] = [
-            StandbyDrainer(
-                frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl, patience=patience
-            )
+            await self._standby_drainer(frontier, spec)
             if shared
-            else Drainer(frontier, make_sink(spec), await self._life.role_of(spec), patience=Patience(patience))
+            else Drainer(frontier, self._open_sink(spec), await self._life.role_of(spec), patience=Patience(patience))
             for spec in self.outputs
         ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on
-            role = "collect-" + secrets.token_hex(8)
+            role, ttl = "collect-" + secrets.token_hex(8), min(ROLE_TTL, self.config.lease.ttl)
             drainers.append(
                 StandbyDrainer(frontier, lambda: collector, role, ttl=ttl)  # a process that is fenced takes it again
                 if shared
@@ -517,3 +434,48 @@ def _is_same_file(first: str, second: str) -> bool:
         return os.path.samefile(first, second)
     except OSError:
         return os.path.realpath(first) == os.path.realpath(second)
+
+
+# -- a store that other processes of this machine use while a crawl, or a server, works
+
+
+_PATIENCE = 1.5
+_BETWEEN_TRIES = 0.05
+
+
+class ServedStore(NamedTuple):
+    """A store, and where other processes find it; empty if they cannot."""
+
+    store: Store
+    address: str
+
+
+async def open_served(
+    url: str, name: str, stack: AsyncExitStack, on_change: Callable[[], None] = lambda: None
+) -> ServedStore:
+    """Open a store in memory or in a file, and serve it until the stack is closed. If the socket cannot be created, log
+    a warning: this process needs no socket.
+
+    ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
+    file, watch = file_of(url), ProcessWatch()
+    store = await _open_in_time(file, watch)
+    stack.push_async_callback(store.close)
+    try:
+        server = await stack.enter_async_context(serving(store, watch, file, name))
+        server.on_change = on_change
+    except StoreError as exc:
+        frontier_log.warning("other commands cannot use this frontier while this process runs: %s", exc)
+        return ServedStore(store, "")
+    return ServedStore(store, url if file is not None else f"local:{server.path}")
+
+
+async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
+    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await open_owned(file, watch)
+        except StoreBusyError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_BETWEEN_TRIES)

@@ -13,23 +13,24 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from inspect import isawaitable
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal.config import Config
+from shoal.crawling.callbacks import SpiderHooks
 from shoal.crawling.engine import Engine
-from shoal.crawling.engine_options import Archive, EngineOptions
 from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler, make_scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
-from shoal.errors import FencedError, FrontierError, RunError, ShoalError, SpiderError, StoreRewoundError, describe
+from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError, describe
 from shoal.fetch.sessions.session import Session, make_session
 from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
-from shoal.ports import Frontier, Holder, Run, RunState, Stats, Store
+from shoal.ports import Frontier, Holder, Run, RunState, Sink, Stats, Store
 from shoal.runs.outcome import (
     announce_end,
     announced_end,
@@ -43,76 +44,20 @@ from shoal.runs.outcome import (
 )
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
+from shoal.runs.run_choice import finished_at
+from shoal.runs.worker_session import new_worker_id
 from shoal.selector.selectors import QueryUsage
 from shoal.selector.selectors import current as current_queries
-from shoal.sinks import sink_id
+from shoal.sinks import open_sink, sink_id
 from shoal.sinks.downloads import check_store
 from shoal.sinks.drainer import ItemsLostError
 from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
+from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
 
-# The beginning and the end of a spider's work: ``opened`` and ``closed``, ``open`` and ``close`` of its pipelines.
-
-
-spider_log = logging.getLogger("shoal.spider")
-
-
-class SpiderHooks:
-    """Calls the hooks of a spider and its pipelines, each at most once.
-
-    Pipelines open in their order, before ``spider.opened``. They close in reverse, after ``spider.closed``. A pipeline
-    that did not open is not closed.
-    """
-
-    def __init__(self, spider: Spider, pipelines: Sequence[Callable[..., object]]) -> None:
-        self._spider = spider
-        self._pipelines = pipelines
-        self._opened: list[Callable[..., object]] = []
-        self._is_open = False
-
-    async def open(self) -> ShoalError | None:
-        """Open the pipelines and the spider up to the first error, and return it. Call ``close`` also then."""
-        try:
-            for pipeline in self._pipelines:
-                if hasattr(pipeline, "open"):
-                    await self._call(f"{_name(pipeline)}.open", pipeline.open, self._spider)
-                self._opened.append(pipeline)
-            await self._call("opened", self._spider.opened)
-        except SpiderError as error:
-            return error
-        self._is_open = True
-        return None
-
-    async def close(self, reason: str) -> ShoalError | None:
-        """Close whatever is open. The first error; all of them are logged."""
-        failures: list[ShoalError] = []
-        calls: list[tuple[str, Callable[..., object], object]] = []
-        if self._is_open:
-            calls.append(("closed", self._spider.closed, reason))
-        closable = [pipeline for pipeline in reversed(self._opened) if hasattr(pipeline, "close")]
-        calls += [(f"{_name(pipeline)}.close", pipeline.close, self._spider) for pipeline in closable]
-        self._is_open, self._opened = False, []
-        for name, hook, argument in calls:
-            try:
-                await self._call(name, hook, argument)
-            except ShoalError as error:
-                spider_log.error("%s", error)
-                failures.append(error)
-        return failures[0] if failures else None
-
-    async def _call(self, name: str, hook: Callable[..., object], *arguments: object) -> None:
-        try:
-            result = hook(*arguments)
-            if isawaitable(result):
-                await result
-        except Exception as exc:  # whatever the user's code raises
-            raise SpiderError(f"{self._spider.spider_name()}: {name}() failed: {describe(exc)}") from exc
-
-
-def _name(pipeline: object) -> str:
-    return getattr(pipeline, "__name__", type(pipeline).__name__)
-
+if TYPE_CHECKING:
+    from shoal.sinks.warc import WarcArchive
 
 log = logging.getLogger("shoal.run")
 
@@ -127,6 +72,11 @@ GRACE = 0.5
 
 class RunLifecycle:
     """Works on one run until it is finished, cancelled, or ``stop``. Use it once."""
+
+    _engine: Engine
+    _frontier: Frontier
+    _scheduler: EngineScheduler
+    """These three exist when the work begins."""
 
     def __init__(self, store: Store, run: Run, plan: Plan) -> None:
         self.run_id = run.run_id
@@ -145,7 +95,6 @@ class RunLifecycle:
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
-        self._scheduler: Scheduler | None = None
         self._tor: Route | None = None
         self._browser_status: Callable[[], str] = lambda: ""
         self._recorder: RunRecorder | None = None
@@ -184,22 +133,16 @@ class RunLifecycle:
     def stopping(self) -> bool:
         return self._stop_asked.is_set()
 
-    def halt(self, halted: bool) -> None:
-        """Stop or resume leasing: the run is paused, or runs again."""
-        if self.engine is not None:
-            self.engine.halt(halted)
-
     def end_run(self, limit: LimitReached, *, announces: bool = True) -> None:
         """End the run in all its processes, although requests are left. Pages in flight are finished."""
-        if self.limit is not None or self._scheduler is None:
+        if self.limit is not None or self.engine is None:
             return
         self.limit = limit
         why = f"{limit.setting}={limit.value:g} is reached" if limit.setting else f"the spider says: {limit.reason}"
         log.warning("ending the run: %s", why)
         self._scheduler.end()
-        if self.engine is not None:
-            self.engine.release_ahead()
-            self.engine.poll_now()
+        self.engine.release_ahead()
+        self.engine.poll_now()
         if announces and self._plan.shared:
             announcing = partial(announce_end, self._store, self.run_id, limit)
             self._announcing = asyncio.create_task(self._persist(announcing))
@@ -207,9 +150,9 @@ class RunLifecycle:
     async def check_limits(self, counters: Counters | None = None) -> None:
         """End the run if it has reached a limit. ``counters``: instead of those of this process."""
         scope = self._plan.config.scope
-        if self.limit is not None or self.engine is None or self.frontier is None:
+        if self.limit is not None or self.engine is None:
             return
-        items = (await self._persist(self.frontier.stats)).items if scope.max_items is not None else 0
+        items = (await self._persist(self._frontier.stats)).items if scope.max_items is not None else 0
         limit = passed_limit(scope, counters or self.engine.counters, items)
         if limit is not None:
             self.end_run(limit)
@@ -251,10 +194,9 @@ class RunLifecycle:
     async def role_of(self, spec: str) -> str:
         """The name of the role of an output's drainer. No other process ever takes part in a private run, so there the
         name of the output is enough."""
-        assert self.frontier is not None
         if self._plan.is_private:
             return sink_id(spec)
-        return await self._persist(partial(output_role, spec, self.frontier, self.run_id))
+        return await self._persist(partial(output_role, spec, self._frontier, self.run_id))
 
     # -- work
 
@@ -262,24 +204,23 @@ class RunLifecycle:
         """Take part in the run. The error that ended it is in ``error`` and in the summary."""
         started = time.monotonic()
         async with AsyncExitStack() as stack:
-            scheduler = await self._prepare(stack)
-            assert self.engine is not None
+            await self._prepare(stack)
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
             self._plan.on_begin()
             if self._plan.process is not None:
                 self._recorder = self._make_recorder(self._plan.process)
                 await stack.enter_async_context(recording(self._recorder))
-            hooks = SpiderHooks(self._plan.spider, self.engine.handler.callbacks.pipelines)
+            hooks = SpiderHooks(self._plan.spider, self._engine.handler.callbacks.pipelines)
             stack.push_async_callback(hooks.close, "failed")  # if this work is cancelled
             try:
-                await self._open_and_work(hooks, scheduler)
+                await self._open_and_work(hooks)
             finally:
                 if watch is not None:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
-            for line in self.engine.handler.callbacks.unyielded.report():
+            for line in self._engine.handler.callbacks.unyielded.report():
                 log.warning("%s", line)
-            summary = await self._summarize(scheduler, started)
+            summary = await self._summarize(started)
             failure = await hooks.close(summary.state)
             if failure is not None and self.error is None:
                 self.error = failure
@@ -299,23 +240,26 @@ class RunLifecycle:
         return make_session(plan.spider, plan.config, self.run_id, frontier, documents, self._persist, stop_run)
 
     def _make_recorder(self, process: RecordedProcess) -> RunRecorder:
-        assert self.frontier is not None
         config = self._plan.config
-        known = msgspec.structs.replace(process, user_agent=config.user_agent, obeys_robots=config.robots.obey)
-        return RunRecorder(self._store, self.run_id, known, lambda: self.vitals(process.name), self.frontier.stats)
+        recorded = msgspec.structs.replace(process, user_agent=config.user_agent, obeys_robots=config.robots.obey)
+        return RunRecorder(self._store, self.run_id, recorded, lambda: self.vitals(process.name), self._frontier.stats)
 
-    async def _prepare(self, stack: AsyncExitStack) -> Scheduler:
+    async def _prepare(self, stack: AsyncExitStack) -> None:
         plan, session = self._plan, self._plan.session
         holder, may_work = (plan.holder, plan.may_work) if session is None else (session.holder, session.may_work)
         opening = partial(self._store.frontier, self.run_id, plan.options, holder)
         frontier = await self._persist(opening) if plan.frontier is None else plan.frontier
-        self.frontier = frontier
+        self.frontier = self._frontier = frontier
         if session is not None:
             await self._persist(partial(session.join, frontier))
             stack.push_async_callback(session.close)
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
-        scheduler = self._scheduler = plan.make_scheduler(frontier)
+        if plan.make_scheduler is None:
+            scheduler = make_scheduler(plan.spider, plan.config, frontier, shared=plan.shared)
+        else:
+            scheduler = plan.make_scheduler(frontier)
+        self._scheduler = scheduler
         fetcher, tor, config = plan.fetcher, None, plan.config
         render = render_choice(plan.spider.render)
         if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
@@ -334,35 +278,26 @@ class RunLifecycle:
 
             jar = cookies.jars.jar(plan.imported.jar)
             await cookies.jars.add(jar, usable_cookies(plan.imported.file), new_epoch())
-        self.engine = Engine(
-            plan.spider,
-            config,
-            scheduler,
-            make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor, cookies),
-            self._outputs,
-            source=plan.source,
-            options=EngineOptions(
-                run_id=self.run_id if plan.frontier is None else "",
-                shared=plan.shared,
-                near=plan.near,
-                keep_items=plan.keep_items,
-                stay=plan.stays,
-                may_work=may_work,
-                archive=archive,
-                rejoin=None if session is None else session.rejoin,
-                on_settled=self.check_limits if config.scope.max_items or config.scope.max_bytes else None,
-            ),
+        part = msgspec.structs.replace(
+            plan,
+            config=config,
+            run_id=self.run_id if plan.frontier is None else "",
+            may_work=may_work,
+            archive=archive,
+            rejoin=None if session is None else session.rejoin,
+            on_settled=self.check_limits if config.scope.max_items or config.scope.max_bytes else None,
         )
+        onion = make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor, cookies)
+        engine = self.engine = self._engine = Engine(part, scheduler, onion, self._outputs)
         if session is not None:
             fenced = FencedError(f"worker {session.worker} was silent for too long")
-            session.on_fenced = partial(self.engine.interrupt, fenced)
+            session.on_fenced = partial(engine.interrupt, fenced)
         await self._persist(self._mark_running)
         await self._persist(self.check_end)
         if plan.resumes:
             await self._report_resumed()
-        return scheduler
 
-    async def _open_archive(self, stack: AsyncExitStack, frontier: Frontier) -> Archive | None:
+    async def _open_archive(self, stack: AsyncExitStack, frontier: Frontier) -> WarcArchive | None:
         """The WARC files of this process, if it writes some."""
         config = self._plan.config
         if config.warc.folder is None:
@@ -380,18 +315,17 @@ class RunLifecycle:
         stack.push_async_callback(archive.close)
         return archive
 
-    async def _open_and_work(self, hooks: SpiderHooks, scheduler: Scheduler) -> None:
+    async def _open_and_work(self, hooks: SpiderHooks) -> None:
         """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
-        assert self.engine is not None
-        self._plan.spider.stats.bind(self.engine.counters.numbers)
-        control = _Control(self, scheduler, is_private=self._plan.is_private and not self._plan.shared)
+        self._plan.spider.stats.bind(self._engine.counters.numbers)
+        control = _Control(self, is_private=self._plan.is_private and not self._plan.shared)
         self._plan.spider._control = control
         self._plan.spider.joined(control)
         before = current_queries.set(self.queries)
         timer = self._limit_time()
         try:
             self.error = await hooks.open()
-            await (self._work(scheduler) if self.error is None else self._end(scheduler))
+            await (self._work() if self.error is None else self._end())
         finally:
             current_queries.reset(before)
             if timer is not None:
@@ -409,22 +343,19 @@ class RunLifecycle:
 
     async def _report_resumed(self) -> None:
         """Log how far the run is, if an earlier process began it."""
-        assert self.frontier is not None
-        stats = await self._persist(self.frontier.stats)
+        stats = await self._persist(self._frontier.stats)
         if stats.pushed and stats.remaining:
             failed = f", {stats.dead} failed" if stats.dead else ""
             log.info("resuming run %s: %d done%s, %d left", self.run_id, stats.done, failed, stats.remaining)
 
     async def _fence(self, holder: Holder) -> None:
         """Release what the last holder of the slot had. It may be dead, or believe that it still holds the slot."""
-        assert self.frontier is not None
-        count = await self.frontier.fence(holder.slot, holder.epoch)
+        count = await self._frontier.fence(holder.slot, holder.epoch)
         log.log(logging.WARNING if count else logging.DEBUG, "released %d leases of the last holder", count)
 
     async def _mark_running(self) -> None:
-        assert self.frontier is not None
         state = await self._store.run_state(self.run_id)
-        has_more = state == "finished" and not (await self.frontier.stats()).finished
+        has_more = state == "finished" and not (await self._frontier.stats()).finished
         if has_more and self._plan.resumes:
             await announce_end(self._store, self.run_id, None)
         elif has_more and await announced_end(self._store, self.run_id) is not None:
@@ -437,11 +368,10 @@ class RunLifecycle:
             await self._store.transition(self.run_id, state)
             self._plan.on_state(state)
 
-    async def _work(self, scheduler: Scheduler) -> None:
+    async def _work(self) -> None:
         """Run the engine and end the outputs. After a rewind of the store or a fence, or if the run got requests while
         its outputs ended, do it again."""
-        engine = self.engine
-        assert engine is not None
+        engine = self._engine
         while True:
             try:
                 if self._stop_asked.is_set():
@@ -452,7 +382,7 @@ class RunLifecycle:
             if self._plan.output_timeout is not None:
                 self._deadline = asyncio.get_running_loop().time() + self._plan.output_timeout
             try:
-                if await self._end(scheduler):
+                if await self._end():
                     return
                 await engine.reopen()
                 continue
@@ -469,13 +399,13 @@ class RunLifecycle:
 
     # -- the end
 
-    async def _end(self, scheduler: Scheduler) -> bool:
+    async def _end(self) -> bool:
         """Finish the outputs and the run. A stopped process does not wait longer than its time for that. False: the run
         continues in this process."""
-        finishing = asyncio.create_task(self._finish(scheduler))
+        finishing = asyncio.create_task(self._finish())
         stop_asked = asyncio.create_task(self._stop_asked.wait())
         try:
-            if not self._stop_asked.is_set() and self.error is None:  # an output that is down is waited for
+            if not self._stop_asked.is_set() and self.error is None:  # the run waits for an output that is down
                 await asyncio.wait({finishing, stop_asked}, return_when=asyncio.FIRST_COMPLETED)
             if not finishing.done():
                 for output in self._outputs:
@@ -486,7 +416,7 @@ class RunLifecycle:
                 return True
             return finishing.result()
         except ShoalError as exc:
-            if self._can_start_over(exc):
+            if self._engine.can_start_over(exc):
                 raise
             self.error = self.error or exc
             return True
@@ -507,17 +437,12 @@ class RunLifecycle:
                 return False
 
     async def _cursors(self) -> dict[str, bytes]:
-        assert self.frontier is not None
-        return {role.role: role.cursor for role in await self.frontier.roles()}
+        return {role.role: role.cursor for role in await self._frontier.roles()}
 
-    def _can_start_over(self, error: ShoalError) -> bool:
-        fenced = isinstance(error, FencedError) and self._plan.session is not None
-        return fenced or isinstance(error, StoreRewoundError)
-
-    async def _finish(self, scheduler: Scheduler) -> bool:
+    async def _finish(self) -> bool:
         if self._announcing is not None:
             await self._announcing
-        has_ended = self.error is None and await self._has_ended(scheduler)
+        has_ended = self.error is None and await self._has_ended()
         if not has_ended and not self.stopping and self.error is None:
             await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
         failure: ShoalError | None = None
@@ -528,12 +453,12 @@ class RunLifecycle:
             except ItemsLostError as exc:  # no process can write them, so the run ends
                 lost = lost or exc
             except ShoalError as exc:
-                if self._can_start_over(exc):
+                if self._engine.can_start_over(exc):
                     raise
                 failure = failure or exc
         if failure is not None:
             raise failure
-        is_over = await self._mark_finished(scheduler) if has_ended else True
+        is_over = await self._mark_finished() if has_ended else True
         if lost is not None and is_over:
             raise lost
         return is_over
@@ -543,18 +468,16 @@ class RunLifecycle:
         """Whether the work failed before the first item. Then the outputs stay as they were."""
         return self.error is not None and self.engine is not None and not self.engine.counters.items
 
-    async def _has_ended(self, scheduler: Scheduler) -> bool:
+    async def _has_ended(self) -> bool:
         """Whether nothing remains for any process: all requests are settled, or the page limit is reached. Pages that
         another process has leased may come back."""
-        assert self.frontier is not None
-        stats = await self._persist(self.frontier.stats)
-        return stats.finished or (scheduler.limit_reached and not stats.leased)
+        stats = await self._persist(self._frontier.stats)
+        return stats.finished or (self._scheduler.limit_reached and not stats.leased)
 
-    async def _mark_finished(self, scheduler: Scheduler) -> bool:
+    async def _mark_finished(self) -> bool:
         """Move the run to ``finished``. StoreRewoundError if the store went back in time meanwhile: the run may have
         requests again, so it is running. False: somebody queued failed requests again while the outputs ended, and this
         process fetches them."""
-        assert self.frontier is not None
         await self._persist(self._store_limit)
         if await self._persist(partial(self._store.run_state, self.run_id)) == "queued":
             await self._persist(partial(self._move_to, "running"))
@@ -566,8 +489,8 @@ class RunLifecycle:
             self._outcome = None
             await self._persist(partial(self._move_to, "running"))
             raise
-        stats = await self._persist(self.frontier.stats)
-        self.is_over = stats.finished or scheduler.limit_reached
+        stats = await self._persist(self._frontier.stats)
+        self.is_over = stats.finished or self._scheduler.limit_reached
         if self.is_over:
             return True
         log.warning("run %s got %d more requests while it ended, so it continues", self.run_id, stats.remaining)
@@ -578,8 +501,7 @@ class RunLifecycle:
     async def _store_limit(self) -> None:
         """Store with the run whether it stops at a limit. See `shoal.runs.outcome`."""
         if self._plan.process is not None:  # not for a batch, which has its own limits
-            assert self.frontier is not None
-            stats = await self.frontier.stats()
+            stats = await self._frontier.stats()
             limit = page_limit(self._plan.config.scope.max_pages, stats)
             if self.limit is not None and not stats.finished:
                 limit = msgspec.structs.replace(self.limit, left=stats.remaining)
@@ -587,13 +509,11 @@ class RunLifecycle:
 
     async def _decide(self) -> None:
         """Decide the outcome of the run, and keep it with the run."""
-        assert self.frontier is not None
-        assert self.engine is not None
-        plan, counters = self._plan, self.engine.counters
-        facts = await read_facts(self.frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
+        plan, counters = self._plan, self._engine.counters
+        facts = await read_facts(self._frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
         facts = msgspec.structs.replace(
             facts,
-            why_nothing=self.engine.why_nothing,
+            why_nothing=self._engine.why_nothing,
             dropped=counters.dropped,
             drop_reasons=tuple(name for name, _ in counters.drop_reasons.most_common(3)),
         )
@@ -616,16 +536,12 @@ class RunLifecycle:
 
     async def _check_store(self) -> None:
         """StoreRewoundError if the store does not know the last completion of this process."""
-        frontier = self.frontier
-        assert frontier is not None
-        await self._persist(lambda: frontier.lease(0, self._plan.config.lease.ttl))
+        await self._persist(lambda: self._frontier.lease(0, self._plan.config.lease.ttl))
 
-    async def _summarize(self, scheduler: Scheduler, started: float) -> Summary:
-        assert self.frontier is not None
-        assert self.engine is not None
+    async def _summarize(self, started: float) -> Summary:
         deadline = self._deadline if self.stopping else None
-        stats, kinds = await last_stats(self.frontier, deadline)
-        at_limit = scheduler.limit_reached or self.limit is not None
+        stats, kinds = await last_stats(self._frontier, deadline)
+        at_limit = self._scheduler.limit_reached or self.limit is not None
         state = "finished" if stats.finished else "limit" if at_limit else "stopped"
         return Summary(
             run_id=self.run_id,
@@ -634,11 +550,11 @@ class RunLifecycle:
             error="" if self.error is None else str(self.error),
             stats=stats,
             dead_kinds=kinds,
-            counters=self.engine.counters,
+            counters=self._engine.counters,
             elapsed=time.monotonic() - started,
             outputs=self._plan.output_names,
             keeps_items=bool(self._outputs or self._plan.spider.pipelines or self._plan.keep_items),
-            failed_url=await failed_url(self.frontier, deadline) if kinds else "",
+            failed_url=await failed_url(self._frontier, deadline) if kinds else "",
             unmatched=self.queries.unmatched(),
             limit=self.limit,
             outcome=self._outcome if self.error is None else None,
@@ -669,7 +585,8 @@ class RunLifecycle:
         if state != self._shown:
             log.log(logging.INFO if state == "finished" else logging.WARNING, "run %s is %s", self.run_id, state)
             self._shown = state
-            self.halt(state == "paused")
+            if self.engine is not None:
+                self.engine.halt(state == "paused")
         await self.check_end()
         self._polls += 1
         if self._polls % _SEEDING_POLLS == 0 and self._plan.on_unseeded is not None:
@@ -678,18 +595,16 @@ class RunLifecycle:
             await self._update_state(state)
 
     async def _check_seeding(self, on_unseeded: Callable[[], Awaitable[object]]) -> None:
-        assert self.frontier is not None
-        if not (await self.frontier.stats()).seeding:
+        if not (await self._frontier.stats()).seeding:
             return
-        if not any(role.held for role in await self.frontier.roles() if role.role == "seed"):
+        if not any(role.held for role in await self._frontier.roles() if role.role == "seed"):
             await on_unseeded()
 
     async def _update_state(self, state: str) -> None:
         """Move the run between ``running`` and ``finished``. A process that stays after the end calls this."""
-        assert self.frontier is not None
-        if self._scheduler is not None and self._scheduler.limit_reached:
+        if self.engine is not None and self._scheduler.limit_reached:
             return  # it ends
-        stats = await self.frontier.stats()
+        stats = await self._frontier.stats()
         if stats.finished and state == "finished":
             if self._decided_on not in (None, stats):  # it got requests, and ended again between two polls
                 await self._move_to("running")
@@ -702,12 +617,74 @@ class RunLifecycle:
             await self._move_to("finished" if stats.finished else "running")
 
 
+class Participant:
+    """A crawl or a worker: how others see and stop its part in a run, also before that begins."""
+
+    def __init__(self, spider: Spider, config: Config) -> None:
+        self.spider = spider
+        self.config = config
+        self.address = config.frontier
+        """Where other processes find the store. For a crawl that serves its store: once it has started."""
+        self.error: ShoalError | None = None
+        """Why the work ended early; also in the summary."""
+        self._life: RunLifecycle | None = None
+        self._worker_id = new_worker_id()
+        self._stop_asked = False
+
+    @property
+    def _run_id(self) -> str:
+        """Empty if the run is not known yet."""
+        raise NotImplementedError
+
+    def stop(self, grace: float | None = None) -> None:
+        """Shut down: pages in flight have ``grace`` seconds (default ``shutdown_grace``); other leases are released."""
+        self._stop_asked = True
+        if self._life is not None:
+            self._life.stop(grace)
+
+    async def snapshot(self) -> CrawlSnapshot | None:
+        """The state of the crawl now. None before it begins."""
+        return None if self._life is None else await self._life.snapshot()
+
+    def vitals(self) -> Vitals:
+        """What this process knows of itself, without a call to the store."""
+        if self._life is not None:
+            return self._life.vitals(self._worker_id)
+        spider = self.spider.spider_name()
+        return Vitals(worker=self._worker_id, run_id=self._run_id, spider=spider, counters=Counters())
+
+    async def _take_part(self, store: Store, run: Run, plan: Plan) -> Summary:
+        life = self._life = RunLifecycle(store, run, plan)
+        if self._stop_asked:
+            life.stop()
+        summary = await life.work()
+        self.error = life.error
+        return summary
+
+    async def _report_finished(self, store: Store, run: Run, next_step: str) -> None:
+        """Log that there is nothing to do for now. The outputs of the run are still completed."""
+        ended = await finished_at(run, await store.frontier(run.run_id)) if run.state == "finished" else None
+        if ended is not None:
+            log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
+
+    async def _standby_drainer(self, frontier: Frontier, spec: str) -> StandbyDrainer:
+        """Write an output while no other process of the run does."""
+        assert self._life is not None
+        make_sink = partial(self._open_sink, spec)
+        ttl, patience = min(ROLE_TTL, self.config.lease.ttl), self.config.items.patience
+        return StandbyDrainer(frontier, make_sink, await self._life.role_of(spec), ttl=ttl, patience=patience)
+
+    def _open_sink(self, spec: str) -> Sink:
+        assert self._life is not None
+        return open_sink(spec, run_id=self._life.run_id, on_reject=self._life.count_rejects)
+
+
 class _Control:
     """The part of a lifecycle that a spider may use: see `RunControl`."""
 
-    def __init__(self, life: RunLifecycle, scheduler: Scheduler, *, is_private: bool) -> None:
+    def __init__(self, life: RunLifecycle, *, is_private: bool) -> None:
         self._life = life
-        self._scheduler = scheduler
+        self._scheduler = life._scheduler
         self.config = life._plan.config
         self.is_private = is_private
 

@@ -19,7 +19,7 @@ from shoal.errors import ConfigError, RunError, ShoalError, SpiderError
 from shoal.frontier import open_store
 from shoal.messages import did_you_mean
 from shoal.runs.crawl import Crawl
-from shoal.runs.start import Started, start_run
+from shoal.runs.start import StartedRun, start_run
 from shoal.spider import SCRAPY, Spider, create_spider, load_spider
 
 # The spiders of a project by name: the file of each one, and whether it runs here or on a fleet.
@@ -59,7 +59,7 @@ class Registry(Mapping[str, Entry]):
         table = read_toml(file).get("spiders", {})
         if not isinstance(table, dict):
             raise ConfigError(f'{file}: "spiders" must be a table of spiders, such as [spiders.India]')
-        return cls({name: _entry(file, name, given) for name, given in table.items()}, file)
+        return cls({name: _entry(file, name, value) for name, value in table.items()}, file)
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
@@ -104,17 +104,17 @@ class Registry(Mapping[str, Entry]):
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self._entries, 1)
-        known = f"did you mean {near[0]}?" if near else f"its spiders are: {', '.join(self._entries) or 'none'}"
-        return f"no spider {name!r} in {self._file or 'a shoal.toml'}; {known}"
+        hint = f"did you mean {near[0]}?" if near else f"its spiders are: {', '.join(self._entries) or 'none'}"
+        return f"no spider {name!r} in {self._file or 'a shoal.toml'}; {hint}"
 
 
-def _entry(file: Path, name: str, given: object) -> Entry:
+def _entry(file: Path, name: str, value: object) -> Entry:
     fields = Entry.__struct_fields__
-    if isinstance(given, dict) and (unknown := [key for key in given if key not in fields]):
+    if isinstance(value, dict) and (unknown := [key for key in value if key not in fields]):
         hint = did_you_mean(unknown[0], fields) or f"; a spider has: {', '.join(fields)}"
         raise ConfigError(f'{file}: [spiders.{name}]: unknown key "{unknown[0]}"{hint}')
     try:
-        return msgspec.convert(given, Entry)
+        return msgspec.convert(value, Entry)
     except msgspec.ValidationError as exc:
         raise ConfigError(f"{file}: [spiders.{name}]: {exc}") from exc
 
@@ -272,7 +272,7 @@ def check_fleet(config: Config) -> None:
         )
 
 
-def queued(started: Started, chosen: Chosen, flags: Sequence[str] = ()) -> dict[str, object]:
+def queued(started: StartedRun, chosen: Chosen, flags: Sequence[str] = ()) -> dict[str, object]:
     """Describe a queued run, with the command for its workers. ``flags``: the options that the command needs."""
     run = started.run
     return {

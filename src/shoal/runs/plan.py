@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
-
-from shoal.config import Config
-from shoal.crawling.engine_options import Drain
-from shoal.crawling.scheduler import Scheduler
-from shoal.crawling.seeder import Source
+from shoal.crawling.participation import Drain, Participation
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder
 from shoal.runs.recorder import RecordedProcess
 from shoal.runs.worker_session import WorkerSession
-from shoal.spider import Spider
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.stored import SessionImport
@@ -32,37 +27,27 @@ class Output(Drain, Protocol):
         ...
 
 
-class Plan(Struct, kw_only=True):
+class Plan(Participation, frozen=True, kw_only=True):
     """How one process takes part in a run."""
 
-    spider: Spider
-    config: Config
     options: FrontierOptions
     frontier: Frontier | None = None
     """Used instead of a new one."""
     open_outputs: Callable[[Frontier], Awaitable[Sequence[Output]]]
-    make_scheduler: Callable[[Frontier], Scheduler]
-    source: Source | None = None
-    """Start requests. None: another process pushes them."""
+    make_scheduler: Callable[[Frontier], EngineScheduler] | None = None
+    """None: `shoal.crawling.scheduler.make_scheduler` does it."""
     fetcher: Fetcher | None = None
     """Used instead of a new one. The caller closes it."""
     networks: Sequence[str] | None = None
     """See `make_fetcher`."""
-    shared: bool = False
-    """Other processes, or other crawls of this process, use the frontier too."""
-    near: bool = False
-    """Another process of this machine owns the frontier."""
     output_names: tuple[str, ...] = ()
     """For the summary."""
     resumes: bool = False
     """A paused run continues when this process begins. Otherwise the process waits until somebody resumes the run."""
     watches: bool = False
     """Poll the state of the run: another process may pause, resume or cancel it."""
-    stays: bool = False
-    """Stay when the run is finished: it may get more requests."""
     is_private: bool = False
     """The run ends with this process, so its outputs are complete when it ends, for whatever reason."""
-    keep_items: bool = True
     grace: float | None = None
     """Seconds that pages in flight have after a stop. None: ``shutdown_grace``."""
     output_timeout: float | None = None
@@ -72,8 +57,6 @@ class Plan(Struct, kw_only=True):
     are not written stay in the log, which must survive the process."""
     holder: Holder | None = None
     """The slot in a cluster under which this process works."""
-    may_work: Callable[[], bool] | None = None
-    """See `EngineOptions`."""
     process: RecordedProcess | None = None
     """How its reports name this process. None: nothing is recorded."""
     session: WorkerSession | None = None

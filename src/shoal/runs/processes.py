@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from shoal.config import Config, Resolved
 from shoal.config.checks import frontier_kind
 from shoal.crawling.onion import make_fetcher
-from shoal.crawling.scheduler import Scheduler, make_scheduler
+from shoal.crawling.scheduler import EngineScheduler, make_scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Latency, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreBusyError
 from shoal.frontier import file_of, share_store
@@ -443,7 +443,7 @@ class ProcessCrawl(Crawl):
         self._workers = WorkerProcesses(forked.workers, words, on_line=on_line)
         self.address = self.config.frontier
         """Where worker processes find the frontier."""
-        self._scheduler: Scheduler | None = None
+        self._scheduler: EngineScheduler | None = None
         self._supervising: asyncio.Task[None] | None = None
 
     # -- control
@@ -521,7 +521,7 @@ class ProcessCrawl(Crawl):
             on_begin=partial(self._begin, plan.on_begin),
         )
 
-    def _make_scheduler(self, frontier: Frontier) -> Scheduler:
+    def _make_scheduler(self, frontier: Frontier) -> EngineScheduler:
         self._scheduler = make_scheduler(self.spider, self.config, frontier, shared=True)
         return self._scheduler
 
@@ -544,7 +544,7 @@ class ProcessCrawl(Crawl):
             self._workers.stop()
         on_begin()
 
-    async def _check_limits(self, life: RunLifecycle, scheduler: Scheduler) -> None:
+    async def _check_limits(self, life: RunLifecycle, scheduler: EngineScheduler) -> None:
         if self._workers.have_ended:
             await life.check_end()
         elif self.config.scope.max_bytes is not None:

@@ -158,8 +158,8 @@ class FieldCounts:
 def sum_errors(errors: Iterable[CodeErrors]) -> CodeErrors:
     """The errors of several processes."""
     every = list(errors)
-    last = max((each.last for each in every if each.last is not None), key=lambda error: error.at, default=None)
-    return CodeErrors(total=sum(each.total for each in every), recent=sum(each.recent for each in every), last=last)
+    last = max((own.last for own in every if own.last is not None), key=lambda error: error.at, default=None)
+    return CodeErrors(total=sum(own.total for own in every), recent=sum(own.recent for own in every), last=last)
 
 
 def field_coverage(reports: Iterable[ProcessReport]) -> list[FieldCoverage]:
@@ -207,13 +207,15 @@ _decode_items = msgspec.msgpack.Decoder(RecentItems).decode
 
 async def read_processes(documents: Documents, run_id: str) -> list[ProcessReport]:
     """The reports of all processes of a run, those that wrote last first."""
-    found = [
+    reports = [
         report
-        for each in await all_documents(documents, process_key(run_id, ""))
-        if (report := _report(each)) is not None
+        for document in await all_documents(documents, process_key(run_id, ""))
+        if (report := _report(document)) is not None
     ]
-    replaced = {name for report in found for name in report.replaced}
-    return sorted((each for each in found if each.name not in replaced), key=lambda each: (-each.at, each.name))
+    replaced = {name for report in reports for name in report.replaced}
+    return sorted(
+        (report for report in reports if report.name not in replaced), key=lambda report: (-report.at, report.name)
+    )
 
 
 async def read_recent_items(documents: Documents, run_id: str, limit: int = 20) -> list[str]:
@@ -241,9 +243,9 @@ def _report(document: Document) -> ProcessReport | None:
 async def fold_reports(documents: Documents, run_id: str, silent_before: float) -> int:
     """If a run has very many reports, add up the oldest ones of processes that have written nothing since
     ``silent_before``, and delete them. Returns how many. It can be interrupted at any moment, and repeated."""
-    found = await read_processes(documents, run_id)
-    old = [each for each in reversed(found) if each.at < silent_before and each.name != EARLIER]
-    chosen = old[: max(0, len(found) - _MAX_REPORTS // 2)] if len(found) > _MAX_REPORTS else []
+    reports = await read_processes(documents, run_id)
+    old = [report for report in reversed(reports) if report.at < silent_before and report.name != EARLIER]
+    chosen = old[: max(0, len(reports) - _MAX_REPORTS // 2)] if len(reports) > _MAX_REPORTS else []
     stored = StoredValue(documents, process_key(run_id, EARLIER), ProcessReport)
     before = await stored.read()
     for name in before.replaced if before is not None else ():  # an earlier call was interrupted
@@ -251,7 +253,7 @@ async def fold_reports(documents: Documents, run_id: str, silent_before: float) 
     if not chosen:
         return 0
     changed = await stored.change(lambda earlier: _sum(earlier, chosen) if earlier == before else earlier)
-    if changed is None or changed.replaced != tuple(each.name for each in chosen):
+    if changed is None or changed.replaced != tuple(report.name for report in chosen):
         return 0  # another process was faster
     for report in chosen:
         await _delete(documents, run_id, report.name)
@@ -268,12 +270,12 @@ def _sum(earlier: ProcessReport | None, more: Sequence[ProcessReport]) -> Proces
             _add_counts(fields.setdefault(kind, {}), counts)
     return ProcessReport(
         name=EARLIER, role="earlier", ended=True,
-        started_at=min(each.started_at for each in every), at=max(each.at for each in every),
-        pages=sum(each.pages for each in every), items=sum(each.items for each in every),
-        failed=sum(each.failed for each in every), items_counted=counted, fields=fields,
-        callback_errors=sum_errors(each.callback_errors for each in every),
-        item_errors=sum_errors(each.item_errors for each in every),
-        replaced=tuple(each.name for each in more),
+        started_at=min(report.started_at for report in every), at=max(report.at for report in every),
+        pages=sum(report.pages for report in every), items=sum(report.items for report in every),
+        failed=sum(report.failed for report in every), items_counted=counted, fields=fields,
+        callback_errors=sum_errors(report.callback_errors for report in every),
+        item_errors=sum_errors(report.item_errors for report in every),
+        replaced=tuple(report.name for report in more),
     )  # fmt: skip
 
 

@@ -78,21 +78,21 @@ def adds(samples: Sequence[RunSample], taker: str, last_taker: str, now: float) 
 
 def add_second(samples: Sequence[RunSample], new: RunSample) -> list[RunSample]:
     """The newest samples with this one: all of the last quarter of an hour."""
-    kept = [each for each in _before(samples, new) if each.at >= new.at - _QUARTER]
+    kept = [sample for sample in _before(samples, new) if sample.at >= new.at - _QUARTER]
     return [*kept, new][-_MAX_SECONDS:]
 
 
 def add_minute(samples: Sequence[RunSample] | None, new: RunSample) -> list[RunSample]:
     """One sample per minute of the last day, the first one of each."""
-    return [each for each in _added(samples, new, 60.0) if each.at >= new.at - _DAY]
+    return [sample for sample in _added(samples, new, 60.0) if sample.at >= new.at - _DAY]
 
 
 def add_quarter(samples: Sequence[RunSample] | None, new: RunSample) -> list[RunSample]:
     """One sample per quarter of an hour of the last week, and one per hour before that, until there are too many."""
     kept: list[RunSample] = []
-    for each in _added(samples, new, _QUARTER):
-        if each.at >= new.at - 7 * _DAY or not kept or each.at // _HOUR != kept[-1].at // _HOUR:
-            kept.append(each)
+    for sample in _added(samples, new, _QUARTER):
+        if sample.at >= new.at - 7 * _DAY or not kept or sample.at // _HOUR != kept[-1].at // _HOUR:
+            kept.append(sample)
     if len(kept) > _MAX_HOURS:
         half = len(kept) // 2
         kept = kept[:half:2] + kept[half:]
@@ -101,7 +101,7 @@ def add_quarter(samples: Sequence[RunSample] | None, new: RunSample) -> list[Run
 
 def _before(samples: Sequence[RunSample], new: RunSample) -> list[RunSample]:
     """The samples without those in the future, which a process with a wrong clock took."""
-    return [each for each in samples if each.at < new.at]
+    return [sample for sample in samples if sample.at < new.at]
 
 
 def _added(samples: Sequence[RunSample] | None, new: RunSample, seconds: float) -> list[RunSample]:
@@ -130,7 +130,7 @@ def spread(samples: Sequence[RunSample], points: int) -> list[RunSample]:
     if len(samples) <= points:
         return list(samples)
     begin, width = samples[0].at, (samples[-1].at - samples[0].at) / max(1, points - 1)
-    chosen = {(each.at - begin) // width: each for each in samples}
+    chosen = {(sample.at - begin) // width: sample for sample in samples}
     return list(dict.fromkeys([samples[0], *chosen.values()]))
 
 
@@ -143,12 +143,12 @@ class Speed(NamedTuple):
 
 def speeds(samples: Sequence[RunSample]) -> list[Speed | None]:
     """The speed between each sample and the one before it. None for the first one."""
-    found: list[Speed | None] = [None] if samples else []
+    speeds_between: list[Speed | None] = [None] if samples else []
     for before, after in zip(samples, samples[1:], strict=False):
         seconds = after.at - before.at
         pages = max(0, after.done + after.dead - before.done - before.dead) / seconds
-        found.append(Speed(round(pages, 3), round(max(0, after.items - before.items) / seconds, 3)))
-    return found
+        speeds_between.append(Speed(round(pages, 3), round(max(0, after.items - before.items) / seconds, 3)))
+    return speeds_between
 
 
 # -- the documents of a run
@@ -183,10 +183,10 @@ class SampleHistory:
 
     async def _read(self, from_level: int) -> list[RunSample]:
         newest = await self._newest.read()
-        found = {each.at: each for each in (newest.samples if newest is not None else ())}
+        by_time = {sample.at: sample for sample in (newest.samples if newest is not None else ())}
         for _, stored in self._older[from_level:]:
-            found.update((each.at, each) for each in await stored.read() or ())
-        return [found[at] for at in sorted(found)]
+            by_time.update((sample.at, sample) for sample in await stored.read() or ())
+        return [by_time[at] for at in sorted(by_time)]
 
     async def read_newest(self) -> list[RunSample]:
         """The samples of the last quarter of an hour, oldest first."""
@@ -198,15 +198,15 @@ class SampleHistory:
         return await self._read(1)
 
 
-def _with_newest(found: RecentSamples | None, sample: RunSample, taker: str, *, final: bool) -> RecentSamples:
+def _with_newest(recent: RecentSamples | None, sample: RunSample, taker: str, *, final: bool) -> RecentSamples:
     """The document with a new sample, or the same object."""
-    if found is None or not found.samples:
+    if recent is None or not recent.samples:
         return RecentSamples(taker, [sample])
-    newest = found.samples[-1]
+    newest = recent.samples[-1]
     repeats = final and replace(newest, at=sample.at) == sample
-    if repeats or not (final or adds(found.samples, taker, found.taker, sample.at)):
-        return found
-    return RecentSamples(taker, add_second(found.samples, sample))
+    if repeats or not (final or adds(recent.samples, taker, recent.taker, sample.at)):
+        return recent
+    return RecentSamples(taker, add_second(recent.samples, sample))
 
 
 async def read_history(documents: Documents, run_id: str) -> list[RunSample]:

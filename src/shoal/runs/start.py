@@ -18,14 +18,15 @@ import msgspec
 from shoal.config import Config, Count, Seconds, Weight
 from shoal.config.checks import check_regexes, linear, unmarked
 from shoal.config.layers import read_settings
+from shoal.crawling.participation import Source
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.run_choice import new_run_id
 from shoal.crawling.scheduler import frontier_options, make_scheduler
-from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
+from shoal.crawling.seeder import Seeder, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Overflow, Run, Store
+from shoal.runs.run_choice import new_run_id
 from shoal.runs.trust import check_arguments, check_networks
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
@@ -41,7 +42,7 @@ Seeds: TypeAlias = Literal["spider", "urls", "file"]
 """Where the start requests of a run come from. Every worker can push those of the spider."""
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
+class StartedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run, and counts of the start requests that were pushed now."""
 
     run: Run
@@ -103,14 +104,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def options(self) -> FrontierOptions:
         """The options of the frontier of this run."""
-        return FrontierOptions(
-            max_attempts=self.max_attempts,
-            delay=self.delay,
-            concurrency_per_host=self.concurrency_per_host,
-            weight=self.weight,
-            max_queue_size=self.max_queue_size,
-            overflow=self.overflow,
-        )
+        return msgspec.convert(msgspec.structs.asdict(self), FrontierOptions)
 
 
 def code_hash(spider: Spider) -> str:
@@ -141,7 +135,7 @@ async def start_run(
     networks: Sequence[str] | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
     imported: SessionImport | None = None,
-) -> Started:
+) -> StartedRun:
     """Create a run and push its start requests: those of the spider, of a list, or of a file with one URL per line.
 
     If an earlier call with the same arguments was interrupted, it resumes that run, unless ``new_run``. ``resume``: it
@@ -185,7 +179,7 @@ async def start_run(
             with suppress(RunError):
                 await persist(lambda: store.delete_run(run.run_id))
         raise seeder.failure
-    return Started(
+    return StartedRun(
         run=run,
         enqueued=seeder.added,
         duplicates=seeder.duplicates,
@@ -267,10 +261,10 @@ async def _choose_run(
     try:
         return await store.create_run(run)
     except RunError:
-        made = await store.get_run(run.run_id)
-        if made is None or made.settings != run.settings:
+        existing = await store.get_run(run.run_id)
+        if existing is None or existing.settings != run.settings:
             raise
-        return made  # the answer of an earlier attempt was lost, or another process was first
+        return existing  # the answer of an earlier attempt was lost, or another process was first
 
 
 async def _is_the_same_start(store: Store, run: Run, settings: RunSettings) -> bool:
@@ -322,8 +316,8 @@ async def find_run(
     """Find a run for a worker. RunError if it does not exist, or the worker may not work on it."""
     run = await store.get_run(run_id)
     if run is None:
-        known = ", ".join(each.run_id for each in (await store.list_runs(project=project))[:5]) or "none"
-        raise RunError(f"there is no run {run_id}; the newest ones are: {known}")
+        newest = ", ".join(other.run_id for other in (await store.list_runs(project=project))[:5]) or "none"
+        raise RunError(f"there is no run {run_id}; the newest ones are: {newest}")
     if run.state == "cancelled":
         raise RunError(f"run {run.run_id} was cancelled; `shoal resume {run.run_id}` resumes it")
     check_owner(run, spider, project)

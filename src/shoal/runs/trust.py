@@ -64,13 +64,13 @@ def check_outputs(run_id: str, asked: Sequence[str], own: Sequence[str], config:
     credentials to an endpoint of its choice."""
     if len(asked) > MAX_OUTPUTS:
         raise RunError(f"run {run_id} asks for {len(asked)} outputs; the limit is {MAX_OUTPUTS}")
-    given = {sink_id(spec) for spec in own}
+    own_identities = {sink_id(spec) for spec in own}
     for spec in asked:
         try:
             identity, shared = sink_id(spec), is_shared(spec)
         except SinkError as exc:
             raise RunError(f"run {run_id} asks for an invalid output: {exc}") from exc
-        if identity in given:
+        if identity in own_identities:
             continue
         if not shared:
             raise RunError(
@@ -111,18 +111,18 @@ def _check_objects(run_id: str, spec: str, has_endpoint: bool, config: Config) -
 
 def _is_inside(spec: str, allowed: str) -> bool:
     """Whether an output in object storage is in the allowed bucket, and below the allowed path."""
-    asked, rule = urlsplit(spec), urlsplit(allowed)
-    if (asked.scheme, asked.netloc) != (rule.scheme, rule.netloc):
+    output, rule = urlsplit(spec), urlsplit(allowed)
+    if (output.scheme, output.netloc) != (rule.scheme, rule.netloc):
         return False
     path = rule.path.rstrip("/")
-    return asked.path == path or asked.path.startswith(path + "/")
+    return output.path == path or output.path.startswith(path + "/")
 
 
 def _is_within(spec: str, allowed: str) -> bool:
     """Whether an output is on the allowed server, and in the allowed database if the rule names one."""
-    asked, rule = urlsplit(spec), urlsplit(allowed)
-    same = (asked.scheme, asked.hostname, asked.port) == (rule.scheme, rule.hostname, rule.port)
-    return same and rule.path.strip("/") in ("", asked.path.strip("/"))
+    output, rule = urlsplit(spec), urlsplit(allowed)
+    same = (output.scheme, output.hostname, output.port) == (rule.scheme, rule.hostname, rule.port)
+    return same and rule.path.strip("/") in ("", output.path.strip("/"))
 
 
 def with_run_settings(run_id: str, settings: Mapping[str, object], config: Config) -> Config:
@@ -145,8 +145,8 @@ class ProxyCheck:
     """A layer around the fetcher. Requests from a store may use only proxies of the worker's own configuration."""
 
     def __init__(self, config: Config) -> None:
-        known = (config.http.proxy, *config.worker.proxies)
-        self._known = {_address_of(proxy) for proxy in known if proxy is not None}
+        proxies = (config.http.proxy, *config.worker.proxies)
+        self._known = {_address_of(proxy) for proxy in proxies if proxy is not None}
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         if request.proxy is not None and _address_of(request.proxy) not in self._known:

@@ -107,8 +107,8 @@ class UrlWorkQueue:
         self._dsn = dsn
         self._name = name
         self._ttl = lease_seconds
-        asked = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
-        self._asked: dict[str, float] = {key: value for key, value in asked.items() if value is not None}
+        options = {"max_attempts": max_attempts, "delay": delay, "concurrency_per_host": concurrency_per_host}
+        self._asked: dict[str, float] = {key: value for key, value in options.items() if value is not None}
         self.worker_id = worker_id or new_worker_id()
         self._session: WorkerSession | None = None
         self._is_own = False
@@ -237,8 +237,7 @@ class UrlWorkQueue:
         changed."""
         completion = Completion(lease=_lease_of(claim), status=status, items=[encode_item(item) for item in items])
         frontier = await self._open()
-        if (await _unless_fenced(frontier.complete([completion])) or [None])[0] is None:
-            raise _lost(claim)
+        await _settle(claim, frontier.complete([completion]))
 
     async def fail_url(
         self, claim: UrlClaim, reason: str, *, kind: str = "failed", retry_in: float | None = 60.0
@@ -247,16 +246,13 @@ class UrlWorkQueue:
         no attempt is left. Returns its state: ``pending`` or ``failed``."""
         failure = Failure(lease=_lease_of(claim), kind=kind, reason=reason, retry_in=retry_in)
         frontier = await self._open()
-        state = (await _unless_fenced(frontier.fail([failure])) or [None])[0]
-        if state is None:
-            raise _lost(claim)
+        state = await _settle(claim, frontier.fail([failure]))
         return "failed" if state == "dead" else "pending"
 
     async def release_url(self, claim: UrlClaim) -> None:
         """Release a URL. The attempt does not count."""
         frontier = await self._open()
-        if not (await _unless_fenced(frontier.release([_lease_of(claim)])) or [False])[0]:
-            raise _lost(claim)
+        await _settle(claim, frontier.release([_lease_of(claim)]))
 
     async def release_expired_leases(self) -> int:
         """Release expired leases now, and return how many there were. Claiming does this too. The number includes
@@ -370,6 +366,14 @@ async def _unless_fenced(work: Awaitable[T]) -> T | None:
         return None
 
 
+async def _settle(claim: UrlClaim, work: Awaitable[Sequence[T | None]]) -> T:
+    """The answer of the frontier for this claim. LeaseLostError if its lease was lost."""
+    answer = (await _unless_fenced(work) or [None])[0]
+    if not answer:
+        raise LeaseLostError(f"the lease of {claim.url} was lost; nothing was changed")
+    return answer
+
+
 def _lease_of(claim: object) -> Lease:
     """The lease of a claim. RequestError for anything else, such as the URL of a claim."""
     if isinstance(claim, UrlClaim):
@@ -378,7 +382,3 @@ def _lease_of(claim: object) -> Lease:
         f"this needs a claim, not {claim!r:.80}: pass what claim_batch() returned, as in "
         "`for claim in await queue.claim_batch(): await queue.complete_url(claim)`"
     )
-
-
-def _lost(claim: UrlClaim) -> LeaseLostError:
-    return LeaseLostError(f"the lease of {claim.url} was lost; nothing was changed")

@@ -15,21 +15,18 @@ from msgspec import Struct, structs
 from shoal.config import Config
 from shoal.crawling.engine import Engine
 from shoal.crawling.retrying import Persistence
-from shoal.crawling.run_choice import finished_at
-from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.frontier import share_store
 from shoal.ports import Frontier, Holder, Run, Store, clock
-from shoal.runs.lifecycle import GRACE, RunLifecycle
+from shoal.runs.lifecycle import GRACE, Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
 from shoal.runs.worker_session import make_session, new_worker_id
-from shoal.sinks import named_for_run, open_sink, sink_id
-from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
+from shoal.sinks import named_for_run, sink_id
 from shoal.spider import Spider
 
 log = logging.getLogger("shoal.worker")
@@ -56,7 +53,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """The command that starts such a worker, for its reports. Empty if there is none."""
 
 
-class Worker:
+class Worker(Participant):
     """One process's part in a run. ``await worker.run()`` once; ``stop`` shuts it down."""
 
     def __init__(
@@ -70,28 +67,22 @@ class Worker:
     ) -> None:
         """``config`` is complete: `load_config` merges the layers. ``outputs`` are written by this worker, in addition
         to those of the run."""
-        self.spider = spider
-        self.config = config
-        self.address = config.frontier
-        """Where other processes find the store."""
+        super().__init__(spider, config)
         self.run_id = run_id
-        self.worker_id = new_worker_id()
         self.outputs = tuple(outputs)
         self.summary: Summary | None = None
-        self.error: ShoalError | None = None
-        """Why the work ended early."""
         self._options = options
         self._starting: Persistence | None = None
         """Retries the calls before the run is found."""
-        self._life: RunLifecycle | None = None
-        self._stop_asked = False
 
-    def stop(self) -> None:
+    @property
+    def _run_id(self) -> str:
+        return self.run_id
+
+    def stop(self, grace: float | None = None) -> None:
         """Release the leases: at once, except for pages that end within the grace period."""
-        self._stop_asked = True
-        if self._life is not None:
-            self._life.stop()
-        elif self._starting is not None:
+        super().stop(grace)
+        if self._life is None and self._starting is not None:
             self._starting.give_up()
 
     def abort(self) -> None:
@@ -106,17 +97,6 @@ class Worker:
     def engine(self) -> Engine | None:
         """None before the work begins."""
         return None if self._life is None else self._life.engine
-
-    async def snapshot(self) -> CrawlSnapshot | None:
-        """The state of the crawl now. None before it begins."""
-        return None if self._life is None else await self._life.snapshot()
-
-    def vitals(self) -> Vitals:
-        """What the worker knows of itself, without a call to the store."""
-        if self._life is not None:
-            return self._life.vitals(self.worker_id)
-        spider = self.spider.spider_name()
-        return Vitals(worker=self.worker_id, run_id=self.run_id, spider=spider, counters=Counters())
 
     def __await__(self) -> Generator[object, None, Summary]:
         return self.run().__await__()
@@ -138,33 +118,21 @@ class Worker:
             self.config = with_run_settings(run.run_id, settings.shared_settings(), self.config)
             check_proxies(self.spider, self.config)
             self.spider._arguments_of_others = tuple(settings.arguments)
-            if run.state == "finished":
-                await persist(partial(self._report_finished, store, run))
-            self._life = RunLifecycle(store, run, self._plan(settings, shared=store.shared))
-            if self._stop_asked:
-                self._life.stop()
-            self.summary = await self._life.work()
-            self.error = self._life.error
-        return self.summary
-
-    async def _report_finished(self, store: Store, run: Run) -> None:
-        """Log that there is nothing to do for now. The outputs of the run are still completed."""
-        ended = await finished_at(run, await store.frontier(run.run_id))
-        if ended is not None:
             next_step = "waiting for more requests" if self._options.keep_alive else "`shoal start` begins another run"
-            log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
+            await persist(partial(self._report_finished, store, run, next_step))
+            self.summary = await self._take_part(store, run, self._plan(settings, shared=store.shared))
+        return self.summary
 
     def _plan(self, settings: RunSettings, *, shared: bool) -> Plan:
         options = self._options
         session = None
         if options.holder is None:  # a node has the session of its cluster
-            session = make_session(self.config, self.run_id, self.worker_id)
+            session = make_session(self.config, self.run_id, self._worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,
             options=settings.options,
             open_outputs=partial(self._open_outputs, settings),
-            make_scheduler=lambda frontier: make_scheduler(self.spider, self.config, frontier, shared=shared),
             source=(lambda: start_requests(self.spider)) if settings.seeds == "spider" else None,
             networks=settings.networks,
             shared=shared,
@@ -177,28 +145,19 @@ class Worker:
             holder=options.holder,
             may_work=options.may_work,
             process=RecordedProcess(
-                self.worker_id,
+                self._worker_id,
                 "worker" if options.holder is None else "runner",
                 command=options.command,
                 address=self.config.frontier,
             ),
             session=session,
-            on_begin=lambda: log.info("worker %s works on run %s", self.worker_id, self.run_id),
+            on_begin=lambda: log.info("worker %s works on run %s", self._worker_id, self.run_id),
             on_unseeded=_warn_unseeded,
         )
 
     async def _open_outputs(self, settings: RunSettings, frontier: Frontier) -> Sequence[Output]:
         specs = {sink_id(spec): spec for spec in (*settings.outputs, *self.outputs)}
-        ttl = min(ROLE_TTL, self.config.lease.ttl)
-        assert self._life is not None
-        make_sink = partial(open_sink, run_id=self.run_id, on_reject=self._life.count_rejects)
-        patience = self.config.items.patience
-        return [
-            StandbyDrainer(
-                frontier, partial(make_sink, spec), await self._life.role_of(spec), ttl=ttl, patience=patience
-            )
-            for spec in specs.values()
-        ]
+        return [await self._standby_drainer(frontier, spec) for spec in specs.values()]
 
 
 async def _warn_unseeded() -> None:
@@ -275,22 +234,20 @@ class QueueWorker:
                             await self._stop_asked.wait()
         finally:
             if self._store is not None:
-                with suppress(FrontierError, TimeoutError):
-                    async with asyncio.timeout(_CLOSE_TIMEOUT):
-                        await self._store.close()
+                await _close_quietly(self._store)
 
     async def _find(self) -> Run | None:
         """The oldest run that can be worked on."""
         try:
             self._store = self._store or await share_store(self._config.frontier)
-            found = await self._list(self._store)
+            run = await self._list(self._store)
         except FrontierError as exc:
             if not self._is_away:
                 log.error("waiting for the store: %s", exc)
             self._is_away = True
             return None
         self._is_away = False
-        return found
+        return run
 
     async def _list(self, store: Store) -> Run | None:
         runs = await store.list_runs(self._spider, self._config.project_name, states=("queued", "running"))

@@ -40,7 +40,7 @@ def machine_of(worker: str) -> str:
 
 
 def has_heartbeats(frontier: str) -> bool:
-    """Whether workers on this store need heartbeats. A store of this machine sees itself which processes are alive."""
+    """Whether workers on this store need heartbeats. A local store checks for itself which processes are alive."""
     return frontier_kind(frontier) in ("redis", "postgresql")
 
 

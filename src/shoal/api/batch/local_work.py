@@ -16,7 +16,7 @@ from shoal.api.batch.service import BatchService
 from shoal.api.batch.session import Session
 from shoal.config import Config
 from shoal.crawling.onion import SharedFetcher
-from shoal.crawling.scheduler import Scheduler
+from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Frontier, Leased
@@ -127,7 +127,7 @@ class RoundRobin:
                     del self._offers[participant.session]
 
 
-class FairScheduler(Scheduler):
+class FairScheduler(EngineScheduler):
     """The scheduler of a session that shares hosts with others."""
 
     def __init__(
@@ -221,7 +221,7 @@ class LocalWork:
         spider = session.spider(self._worker_id)
         scope = Scope(config.scope, spider.allowed_domains)
 
-        def make_scheduler(frontier: Frontier) -> Scheduler:
+        def make_scheduler(frontier: Frontier) -> EngineScheduler:
             return FairScheduler(
                 session, scope, self._round_robin, participant, ttl=config.lease.ttl, max_pages=config.scope.max_pages
             )

@@ -1,14 +1,22 @@
-"""How an engine takes part in a run, and what it needs of outputs."""
+"""How a process takes part in a run, as far as the engine needs to know, and what the engine needs of outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from shoal.http.exchange import Exchange
-from shoal.ports import Lease
+from shoal.config import Config
+from shoal.errors import RequestError
+from shoal.http import Request
+from shoal.spider import Spider
+
+if TYPE_CHECKING:
+    from shoal.sinks.warc import WarcArchive
+
+Source: TypeAlias = Callable[[], AsyncIterator[Request | RequestError]]
+"""Yields the start requests, always the same ones in the same order. For an invalid URL it yields the error."""
 
 
 class Drain(Protocol):
@@ -24,37 +32,29 @@ class Drain(Protocol):
         ...
 
 
-class Archive(Protocol):
-    """Keeps what was sent and received for pages. `shoal.warc` has one."""
+class Participation(Struct, frozen=True, kw_only=True):
+    """How an engine takes part in a run. A `Plan` is one: it also says how the process begins and ends its part."""
 
-    async def store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
-        """Keep pages durably before they are completed. SinkError if that fails: then do not complete them."""
-        ...
-
-    def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
-        """Report which of these pages are done. The others will be fetched again, perhaps by another process."""
-        ...
-
-
-class EngineOptions(Struct, frozen=True, kw_only=True):
-    """How an engine takes part in a run."""
-
+    spider: Spider
+    config: Config
+    source: Source | None = None
+    """Start requests. None: another process pushes them."""
     run_id: str = ""
     """For reports why the engine has nothing to do. Empty: it makes none."""
     shared: bool = False
-    """The frontier is on a server, and other processes use it too."""
+    """Other processes, or other crawls of this process, use the frontier too."""
     near: bool = False
-    """That server is another process of this machine."""
+    """Another process of this machine owns the frontier."""
     keep_items: bool = True
     """Keep the item log after all drainers have passed it."""
-    stay: bool = False
+    stays: bool = False
     """Stay when the run is finished: it may get more requests."""
     may_work: Callable[[], bool] | None = None
     """Whether this process still holds its slot in a cluster, or its session as a worker. Checked before each page.
     None: it needs neither."""
     on_settled: Callable[[], Awaitable[None]] | None = None
     """Called after pages were stored: the run may have reached a limit."""
-    archive: Archive | None = None
+    archive: WarcArchive | None = None
     """Where the exchanges of pages are kept. None: nowhere."""
     rejoin: Callable[[], Awaitable[None]] | None = None
     """Called when this process was fenced; then it starts over. None: a fence ends the work."""
