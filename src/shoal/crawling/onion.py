@@ -301,8 +301,8 @@ def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
 
 def preload() -> None:
     """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
-    for name in ("fetch.direct", "middleware.cache", "middleware.robots", "middleware.throttle", "sessions.session"):
-        importlib.import_module(f"shoal.{name}")
+    for name in ("direct", "layers.cache", "layers.robots", "layers.throttle", "sessions.session"):
+        importlib.import_module(f"shoal.fetch.{name}")
 
 
 # Connections and one browser for many sessions, which must not see each other's pages.
