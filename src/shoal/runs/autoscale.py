@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple, Protocol
+from typing import IO, Protocol
 
 from msgspec import Struct
 
 from shoal.errors import ConfigError, FrontierError, RunError
 from shoal.frontier import open_store
 from shoal.ports import Inspection, Store
-from shoal.runs.supervisor import RestartBackoff, command
+from shoal.runs.supervisor import RestartBackoff, Supervisor, WorkerProcess, start_process
 
 # Pools of workers that can be scaled: local processes, a Compose service, a Kubernetes deployment.
 
@@ -46,59 +46,45 @@ class Pool(Protocol):
         ...
 
 
-class _Child(NamedTuple):
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    started: float
-
-
-class LocalPool:
+class LocalPool(Supervisor):
     """Processes on this machine. They stop when the process that made the pool ends, even if it is killed."""
 
     def __init__(self, arguments: Sequence[str], logs: Path | None = None) -> None:
         """``arguments`` are those of `shoal worker`. The output of workers goes to files in the folder ``logs``.
         Without it, only the last line of a worker that fails is logged."""
-        self._command, self._environ = command(["worker", *arguments], tethered=True)
+        super().__init__(self._start_worker)
+        self._words = ["worker", *arguments]
         self._logs = logs
         self._count = 0
-        self._working: list[_Child] = []
-        self._stopping: list[tuple[_Child, float]] = []
         self._backoff = RestartBackoff()
         self._not_before = 0.0
 
     async def current(self) -> int:
-        self._check()
-        return len(self._working)
+        return len(self.working)
 
     async def scale(self, count: int) -> None:
-        self._check()
-        while len(self._working) > count:
-            self._drain(self._working.pop())
-        while len(self._working) < count and time.monotonic() >= self._not_before:
+        while len(self.working) > count:
+            self.retire()
+        while len(self.working) < count and time.monotonic() >= self._not_before:
             try:
-                self._working.append(self._start())
+                self.add()
             except OSError as exc:  # no memory, too many processes, disk full
                 log.warning("a worker could not be started: %s; trying again", exc)
                 self._not_before = time.monotonic() + self._backoff.longest
 
     async def close(self) -> None:
-        """Stop all workers. Those that do not stop in time are killed."""
-        await self.scale(0)
-        while self._stopping:
-            await asyncio.sleep(0.05)
-            self._check()
+        self.stop()
+        await self.wait(_KILL_AFTER)
 
-    def _start(self) -> _Child:
+    def _start_worker(self) -> WorkerProcess:
         output = self._open_output()
         try:
-            process = subprocess.Popen(
-                self._command, env=self._environ, stdin=subprocess.PIPE, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
+            process = start_process(self._words, tethered=True, stdout=output, stderr=output)
         except OSError:
             output.close()
             raise
-        return _Child(process, output, time.monotonic())
+        process.output = output
+        return process
 
     def _open_output(self) -> IO[bytes]:
         self._count += 1
@@ -107,37 +93,17 @@ class LocalPool:
         name = self._logs / f"worker-{os.getpid()}-{self._count}.log"
         return open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b")
 
-    def _drain(self, child: _Child) -> None:
-        """Close the standard input of a worker. That stops it."""
-        assert child.process.stdin is not None
-        child.process.stdin.close()
-        self._stopping.append((child, time.monotonic() + _KILL_AFTER))
-
-    def _check(self) -> None:
-        """Handle workers that have ended."""
-        now = time.monotonic()
-        for child in [child for child in self._working if child.process.poll() is not None]:
-            self._working.remove(child)
-            self._ended(child, now)
-        for child, until in list(self._stopping):
-            if child.process.poll() is not None:
-                self._stopping.remove((child, until))
-                child.output.close()
-            elif now > until:
-                child.process.kill()
-
-    def _ended(self, child: _Child, now: float) -> None:
-        """Log why a worker ended. It is replaced with backoff, because the next one may fail too."""
-        code = child.process.returncode
-        if code < 0:
-            log.warning("worker process %d was killed by signal %d; restarting it", child.process.pid, -code)
-        elif code > 0:
-            last = _last_line(child.output)
-            log.warning("worker process %d failed with exit code %d: %s", child.process.pid, code, last)
-        self._not_before = now + self._backoff.pause_after(now - child.started)
-        child.output.close()
-        assert child.process.stdin is not None
-        child.process.stdin.close()
+    async def _watch(self, process: WorkerProcess) -> int:
+        """Log why a worker failed. One that exits is replaced with backoff, because the next one may fail too."""
+        code = await super()._watch(process)
+        assert process.output is not None
+        if code > 0 and not process.is_retired:
+            last = _last_line(process.output)
+            log.warning("worker process %d failed with exit code %d: %s", process.pid, code, last)
+        if code >= 0:
+            self._not_before = time.monotonic() + self._backoff.pause_after(time.monotonic() - process.started)
+        process.output.close()
+        return code
 
 
 def _last_line(file: IO[bytes]) -> str:

@@ -63,23 +63,23 @@ def _show_line(line: str) -> None:
 
 def run_if_worker_process(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
     """If this process was started by a crawl with ``--processes``, work for it and exit. Otherwise do nothing."""
-    from shoal.runs.processes import ProcessPart, run_part
+    from shoal.runs.process_fork import end_process, inherited
 
-    found = ProcessPart.of_this_process()
-    if found is None:
+    process = inherited()
+    if process is None:
         return
-    part, connection = found
     from shoal.cli import progress
     from shoal.messages import LogFormatter
     from shoal.runs.loop_thread import collect_rarely
-    from shoal.runs.process_fork import end_process
+    from shoal.runs.processes import ProcessPart, run_part
 
+    part = ProcessPart.decode(process.line)
     collect_rarely()
     progress.set_up_logging(progress.console(), "WARNING" if quiet else resolved.config.log_level)
     if part.relayed:
         for handler in logging.getLogger("shoal").handlers:
             handler.setFormatter(LogFormatter(_RELAYED))
-    end_process(run_part(part, connection, spider, resolved))
+    end_process(run_part(part, process.connection, spider, resolved))
 
 
 def without_processes(arguments: list[str]) -> list[str]:
