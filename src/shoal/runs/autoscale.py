@@ -333,10 +333,10 @@ class Autoscaler:
     async def _scale_pool(self, depth: int | None) -> None:
         """Scale the pool, also if the number has not changed: workers may have died."""
         if self._scale is None:
-            found = await self._pool.current()
-            if found is None:
+            workers = await self._pool.current()
+            if workers is None:
                 return
-            self._scale = Scale(found)
+            self._scale = Scale(workers)
         if depth is not None:
             before, self._scale = self._scale.workers, step(self._scale, depth, self._limits, time.monotonic())
             if self._scale.workers != before:

@@ -37,13 +37,6 @@ class Inherited(NamedTuple):
 _inherited: Inherited | None = None
 
 
-class OwnedStore(msgspec.Struct, frozen=True):
-    """The store that an owner opens: see `shoal.frontier.local.server.open_owned`."""
-
-    name: str
-    file: str | None
-
-
 class ForkedOwner:
     """A process that waits to become the owner of a frontier. It exits when this process does not need it."""
 
@@ -52,7 +45,7 @@ class ForkedOwner:
 
     def own(self, file: str | None, name: str) -> PendingOwner:
         """Let it own a SQLite file, or a new frontier in memory."""
-        self._connection.sendall(msgspec.json.encode(OwnedStore(name, file)) + b"\n")
+        self._connection.sendall(msgspec.json.encode((name, file)) + b"\n")
         return PendingOwner(self._connection.makefile("rb"))
 
     def close(self) -> None:
@@ -90,8 +83,8 @@ def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
         near.close()
         _detach()
         os.dup2(0, 1)
-        store = msgspec.json.decode(_wait_for_line(far), type=OwnedStore)
-        run_owner(store.name, store.file, far.detach())
+        name, file = msgspec.json.decode(_wait_for_line(far), type=tuple[str, str | None])
+        run_owner(name, file, far.detach())
         os._exit(0)
     far.close()
     connections.append(near)

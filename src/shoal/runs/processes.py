@@ -136,10 +136,15 @@ class CrawlPart(Crawl):
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         return msgspec.structs.replace(
             super()._plan(store, collector),
-            source=None, resumes=False, watches=True, is_private=False, keep_items=True,
-            output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
+            source=None,
+            resumes=False,
+            watches=True,
+            is_private=False,
+            keep_items=True,
+            output_timeout=_OUTPUT_TIMEOUT,
+            near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
             process=RecordedProcess(self._worker_id, "worker", address=self._part.frontier),
-        )  # fmt: skip
+        )
 
     @property
     def queries(self) -> QueryUsage:
@@ -204,12 +209,12 @@ class _Tether:
 def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, resolved: Resolved) -> int:
     """Work as a worker process until the run is finished, or this process is stopped. Returns the exit code."""
     name_process("shoal-worker")
-    made = CrawlPart(spider, resolved, part)
-    tether = _Tether(made, connection)
+    crawl = CrawlPart(spider, resolved, part)
+    tether = _Tether(crawl, connection)
     error = ""
     try:
-        run_blocking(made, tether.run)
-        error = "" if made.error is None else str(made.error)
+        run_blocking(crawl, tether.run)
+        error = "" if crawl.error is None else str(crawl.error)
     except BaseException as exc:
         error = str(exc) or type(exc).__name__
         raise
@@ -395,9 +400,9 @@ class ProcessCrawl(Crawl):
 
     async def snapshot(self) -> CrawlSnapshot | None:
         """The whole run now. None before it begins."""
-        found = await super().snapshot()
+        snapshot = await super().snapshot()
         workers = self._workers
-        return None if found is None else replace(found, in_flight=workers.in_flight, counters=workers.counters)
+        return None if snapshot is None else replace(snapshot, in_flight=workers.in_flight, counters=workers.counters)
 
     def vitals(self) -> Vitals:
         """What the processes of the crawl know of themselves."""

@@ -60,27 +60,27 @@ class LocalAddress(NamedTuple):
 
 
 def _find(name: str) -> str:
-    found = announced()
-    if name in found:
-        return found[name]
-    shown = ", ".join(f"local:{each}" for each in sorted(found)) or "none"
+    sockets = announced()
+    if name in sockets:
+        return sockets[name]
+    shown = ", ".join(f"local:{crawl}" for crawl in sorted(sockets)) or "none"
     if name:
         raise StoreError(f"no crawl named {name!r} runs on this machine; running now: {shown}")
-    if len(found) != 1:
-        raise StoreError(f"local: needs the name of a crawl: {len(found)} run on this machine; running now: {shown}")
-    return next(iter(found.values()))
+    if len(sockets) != 1:
+        raise StoreError(f"local: needs the name of a crawl: {len(sockets)} run on this machine; running now: {shown}")
+    return next(iter(sockets.values()))
 
 
 def announced() -> dict[str, str]:
     """The running crawls of this user by name, and their sockets. Crawls with a file are found by the file."""
-    found: dict[str, str] = {}
+    sockets: dict[str, str] = {}
     for folder in _folders():
         with suppress(OSError, StoreError):
             _check(folder)
             for lock in folder.glob("*.lock"):
                 if not lock.stem.startswith(_FILE_PREFIX) and _is_held(lock):
-                    found.setdefault(lock.stem, str(lock.with_suffix(".sock")))
-    return found
+                    sockets.setdefault(lock.stem, str(lock.with_suffix(".sock")))
+    return sockets
 
 
 def _is_held(lock: Path) -> bool:
@@ -137,8 +137,8 @@ def private_folder() -> Path:
 
 
 def _check(folder: Path) -> None:
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise StoreError(f"{folder} must be a folder of this user that nobody else can enter; remove it")
 
 

@@ -213,8 +213,8 @@ class FrontierServer:
                 raise StoreError(f"the store has no call {call.method!r:.40}")
             result = await method.call(self._store, call.arguments)
             if call.method == "delete_run":
-                for each in self._clients:
-                    each.frontiers.clear()
+                for other in self._clients:
+                    other.frontiers.clear()
             return result
         frontier = client.frontiers.get(call.run) or await self._open(client, call.run)
         if call.method == wire.DEAD:

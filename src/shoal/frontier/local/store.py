@@ -185,8 +185,8 @@ class OwnerConnection:
                 f"the process that owns the frontier runs Shoal {welcome.version}, this one {__version__}; "
                 "use the same version"
             )
-        known, self._welcome = self._welcome, welcome
-        if known is not None and not known.durable and known.store != welcome.store:
+        before, self._welcome = self._welcome, welcome
+        if before is not None and not before.durable and before.store != welcome.store:
             raise _ended()
 
     async def _drop(self) -> None:
@@ -224,9 +224,9 @@ class _Remote:
         method = self.__dict__.get("_methods", {}).get(name)
         if method is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = partial(self._bound, method)
-        self.__dict__[name] = made
-        return made
+        call = partial(self._bound, method)
+        self.__dict__[name] = call
+        return call
 
     async def _bound(self, method: wire.Method, *arguments: Any, **named: Any) -> Any:
         return await self._call(method, *method.bind(arguments, named))
