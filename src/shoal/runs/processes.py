@@ -39,13 +39,15 @@ from shoal.runs.supervisor import Supervisor, WorkerProcess
 from shoal.selector.selectors import QueryUsage
 from shoal.spider import Spider
 
-# A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started
-# it.
-#
-# It has a connection to that process, and sends a report over it twice a second. If it receives the word ``stop``,
-# it shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
+log = logging.getLogger("shoal.crawl")
 
-
+_POLL = 0.25
+"""Seconds between two checks whether the run or its workers have ended."""
+_KILL_AFTER = 5.0
+"""Seconds that a worker may take longer than its grace period."""
+_EXIT_POLL = 0.002
+"""A worker that has closed its connection is about to end."""
+_LONGEST_REPORT = 2**20
 _REPORT_EVERY = 0.5
 _LAST_REPORT = 2.0
 """Seconds that the last report may take."""
@@ -53,6 +55,12 @@ _ABORT_AFTER = 5.0
 """Seconds after the end of the connection at which the process is ended by force."""
 _OUTPUT_TIMEOUT = 1.2
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in Counters.NOT_ADDED | {"latency"})
+
+
+# -- a worker process
+#
+# It has a connection to the command, and sends a report over it twice a second. If it receives the word ``stop``, it
+# shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
 
 
 class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,12 +240,8 @@ def unmatched_by_all(reports: Sequence[PartReport]) -> dict[str, int]:
     return {query: pages for query, pages in missed.most_common() if query not in matched}
 
 
-# The worker processes of one crawl: started, watched, restarted when they are killed, and stopped.
+# -- the worker processes, seen from the command
 
-
-_LONGEST_REPORT = 2**20
-_KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
-_EXIT_POLL = 0.002  # a worker has closed its connection: it is about to end
 _decode = msgspec.json.Decoder(PartReport).decode
 
 
@@ -356,10 +360,7 @@ class WorkerProcesses(Supervisor):
             transport.close()
 
 
-log = logging.getLogger("shoal.crawl")
-
-_POLL = 0.25
-"""Seconds between two checks whether the run or its workers have ended."""
+# -- the crawl
 
 
 class ProcessCrawl(Crawl):

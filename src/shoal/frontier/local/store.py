@@ -39,15 +39,19 @@ from shoal.ports import (
     clock,
 )
 
-# The connection of a client to the process that owns a frontier. All calls share it, many at a time.
-
+log = logging.getLogger("shoal.frontier")
 
 _SLOW = frozenset({"audit", "repair", "find", "retry_dead", "dead_kinds", "delete_run", wire.DEAD})
 """Calls that may read a whole run."""
 _SLOW_FACTOR = 60.0
 _CLOSE_TIMEOUT = 1.0
 """Seconds that the last messages may take when the connection is closed."""
+_NO_REQUEST = Request("http://none.invalid/")
 _decode_welcome = msgspec.msgpack.Decoder(wire.Welcome).decode
+_decode_dead = msgspec.msgpack.Decoder(wire.DeadPage).decode
+
+
+# -- the connection to the owner
 
 
 class _Link(asyncio.Protocol):
@@ -121,7 +125,7 @@ def _closed() -> StoreAwayError:
 
 
 class OwnerConnection:
-    """Calls the owner of a frontier, and connects again when the connection was lost."""
+    """Calls the owner of a frontier, many at a time, and connects again when the connection was lost."""
 
     def __init__(self, find: Callable[[], Awaitable[str]], timeout: float) -> None:
         """``find`` returns the path of the owner's socket; it may start an owner. ``timeout``: seconds for a call."""
@@ -206,10 +210,7 @@ def _ended() -> StoreError:
     )
 
 
-log = logging.getLogger("shoal.frontier")
-
-_NO_REQUEST = Request("http://none.invalid/")
-_decode_dead = msgspec.msgpack.Decoder(wire.DeadPage).decode
+# -- the store
 
 
 class _Remote:

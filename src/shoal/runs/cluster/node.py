@@ -356,9 +356,6 @@ async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:
             await close()
 
 
-# A node whose coordinator is ZooKeeper, and that has its role from the beginning.
-
-
 class ZookeeperCrawler(Node):
     """A node of a cluster on ZooKeeper. It takes part in the election when it is created::
 

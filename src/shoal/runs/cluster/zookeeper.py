@@ -1,6 +1,6 @@
 """The coordinator of a cluster on ZooKeeper. A member lives as long as its session. Each change is one transaction.
 
-The znodes are described in `shoal.runs.cluster.zookeeper`. ZooKeeper executes the calls of a session in order, also
+ZooKeeper executes the calls of a session in order, also
 calls whose caller was cancelled: so a later read shows their effect.
 """
 
@@ -30,15 +30,17 @@ from shoal.runs.cluster.zookeeper_session import (
     data_of,
 )
 
-# The znodes of a cluster: small JSON records under ``/shoal/<cluster>``.
+# -- the znodes of a cluster: small JSON records under ``/shoal/<cluster>``
 #
-# ::
-#
-# config wanted numbers of Runners and Backup Runners members/<name> ephemeral: a member. Its mtime is the time of
-# its last heartbeat roster/<name> a member that joined and did not leave. Without members/<name> it was lost, and
-# no event is recorded yet slots/<index> ephemeral: the slot is held last/<index> the holder or last holder of the
-# slot, and its epoch. It changes together with slots/<index>, and stays when its holder is lost events/<number> the
-# latest events clock written to learn the server's time
+#     config             wanted numbers of Runners and Backup Runners
+#     members/<name>     ephemeral: a member. Its mtime is the time of its last heartbeat
+#     roster/<name>      a member that joined and did not leave. Without members/<name> it was lost, and no event is
+#                        recorded yet
+#     slots/<index>      ephemeral: the slot is held
+#     last/<index>       the holder or last holder of the slot, and its epoch. It changes together with slots/<index>,
+#                        and stays when its holder is lost
+#     events/<number>    the latest events
+#     clock              written to learn the server's time
 #
 # ZooKeeper deletes all ephemeral znodes of a lost member in one step, so nobody sees a slot of a lost member.
 

@@ -28,10 +28,10 @@ from shoal.config import mask
 from shoal.errors import DECODING_ERRORS, CoordinatorAwayError, CoordinatorError
 from shoal.runs.cluster import call_timeout
 
-# Kazoo's threads and connection, with changes that Shoal needs.
-
-
 _LONG_SESSION = 6.0  # seconds: long enough to skip a ping
+
+
+# -- kazoo's threads and connection, with changes that Shoal needs
 
 
 class _File(Protocol):
@@ -127,7 +127,9 @@ class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
             super()._send_ping(*args)
 
 
-# Many reads in one call, as a heartbeat of a large cluster needs dozens. ZooKeeper supports it since version 3.6,
+# -- many reads in one call
+#
+# A heartbeat of a large cluster needs dozens of reads. ZooKeeper supports it since version 3.6,
 # but kazoo does not. This follows kazoo's implementation of transactions.
 
 
@@ -175,7 +177,7 @@ def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Answer, 
     raise exceptions.EXCEPTIONS[header.err]()
 
 
-# The parts of a ZooKeeper URL.
+# -- the parts of a ZooKeeper URL
 
 
 _PORT = 2181
