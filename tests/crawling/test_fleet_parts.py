@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +25,7 @@ from shoal.frontier.memory import MemoryStore
 from shoal.http import Request, Response
 from shoal.item import encode_item
 from shoal.ports import Claim, Completion, Frontier, FrontierOptions, Holder, Lease, LoggedItem, Run
-from shoal.runs.supervisor import Processes, RestartBackoff
+from shoal.runs.supervisor import RestartBackoff, Supervisor, WorkerProcess
 from shoal.sinks import open_sink
 from shoal.sinks import takeover as standby
 from shoal.sinks.drainer import Drainer, position_of
@@ -466,14 +468,19 @@ async def test_a_fence_is_reported_at_once_and_not_as_a_failure_of_the_output() 
 # -- several processes
 
 
-def test_a_killed_process_is_replaced_and_others_are_not(tmp_path: Path) -> None:
+async def test_a_killed_process_is_replaced_and_others_are_not(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"
         "marks = pathlib.Path(sys.argv[1]); mark = marks / str(os.getpid()); mark.touch()\n"
         "if len(list(marks.iterdir())) <= 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.exit(3)\n"
     )
-    assert Processes([sys.executable, "-c", script, str(tmp_path)], 1).run() == 3
+
+    def start() -> WorkerProcess:
+        process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+        return WorkerProcess(process.pid, process.poll, socket.socket())
+
+    assert await Supervisor(start).run(1) == 3
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -27,8 +27,8 @@ from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite.file_lock import announce_socket
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
-from shoal.runs.process_fork import WorkerProcess
-from shoal.runs.processes import CrawlPart, PartReport, ProcessPart, WorkerProcesses, total_of
+from shoal.runs.processes import CrawlPart, PartReport, ProcessPart, WorkerProcesses
+from shoal.runs.supervisor import WorkerProcess
 from shoal.spider import Spider
 
 
@@ -276,7 +276,9 @@ def test_reports_add_up() -> None:
     crawl = cast(CrawlPart, SimpleNamespace(vitals=lambda: vitals, spider=Spider()))
     report = msgspec.json.decode(msgspec.json.encode(PartReport.of(crawl)), type=PartReport)
     assert report.in_flight == 4
-    total = total_of([report, report])
+    total = Counters()
+    for _ in range(2):
+        report.add_to(total)
     assert (total.fetched, total.bytes, total.errors) == (6, 1000, Counter({"timeout": 4}))
     assert (sum(total.latency.counts), total.latency.seconds) == (2, 0.04)
 
@@ -284,8 +286,8 @@ def test_reports_add_up() -> None:
 async def test_the_last_report_of_a_worker_is_noticed_at_once() -> None:
     near, far = socket.socketpair()
     codes: list[int | None] = [None]
-    workers = WorkerProcesses([WorkerProcess(os.getpid(), lambda: codes[0], near, None)], [])
-    workers.start(ProcessPart(frontier="memory:", run_id="run", concurrency=1, relayed=False))
+    workers = WorkerProcesses([WorkerProcess(os.getpid(), lambda: codes[0], near)], [])
+    workers.begin(ProcessPart(frontier="memory:", run_id="run", concurrency=1, relayed=False))
     with far:
         far.setblocking(False)
         async with asyncio.timeout(30):

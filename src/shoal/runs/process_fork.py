@@ -11,22 +11,23 @@ import atexit
 import gc
 import os
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 import msgspec
 
 from shoal.crawling.onion import preload
 from shoal.frontier.local.server import PendingOwner, run_owner
+from shoal.runs.supervisor import WorkerProcess, start_process
+
+_IS_PROGRAM = "_SHOAL_PART"
 
 
 class Inherited(NamedTuple):
-    """What a worker process has from the process that forked it."""
+    """What a worker process has from the process that started it."""
 
     connection: socket.socket
     line: bytes
@@ -34,24 +35,6 @@ class Inherited(NamedTuple):
 
 
 _inherited: Inherited | None = None
-
-
-class WorkerProcess(NamedTuple):
-    """A worker process, seen from the process that started it."""
-
-    pid: int
-    poll: Callable[[], int | None]
-    """The exit code; negative for a signal, None while it runs."""
-    connection: socket.socket
-    output: int | None
-    """Where its standard error can be read. None: it shares the standard error of this process."""
-
-
-class OwnedStore(msgspec.Struct, frozen=True):
-    """The store that an owner opens: see `shoal.frontier.local.server.open_owned`."""
-
-    name: str
-    file: str | None
 
 
 class ForkedOwner:
@@ -62,7 +45,7 @@ class ForkedOwner:
 
     def own(self, file: str | None, name: str) -> PendingOwner:
         """Let it own a SQLite file, or a new frontier in memory."""
-        self._connection.sendall(msgspec.json.encode(OwnedStore(name, file)) + b"\n")
+        self._connection.sendall(msgspec.json.encode((name, file)) + b"\n")
         return PendingOwner(self._connection.makefile("rb"))
 
     def close(self) -> None:
@@ -87,10 +70,10 @@ def fork_processes(count: int, *, relays: bool) -> ForkedProcesses | None:
     owner = _fork_owner(connections)
     workers: list[WorkerProcess] = []
     for _ in range(count):
-        made = _fork_worker(connections, relays=relays)
-        if made is None:
+        worker = _fork_worker(connections, relays=relays)
+        if worker is None:
             return None
-        workers.append(made)
+        workers.append(worker)
     return ForkedProcesses(owner, workers)
 
 
@@ -100,8 +83,8 @@ def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
         near.close()
         _detach()
         os.dup2(0, 1)
-        asked = msgspec.json.decode(_wait_for_line(far), type=OwnedStore)
-        run_owner(asked.name, asked.file, far.detach())
+        name, file = msgspec.json.decode(_wait_for_line(far), type=tuple[str, str | None])
+        run_owner(name, file, far.detach())
         os._exit(0)
     far.close()
     connections.append(near)
@@ -111,34 +94,62 @@ def _fork_owner(connections: list[socket.socket]) -> ForkedOwner:
 def _fork_worker(connections: list[socket.socket], *, relays: bool) -> WorkerProcess | None:
     global _inherited
     near, far = socket.socketpair()
-    output, errors = os.pipe() if relays else (None, None)
+    output, errors = _open_pipe() if relays else (None, None)
     pid = os.fork()
     if pid == 0:
         near.close()
-        for each in connections:
-            each.close()
+        for connection in connections:
+            connection.close()
         _detach()
         if errors is not None:
-            os.dup2(errors, 2)
+            os.dup2(errors.fileno(), 2)
         _inherited = Inherited(far, _wait_for_line(far))
         return None
     far.close()
     if errors is not None:
-        os.close(errors)
+        errors.close()
     connections.append(near)
-    return WorkerProcess(pid, partial(_exit_code, pid), near, output)
+    return WorkerProcess(pid, _ForkedProcess(pid).poll, near, output)
+
+
+def start_worker(words: Sequence[str], *, relays: bool) -> WorkerProcess:
+    """Start a worker process with this command line of `shoal`, to replace a forked one."""
+    output, errors = _open_pipe() if relays else (None, None)
+    process = start_process(words, {_IS_PROGRAM: "1"}, stderr=errors)
+    if errors is not None:
+        errors.close()
+    process.output = output
+    return process
+
+
+def inherited() -> Inherited | None:
+    """What this worker process has from the process that started it. None in other processes."""
+    if os.environ.pop(_IS_PROGRAM, None) is None:
+        return _inherited
+    connection = socket.socket(fileno=os.dup(0))
+    _close_input()  # programs that the spider starts must not hold the connection
+    return Inherited(connection, _wait_for_line(connection))
+
+
+def _open_pipe() -> tuple[IO[bytes], IO[bytes]]:
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb", buffering=0), os.fdopen(writing, "wb", buffering=0)
 
 
 def _detach() -> None:
     """Detach from the terminal: its signals and its input are for the process that forks."""
     os.setsid()
+    _close_input()
+
+
+def _close_input() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
 
 
 def _wait_for_line(connection: socket.socket) -> bytes:
-    """The first line from the process that forked this one. This process exits if there is none."""
+    """The first line from the process that started this one. This process exits if there is none."""
     line = b""
     while not line.endswith(b"\n"):
         if not (more := connection.recv(1)):  # read no further than the line: others read the rest
@@ -147,20 +158,17 @@ def _wait_for_line(connection: socket.socket) -> bytes:
     return line
 
 
-def _exit_code(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
+class _ForkedProcess:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._code: int | None = None
 
-
-def start_worker(command: Sequence[str], environ: Mapping[str, str], *, relays: bool) -> WorkerProcess:
-    """Start a worker process with this command. Its standard input is the connection."""
-    near, far = socket.socketpair()
-    output, errors = os.pipe() if relays else (None, None)
-    with far:
-        process = subprocess.Popen(command, env=environ, stdin=far.fileno(), stderr=errors, start_new_session=True)
-    if errors is not None:
-        os.close(errors)
-    return WorkerProcess(process.pid, process.poll, near, output)
+    def poll(self) -> int | None:
+        """The exit code; negative for a signal, None while it runs."""
+        if self._code is None:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code
 
 
 def end_process(code: int) -> NoReturn:
@@ -171,8 +179,3 @@ def end_process(code: int) -> NoReturn:
         with suppress(OSError, ValueError):  # nobody reads it, or the spider has closed it
             stream.flush()
     os._exit(code)
-
-
-def inherited() -> Inherited | None:
-    """What this worker process has from the process that forked it. None in other processes."""
-    return _inherited

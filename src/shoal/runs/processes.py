@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from typing import IO
 
 import msgspec
 from msgspec.structs import replace
@@ -34,20 +33,21 @@ from shoal.ports import Frontier, Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Plan
-from shoal.runs.process_fork import ForkedProcesses, WorkerProcess, inherited, start_worker
+from shoal.runs.process_fork import ForkedProcesses, start_worker
 from shoal.runs.recorder import RecordedProcess
-from shoal.runs.supervisor import RestartBackoff, command
+from shoal.runs.supervisor import Supervisor, WorkerProcess
 from shoal.selector.selectors import QueryUsage
 from shoal.spider import Spider
 
-# A worker process of a crawl with ``--processes``. It fetches and parses, and reports to the process that started
-# it.
-#
-# It has a connection to that process, and sends a report over it twice a second. If it receives the word ``stop``,
-# it shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
+log = logging.getLogger("shoal.crawl")
 
-
-_VARIABLE = "_SHOAL_PART"
+_POLL = 0.25
+"""Seconds between two checks whether the run or its workers have ended."""
+_KILL_AFTER = 5.0
+"""Seconds that a worker may take longer than its grace period."""
+_EXIT_POLL = 0.002
+"""A worker that has closed its connection is about to end."""
+_LONGEST_REPORT = 2**20
 _REPORT_EVERY = 0.5
 _LAST_REPORT = 2.0
 """Seconds that the last report may take."""
@@ -57,9 +57,14 @@ _OUTPUT_TIMEOUT = 1.2
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in Counters.NOT_ADDED | {"latency"})
 
 
+# -- a worker process
+#
+# It has a connection to the command, and sends a report over it twice a second. If it receives the word ``stop``, it
+# shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
+
+
 class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process should do. A forked process receives it over its connection. A process that was started as
-    a program receives it in its environment, and its standard input is the connection."""
+    """What a worker process should do: the first line that it receives."""
 
     frontier: str
     run_id: str
@@ -67,21 +72,9 @@ class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
     relayed: bool
     """Whether another process reads what this one writes to standard error, line by line."""
 
-    def environ(self) -> dict[str, str]:
-        return {_VARIABLE: msgspec.json.encode(self).decode()}
-
     @classmethod
-    def of_this_process(cls) -> tuple[ProcessPart, socket.socket] | None:
-        """The part of this process and its connection. None if it is not a worker process of a crawl."""
-        text = os.environ.pop(_VARIABLE, None)
-        if text is not None:
-            connection = socket.socket(fileno=os.dup(0))
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)  # programs that the spider starts must not hold the connection
-            os.close(nothing)
-            return msgspec.json.decode(text, type=cls), connection
-        forked = inherited()
-        return None if forked is None else (msgspec.json.decode(forked.line, type=cls), forked.connection)
+    def decode(cls, line: bytes) -> ProcessPart:
+        return msgspec.json.decode(line, type=cls)
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,10 +144,15 @@ class CrawlPart(Crawl):
     def _plan(self, store: Store, collector: Sink | None) -> Plan:
         return msgspec.structs.replace(
             super()._plan(store, collector),
-            source=None, resumes=False, watches=True, is_private=False, keep_items=True,
-            output_timeout=_OUTPUT_TIMEOUT, near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
+            source=None,
+            resumes=False,
+            watches=True,
+            is_private=False,
+            keep_items=True,
+            output_timeout=_OUTPUT_TIMEOUT,
+            near=frontier_kind(self._part.frontier) in ("local", "sqlite"),
             process=RecordedProcess(self._worker_id, "worker", address=self._part.frontier),
-        )  # fmt: skip
+        )
 
     @property
     def queries(self) -> QueryUsage:
@@ -219,26 +217,18 @@ class _Tether:
 def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, resolved: Resolved) -> int:
     """Work as a worker process until the run is finished, or this process is stopped. Returns the exit code."""
     name_process("shoal-worker")
-    made = CrawlPart(spider, resolved, part)
-    tether = _Tether(made, connection)
+    crawl = CrawlPart(spider, resolved, part)
+    tether = _Tether(crawl, connection)
     error = ""
     try:
-        run_blocking(made, tether.run)
-        error = "" if made.error is None else str(made.error)
+        run_blocking(crawl, tether.run)
+        error = "" if crawl.error is None else str(crawl.error)
     except BaseException as exc:
         error = str(exc) or type(exc).__name__
         raise
     finally:
         tether.end(error)
     return 1 if error else 0
-
-
-def total_of(reports: Sequence[PartReport]) -> Counters:
-    """The counters of all worker processes together."""
-    total = Counters()
-    for report in reports:
-        report.add_to(total)
-    return total
 
 
 def unmatched_by_all(reports: Sequence[PartReport]) -> dict[str, int]:
@@ -250,20 +240,15 @@ def unmatched_by_all(reports: Sequence[PartReport]) -> dict[str, int]:
     return {query: pages for query, pages in missed.most_common() if query not in matched}
 
 
-# The worker processes of one crawl: started, watched, restarted when they are killed, and stopped.
+# -- the worker processes, seen from the command
 
-
-worker_log = logging.getLogger("shoal.worker")
-
-_LONGEST_REPORT = 2**20
-_KILL_AFTER = 5.0  # seconds that a worker may take longer than its grace period
-_EXIT_POLL = 0.002  # a worker has closed its connection: it is about to end
 _decode = msgspec.json.Decoder(PartReport).decode
 
 
-class WorkerProcesses:
-    """The worker processes of a crawl. One that was killed gets a successor; one that ends by itself is left alone,
-    whatever its exit code."""
+class WorkerProcesses(Supervisor):
+    """The worker processes of a crawl. They report what they do."""
+
+    killed_message = "worker process %(pid)d was killed by %(name)s; starting another one in %(pause)g s"
 
     def __init__(
         self, forked: Sequence[WorkerProcess], words: Sequence[str], *, on_line: Callable[[str], None] | None = None
@@ -271,34 +256,32 @@ class WorkerProcesses:
         """``forked``: the first worker processes. ``words``: the command line of `shoal` for their successors.
         ``on_line``: called with each line that a worker writes to standard error. None: workers share the standard
         error of this process."""
+        super().__init__(partial(start_worker, words, relays=on_line is not None))
         self._forked = list(forked)
-        self._words = list(words)
         self._on_line = on_line
+        self._part = b""
         self._reports: dict[int, PartReport] = {}
-        """The last report of each process, also of those that have ended."""
-        self._running: dict[int, tuple[WorkerProcess, asyncio.StreamWriter]] = {}
-        self._supervising: list[asyncio.Task[None]] = []
-        self._is_stopping = False
+        self._running: dict[int, asyncio.StreamWriter] = {}
         self._ending = asyncio.Event()
         self.error = ""
         """The error of the first worker that failed."""
+
+    def begin(self, part: ProcessPart) -> None:
+        """Let all workers begin."""
+        self._part = msgspec.json.encode(part) + b"\n"
+        forked, self._forked = self._forked, []
+        for process in forked:
+            self.add(process).add_done_callback(lambda _: self._ending.set())
 
     @property
     def relays(self) -> bool:
         """Whether this process reads what the workers write to standard error."""
         return self._on_line is not None
 
-    def start(self, part: ProcessPart) -> None:
-        """Let all workers begin."""
-        forked, self._forked = self._forked, []
-        self._supervising = [asyncio.create_task(self._supervise(part, worker)) for worker in forked]
-        for task in self._supervising:
-            task.add_done_callback(lambda _: self._ending.set())
-
     @property
     def have_ended(self) -> bool:
         """Whether all workers have ended, and none will be restarted."""
-        return all(task.done() for task in self._supervising)
+        return not self.working
 
     async def wait_for_end(self, timeout: float) -> None:
         """Wait until a worker reports that it ends, or has ended; at most ``timeout`` seconds."""
@@ -312,83 +295,46 @@ class WorkerProcesses:
         return sum(self._reports[pid].in_flight for pid in self._running if pid in self._reports)
 
     @property
-    def counters(self) -> Counters:
-        return total_of(list(self._reports.values()))
+    def reports(self) -> list[PartReport]:
+        """The last report of each process, also of those that have ended."""
+        return list(self._reports.values())
 
     @property
-    def own_counters(self) -> Counter[str]:
-        """What the spiders counted."""
-        total: Counter[str] = Counter()
-        for report in self._reports.values():
-            total.update(report.own)
+    def counters(self) -> Counters:
+        """What all processes did."""
+        total = Counters()
+        for report in self.reports:
+            report.add_to(total)
         return total
 
-    @property
-    def unmatched(self) -> dict[str, int]:
-        """See `Summary`."""
-        return unmatched_by_all(list(self._reports.values()))
-
     def stop(self) -> None:
-        """Ask all workers to shut down."""
-        self._is_stopping = True
-        for _, writer in self._running.values():
+        """Ask all workers to shut down. This is no signal, which could end a worker before it sends its last report."""
+        self._stopping.set()
+        for writer in self._running.values():
             with suppress(OSError):
                 writer.write(b"stop\n")
 
-    async def wait(self, grace: float) -> None:
-        """Wait until all have ended. Those that take much longer than the grace period are killed."""
-        self._is_stopping = True
-        if not self._supervising:
-            return
-        _, left = await asyncio.wait(self._supervising, timeout=grace + _KILL_AFTER)
-        if left:
-            self.kill()
-            await asyncio.wait(left)
-
     def kill(self) -> None:
         """End all now."""
-        self._is_stopping = True
         for worker in self._forked:  # these wait for their first line, and exit
             worker.connection.close()
-        for pid in self._running:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        super().kill()
 
-    async def _supervise(self, part: ProcessPart, worker: WorkerProcess) -> None:
-        """Watch a worker. Whenever it is killed, start and watch a successor."""
-        backoff = RestartBackoff()
-        worker.connection.sendall(msgspec.json.encode(part) + b"\n")
-        while True:
-            began = time.monotonic()
-            code = await self._watch(worker)
-            if code >= 0 or self._is_stopping:
-                return
-            pause = backoff.pause_after(time.monotonic() - began)
-            name = signal.Signals(-code).name
-            worker_log.warning(
-                "worker process %d was killed by %s; starting another one in %g s", worker.pid, name, pause
-            )
-            await asyncio.sleep(pause)
-            if self._is_stopping:
-                return
-            words, environ = command(self._words)
-            worker = start_worker(words, environ | part.environ(), relays=self.relays)
-
-    async def _watch(self, worker: WorkerProcess) -> int:
-        """Watch a worker until it ends. Returns its exit code, negative for a signal."""
-        reader, writer = await asyncio.open_connection(sock=worker.connection, limit=_LONGEST_REPORT)
-        self._running[worker.pid] = worker, writer
-        if self._is_stopping:
+    async def _watch(self, process: WorkerProcess) -> int:
+        process.connection.sendall(self._part)
+        reader, writer = await asyncio.open_connection(sock=process.connection, limit=_LONGEST_REPORT)
+        self._running[process.pid] = writer
+        if self._stopping.is_set():
             writer.write(b"stop\n")
         try:
-            await asyncio.gather(self._read_reports(worker.pid, reader), self._read_output(worker.output))
-            while (code := worker.poll()) is None:
+            await asyncio.gather(self._read_reports(process.pid, reader), self._read_output(process.output))
+            while (code := process.poll()) is None:
                 await asyncio.sleep(_EXIT_POLL)
         finally:
-            del self._running[worker.pid]
+            del self._running[process.pid]
             writer.close()
         if code > 0 and not self.error:
-            report = self._reports.get(worker.pid)
+            report = self._reports.get(process.pid)
             self.error = report.error if report is not None and report.error else f"a worker ended with code {code}"
         return code
 
@@ -400,13 +346,12 @@ class WorkerProcesses:
                     if report.is_last:
                         self._ending.set()
 
-    async def _read_output(self, output: int | None) -> None:
+    async def _read_output(self, output: IO[bytes] | None) -> None:
         if output is None or self._on_line is None:
             return
         lines = asyncio.StreamReader()
-        pipe = os.fdopen(output, "rb", buffering=0)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines), pipe
+            lambda: asyncio.StreamReaderProtocol(lines), output
         )
         try:
             while line := await lines.readline():
@@ -415,10 +360,7 @@ class WorkerProcesses:
             transport.close()
 
 
-log = logging.getLogger("shoal.crawl")
-
-_POLL = 0.25
-"""Seconds between two checks whether the run or its workers have ended."""
+# -- the crawl
 
 
 class ProcessCrawl(Crawl):
@@ -459,9 +401,9 @@ class ProcessCrawl(Crawl):
 
     async def snapshot(self) -> CrawlSnapshot | None:
         """The whole run now. None before it begins."""
-        found = await super().snapshot()
+        snapshot = await super().snapshot()
         workers = self._workers
-        return None if found is None else replace(found, in_flight=workers.in_flight, counters=workers.counters)
+        return None if snapshot is None else replace(snapshot, in_flight=workers.in_flight, counters=workers.counters)
 
     def vitals(self) -> Vitals:
         """What the processes of the crawl know of themselves."""
@@ -472,18 +414,22 @@ class ProcessCrawl(Crawl):
     async def _execute(self, collector: Sink | None) -> Summary:
         try:
             summary = await super()._execute(collector)
-            await self._workers.wait(self.config.shutdown_grace)
+            await self._workers.wait(self.config.shutdown_grace + _KILL_AFTER)
         finally:
             if self._supervising is not None:
                 self._supervising.cancel()
             self._workers.kill()
-        workers = self._workers
-        own = workers.own_counters
-        own.update(summary.own_counters)
+        reports = self._workers.reports
+        own_counters = Counter(summary.own_counters)
+        for report in reports:
+            own_counters.update(report.own)
         return replace(
-            summary, counters=workers.counters, processes=self._processes, own_counters=dict(own),
-            unmatched=workers.unmatched,
-        )  # fmt: skip
+            summary,
+            counters=self._workers.counters,
+            processes=self._processes,
+            own_counters=dict(own_counters),
+            unmatched=unmatched_by_all(reports),
+        )
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         kind = frontier_kind(self.address)
@@ -531,7 +477,7 @@ class ProcessCrawl(Crawl):
         assert self._life.engine is not None
         self._life.engine.concurrency = 0  # this process leases nothing
         concurrency = -(-self.config.concurrency // self._processes)
-        self._workers.start(
+        self._workers.begin(
             ProcessPart(
                 frontier=self.address,
                 run_id=self._life.run_id,

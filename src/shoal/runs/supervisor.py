@@ -1,34 +1,44 @@
-"""Runs several worker processes on one machine, and restarts those that are killed."""
+"""Runs worker processes on one machine, and replaces those that are killed.
+
+`Supervisor` is used by ``shoal worker --processes``, ``shoal run --processes`` and ``shoal autoscale``. This module is
+also a program: ``python -m shoal.runs.supervisor ...`` runs ``shoal ...`` without secrets on its command line.
+
+Every user of a machine can read the command lines of all processes. Only the owner of a process can read its
+environment. So words that may hold a password (URLs, settings, arguments) are passed there, and `ps` shows ``***``.
+
+A tethered process stops when its standard input ends. Its parent holds the other end, so the process stops whenever the
+parent ends, even if it is killed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO
 
-# `python -m shoal.runs.supervisor ...` runs `shoal ...` as a child process, without secrets on its command line.
-#
-# Every user of a machine can read the command lines of all processes. Only the owner of a process can read its
-# environment. So words that may hold a password (URLs, settings, arguments) are passed there, and `ps` shows
-# ``***``.
-#
-# A tethered child stops when its standard input ends. Its parent holds the other end of the pipe, so the child
-# stops whenever the parent ends, even if it is killed.
+from msgspec import Struct, field
 
+log = logging.getLogger("shoal.worker")
 
 _WORDS = "_SHOAL_WORDS"
 _TETHERED = "_SHOAL_TETHERED"
 _HARMLESS = re.compile(r"[\w./:@%+-]*", re.ASCII)
 _FIRST_PAUSE = 0.5
 _STEADY = 60.0  # seconds after which the end of a child has nothing to do with the one before
+_POLL = 0.05
+_KILL_AFTER = 15.0  # seconds that a worker has to stop
 _BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator", "--proxy")
 
 
@@ -46,6 +56,158 @@ class RestartBackoff:
             self._next = _FIRST_PAUSE
         pause, self._next = self._next, min(self.longest, 2 * self._next)
         return pause
+
+
+class WorkerProcess(Struct, eq=False):
+    """A worker process, seen from the process that started it."""
+
+    pid: int
+    poll: Callable[[], int | None]
+    """The exit code; negative for a signal, None while it runs."""
+    connection: socket.socket
+    """A tethered process stops when this is closed."""
+    output: IO[bytes] | None = None
+    """Where what it prints can be read. None: it shares the outputs of this process."""
+    started: float = field(default_factory=time.monotonic)
+    is_retired: bool = False
+    """It was asked to stop, and is not replaced."""
+
+    def signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start_process(
+    words: Sequence[str],
+    environ: dict[str, str] = {},
+    *,
+    tethered: bool = False,
+    stdout: IO[bytes] | None = None,
+    stderr: IO[bytes] | None = None,
+) -> WorkerProcess:
+    """Run `shoal` with these words. The connection is its standard input. OSError if it cannot be started."""
+    command_line, environment = command(words, tethered=tethered)
+    near, far = socket.socketpair()
+    with far:
+        process = subprocess.Popen(
+            command_line,
+            env=environment | environ,
+            stdin=far.fileno(),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    return WorkerProcess(process.pid, process.poll, near)
+
+
+class Supervisor:
+    """Runs worker processes. One that is killed (out of memory, a crash in a library) is replaced, after a pause. One
+    that exits is not, whatever its exit code."""
+
+    killed_message = "worker process %(pid)d was killed by signal %(number)d; restarting it"
+
+    def __init__(self, start: Callable[[], WorkerProcess]) -> None:
+        """``start`` starts a process."""
+        self._start = start
+        self._workers: dict[asyncio.Task[int], WorkerProcess] = {}
+        """The process of each worker, or the last one while it is replaced. The newest worker is last."""
+        self._stopping = asyncio.Event()
+
+    def add(self, process: WorkerProcess | None = None) -> asyncio.Task[int]:
+        """Supervise one more worker: this process, or a new one. OSError if it cannot be started."""
+        process = process or self._start()
+        task = asyncio.create_task(self._supervise(process))
+        self._workers[task] = process
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[int]) -> None:
+        del self._workers[task]
+        if not task.cancelled() and isinstance(error := task.exception(), OSError):
+            log.warning("a worker process could not be replaced: %s", error)
+
+    @property
+    def working(self) -> list[WorkerProcess]:
+        """The workers that were not asked to stop."""
+        return [process for process in self._workers.values() if not process.is_retired]
+
+    async def run(self, count: int) -> int:
+        """Run this many workers until all have exited. Returns the highest exit code. SIGINT and SIGTERM stop them."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            for _ in range(count):
+                self.add()
+            return max(0, *await asyncio.gather(*self._workers))
+        finally:
+            self.stop()
+            await self.wait(_KILL_AFTER)
+
+    def retire(self) -> None:
+        """Stop the newest worker. It is killed if it takes too long."""
+        process = self.working[-1]
+        process.is_retired = True
+        process.signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(_KILL_AFTER, process.signal, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask all workers to stop. None is replaced any more."""
+        self._stopping.set()
+        for process in self.working:
+            process.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all now."""
+        self._stopping.set()
+        for process in self._workers.values():
+            process.signal(signal.SIGKILL)
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until all have ended. Those that take longer are killed."""
+        self._stopping.set()
+        if self._workers:
+            _, left = await asyncio.wait(self._workers, timeout=timeout)
+            if left:
+                self.kill()
+                await asyncio.wait(left)
+
+    async def _supervise(self, process: WorkerProcess) -> int:
+        """Watch a worker. Whenever it is killed, start and watch a successor. Returns its last exit code."""
+        backoff = RestartBackoff()
+        while True:
+            code = await self._watch(process)
+            if code >= 0 or process.is_retired or self._stopping.is_set():
+                return code
+            pause = backoff.pause_after(time.monotonic() - process.started)
+            name = signal.Signals(-code).name
+            log.warning(self.killed_message, {"pid": process.pid, "number": -code, "name": name, "pause": pause})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            if process.is_retired or self._stopping.is_set():
+                return code
+            task = asyncio.current_task()
+            assert task is not None
+            process = self._workers[task] = self._start()
+
+    async def _watch(self, process: WorkerProcess) -> int:
+        """Watch a process until it ends. Returns its exit code, negative for a signal."""
+        while (code := process.poll()) is None:
+            await asyncio.sleep(_POLL)
+        process.connection.close()
+        return code
+
+
+def worker_processes(arguments: Sequence[str], count: int) -> int:
+    """Run ``shoal worker`` with these arguments in ``count`` processes. Returns the highest exit code."""
+
+    async def run() -> int:
+        return await Supervisor(lambda: start_process(["worker", *arguments])).run(count)
+
+    return asyncio.run(run())
+
+
+# The command line of a process, and how the process reads it.
 
 
 def command(words: Sequence[str], *, tethered: bool = False) -> tuple[list[str], dict[str, str]]:
@@ -78,86 +240,3 @@ if __name__ == "__main__":
     if os.environ.pop(_TETHERED, None):
         threading.Thread(target=_stop_at_end_of_input, args=(threading.get_ident(),), daemon=True).start()
     runpy.run_module("shoal.cli.main", run_name="__main__")
-
-
-log = logging.getLogger("shoal.worker")
-
-_KILL_AFTER = 15.0
-
-
-class Processes:
-    """Runs the same command several times. A worker that is killed (out of memory, a crash in a library) is restarted
-    with backoff. A worker that exits is not, whatever its exit code."""
-
-    def __init__(self, command: Sequence[str], count: int, environ: Mapping[str, str] | None = None) -> None:
-        self._command = list(command)
-        self._environ = environ
-        self._count = count
-        self._running: dict[subprocess.Popen[bytes], float] = {}
-        self._due: list[float] = []
-        self._backoff = RestartBackoff()
-        self._signalled: set[subprocess.Popen[bytes]] = set()
-        self._stopping = False
-
-    def run(self) -> int:
-        """Run until all workers have exited. Returns the highest exit code. SIGINT and SIGTERM stop the workers."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        worst = 0
-        try:
-            for _ in range(self._count):
-                self._start()
-            while self._running or (self._due and not self._stopping):
-                time.sleep(0.05)
-                worst = max(worst, self._check())
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._end()
-        return worst
-
-    def _start(self) -> None:
-        process = subprocess.Popen(self._command, env=self._environ, start_new_session=True)
-        self._running[process] = time.monotonic()
-
-    def _check(self) -> int:
-        """Restart killed workers when they are due. Returns the highest exit code of the workers that exited."""
-        now, worst = time.monotonic(), 0
-        if self._stopping:  # also a worker that was starting when the signal came
-            for process in self._running.keys() - self._signalled:
-                self._terminate(process)
-        for process in [process for process in self._running if process.poll() is not None]:
-            lived = now - self._running.pop(process)
-            if process.returncode >= 0 or self._stopping:
-                worst = max(worst, process.returncode)
-                continue
-            log.warning("worker process %d was killed by signal %d; restarting it", process.pid, -process.returncode)
-            self._due.append(now + self._backoff.pause_after(lived))
-        for moment in [moment for moment in self._due if moment <= now and not self._stopping]:
-            self._due.remove(moment)
-            self._start()
-        return worst
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._stopping = True
-        for process in self._running:
-            self._terminate(process)
-
-    def _terminate(self, process: subprocess.Popen[bytes]) -> None:
-        self._signalled.add(process)
-        process.send_signal(signal.SIGTERM)
-
-    def _end(self) -> None:
-        until = time.monotonic() + _KILL_AFTER
-        for process in self._running:
-            process.terminate()
-        for process in self._running:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def worker_processes(arguments: Sequence[str], count: int) -> int:
-    """Run ``shoal worker`` with these arguments in ``count`` processes."""
-    words, environ = command(["worker", *arguments])
-    return Processes(words, count, environ).run()

@@ -51,16 +51,16 @@ def autoscale(
     spider: Annotated[
         str | None,
         typer.Option(
-            "--spider", "--scraper", metavar="SPIDER",
+            "--spider",
+            "--scraper",
+            metavar="SPIDER",
             help="FILE.py, FILE.py:Class, or a name from shoal.toml (default: the run's spider, if listed there).",
         ),
     ] = None,
     per_worker: Annotated[
         int, typer.Option("--per-worker", metavar="N", help="Queued requests for each worker (default 1000).", min=1)
     ] = 1000,
-    fewest: Annotated[
-        int, typer.Option("--min", metavar="N", help="Run at least N workers (default 1).", min=1)
-    ] = 1,
+    fewest: Annotated[int, typer.Option("--min", metavar="N", help="Run at least N workers (default 1).", min=1)] = 1,
     most: Annotated[int, typer.Option("--max", metavar="N", help="Run at most N workers (default 50).", min=1)] = 50,
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="Check the queue this often (default 5).", min=0.05)
@@ -72,7 +72,7 @@ def autoscale(
     ] = None,
     frontier: FrontierUrl = None,
     quiet: Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Start and stop workers to match a run's queue.
 
     Workers start at once. They stop after the cool-down, and release their leases first. Local workers are processes of
@@ -124,9 +124,9 @@ async def _checked_spider(frontier: str, run_id: str, spider: str | None, option
         run = await choose_run(store, run_id)
         name = spider or _registered_spider(run)
         reference, entry = find_spider(name)
-        made = make_spider(reference, {**(entry.arguments if entry else {}), **RunSettings.of(run).arguments})
-        project = resolve(made, {}, []).config.project_name
-        await find_run(store, run_id, made, project, allow_changed="--allow-changed" in options)
+        instance = make_spider(reference, {**(entry.arguments if entry else {}), **RunSettings.of(run).arguments})
+        project = resolve(instance, {}, []).config.project_name
+        await find_run(store, run_id, instance, project, allow_changed="--allow-changed" in options)
     return name
 
 

@@ -138,26 +138,43 @@ def node(
 
     options = given(
         {
-            "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "cluster.runner": runner,
-            "cluster.backup": backup, "cluster.coordinator": coordinator, "cluster.session": session,
-            "tor.enabled": tor or None, "warc.folder": warc,
+            "frontier": frontier,
+            "concurrency": concurrency,
+            "lease.batch": batch_size,
+            "cluster.runner": runner,
+            "cluster.backup": backup,
+            "cluster.coordinator": coordinator,
+            "cluster.session": session,
+            "tor.enabled": tor or None,
+            "warc.folder": warc,
         }
-    )  # fmt: skip
+    )
     if not scrapy and run_id is None:
         run_id, in_project = in_project, None
     if argument and run_id is not None:
         raise ConfigError("-a cannot be used with --run-id: the run already has its arguments")
     if scrapy or scrapy_setting or in_project is not None:
         spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
-    made, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
+    instance, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(
-            made, resolved, name=name, run_id=run_id, cluster=cluster, outputs=outputs_of(output, replace),
-            keep_alive=keep_alive, allow_changed=allow_changed, grace=shutdown_grace(resolved),
+            instance,
+            resolved,
+            name=name,
+            run_id=run_id,
+            cluster=cluster,
+            outputs=outputs_of(output, replace),
+            keep_alive=keep_alive,
+            allow_changed=allow_changed,
+            grace=shutdown_grace(resolved),
             command=resume_command(sys.argv[1:]),
         ),
-        resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui,
-    )  # fmt: skip
+        resolved,
+        quiet=quiet,
+        metrics_port=metrics_port,
+        notices=ignored_settings(resolved),
+        ui=ui,
+    )
 
 
 @asynccontextmanager

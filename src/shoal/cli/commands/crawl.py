@@ -54,31 +54,16 @@ from shoal.cli.run_store import find_spider, make_spider
 from shoal.runs.loop_thread import collect_rarely
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    from shoal.cli.progress import Watched
+    from shoal.cli.commands.processes import RunningCrawl
     from shoal.config import Resolved
-    from shoal.crawling.stats import Summary
-    from shoal.operations.metrics_server import Observed
-    from shoal.runs.crawl import Stoppable
     from shoal.runs.process_fork import ForkedProcesses
     from shoal.spider import Spider
-
-    class Executed(Stoppable, Watched, Observed, Protocol):
-        """A crawl, a worker or a node."""
-
-        @property
-        def summary(self) -> Summary | None: ...
-
-        @property
-        def address(self) -> str: ...
-
 
 Processes = Annotated[
     int,
     typer.Option("--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1),
 ]
-During: TypeAlias = "Callable[[Executed], Coroutine[object, None, None]]"
+During: TypeAlias = "Callable[[RunningCrawl], Coroutine[object, None, None]]"
 
 StartUrl = Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")]
 Fields = Annotated[
@@ -179,9 +164,16 @@ def crawl(
         delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor, warc=warc, fail_above=fail_above
     ) | limits_of(max_items, max_time, max_bytes)
     execute(
-        spider, resolve(spider, options, setting), outputs_of(output, replace) or ["-"], new_run=new_run, quiet=quiet,
-        metrics_port=metrics_port, processes=forked, ui=ui, session=session,
-    )  # fmt: skip
+        spider,
+        resolve(spider, options, setting),
+        outputs_of(output, replace) or ["-"],
+        new_run=new_run,
+        quiet=quiet,
+        metrics_port=metrics_port,
+        processes=forked,
+        ui=ui,
+        session=session,
+    )
 
 
 @app.add(
@@ -233,22 +225,37 @@ def run(
     new_run = starts_anew(new_run, resume)
     forked = fork_ahead(processes)
     reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
-    made = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
-    set_rendering(made, render, render_auto)
+    instance = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
+    set_rendering(instance, render, render_auto)
     options = _crawl_options(
         delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc, fail_above=fail_above
     ) | limits_of(max_items, max_time, max_bytes)
     execute(
-        made, resolve(made, options, setting), all_outputs(entry, output, replace),
-        new_run=new_run, quiet=quiet, metrics_port=metrics_port, processes=forked, ui=ui, session=session,
-    )  # fmt: skip
+        instance,
+        resolve(instance, options, setting),
+        all_outputs(entry, output, replace),
+        new_run=new_run,
+        quiet=quiet,
+        metrics_port=metrics_port,
+        processes=forked,
+        ui=ui,
+        session=session,
+    )
 
 
 def _crawl_options(
-    delay: float | None, concurrency: int | None, max_pages: int | None, frontier: str | None, mode: str | None,
-    proxies: list[str], depth: int | None = None, *, tor: bool = False, warc: str | None = None,
+    delay: float | None,
+    concurrency: int | None,
+    max_pages: int | None,
+    frontier: str | None,
+    mode: str | None,
+    proxies: list[str],
+    depth: int | None = None,
+    *,
+    tor: bool = False,
+    warc: str | None = None,
     fail_above: str | None = None,
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, object]:
     return given(
         {
             "scope.max_depth": depth,
@@ -266,10 +273,18 @@ def _crawl_options(
 
 
 def execute(
-    spider: Spider, resolved: Resolved, outputs: list[str], *, new_run: bool, quiet: bool,
-    urls: list[str] | None = None, metrics_port: str | None = None, processes: ForkedProcesses | None = None,
-    ui: bool = False, session: str | None = None,
-) -> NoReturn:  # fmt: skip
+    spider: Spider,
+    resolved: Resolved,
+    outputs: list[str],
+    *,
+    new_run: bool,
+    quiet: bool,
+    urls: list[str] | None = None,
+    metrics_port: str | None = None,
+    processes: ForkedProcesses | None = None,
+    ui: bool = False,
+    session: str | None = None,
+) -> NoReturn:
     """Crawl on this machine, then show the summary and exit."""
     from shoal.cli.summary import resume_command
     from shoal.runs.crawl import Crawl
@@ -277,19 +292,25 @@ def execute(
     run_if_worker_process(spider, resolved, quiet=quiet)
     imported = None if session is None else read_session(session, spider, resolved.config)
     if processes is not None:
-        made: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
+        crawl: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
     else:
-        made = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
-    made.imported = imported
-    made.serves = True
-    made.command = resume_command(sys.argv[1:])
-    show_and_exit(made, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)
+        crawl = Crawl(spider, resolved, outputs=outputs, new_run=new_run, collect=False, urls=urls)
+    crawl.imported = imported
+    crawl.serves = True
+    crawl.command = resume_command(sys.argv[1:])
+    show_and_exit(crawl, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)
 
 
 def show_and_exit(
-    made: Executed, resolved: Resolved, *, quiet: bool, metrics_port: str | None, command: Sequence[str] = (),
-    notices: list[str] = [], ui: bool = False,
-) -> NoReturn:  # fmt: skip
+    crawl: RunningCrawl,
+    resolved: Resolved,
+    *,
+    quiet: bool,
+    metrics_port: str | None,
+    command: Sequence[str] = (),
+    notices: list[str] = [],
+    ui: bool = False,
+) -> NoReturn:
     """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed.
 
     With a ``command`` (the words after ``shoal``) the run is this process's own, and the exit code also tells a run
@@ -306,11 +327,11 @@ def show_and_exit(
     for notice in notices:
         console.print(notice, style="yellow", soft_wrap=True)
     metrics_token = resolved.config.worker.metrics_token
-    run_blocking(made, _beside(None if quiet else progress.show(console), metrics_port, metrics_token, ui=ui))
-    if made.summary is None:  # a worker that had no run
+    run_blocking(crawl, _beside(None if quiet else progress.show(console), metrics_port, metrics_token, ui=ui))
+    if crawl.summary is None:  # a worker that had no run
         sys.exit(0)
-    summary.show(console, made.summary, resolved.config, command)
-    sys.exit(1 if made.summary.state == "failed" else EXIT_FAILED if command and made.summary.has_failed else 0)
+    summary.show(console, crawl.summary, resolved.config, command)
+    sys.exit(1 if crawl.summary.state == "failed" else EXIT_FAILED if command and crawl.summary.has_failed else 0)
 
 
 def _beside(show: During | None, metrics_port: str | None, metrics_token: str | None, *, ui: bool) -> During | None:
@@ -320,14 +341,14 @@ def _beside(show: During | None, metrics_port: str | None, metrics_token: str | 
         from shoal.operations.metrics_server import listen, parse_address, serve
 
         listener = listen(parse_address(metrics_port))
-        during.append(lambda made: serve(made, listener, metrics_token))
+        during.append(lambda crawl: serve(crawl, listener, metrics_token))
     if ui:
         from shoal.cli.commands.processes import check_installed, show_dashboard
 
         check_installed()
         during.append(show_dashboard)
 
-    async def all_of_them(made: Executed) -> None:
-        await asyncio.gather(*(each(made) for each in during))
+    async def all_of_them(crawl: RunningCrawl) -> None:
+        await asyncio.gather(*(task(crawl) for task in during))
 
     return all_of_them if during else None

@@ -9,17 +9,32 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
 from shoal.messages import pip_install
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
+    from shoal.cli.progress import Watched
     from shoal.config import Resolved
-    from shoal.crawling.stats import Vitals
+    from shoal.crawling.stats import Summary
+    from shoal.operations.metrics_server import Observed
+    from shoal.runs.crawl import Stoppable
     from shoal.runs.process_fork import ForkedProcesses
     from shoal.runs.processes import ProcessCrawl
     from shoal.spider import Spider
+
+    class RunningCrawl(Stoppable, Watched, Observed, Protocol):
+        """A crawl, a worker or a node."""
+
+        @property
+        def summary(self) -> Summary | None: ...
+
+        @property
+        def address(self) -> str: ...
+
 
 _RELAYED = "%(levelname)s %(message)s"
 _log = logging.getLogger("shoal.worker")
@@ -46,9 +61,14 @@ def process_crawl(
     words = [sys.argv[1], *without_processes(sys.argv[2:])]
     relays = forked.workers[0].output is not None
     return ProcessCrawl(
-        spider, resolved, forked, words, outputs=outputs, new_run=new_run,
+        spider,
+        resolved,
+        forked,
+        words,
+        outputs=outputs,
+        new_run=new_run,
         on_line=_show_line if relays else None,
-    )  # fmt: skip
+    )
 
 
 def _show_line(line: str) -> None:
@@ -63,36 +83,36 @@ def _show_line(line: str) -> None:
 
 def run_if_worker_process(spider: Spider, resolved: Resolved, *, quiet: bool) -> None:
     """If this process was started by a crawl with ``--processes``, work for it and exit. Otherwise do nothing."""
-    from shoal.runs.processes import ProcessPart, run_part
+    from shoal.runs.process_fork import end_process, inherited
 
-    found = ProcessPart.of_this_process()
-    if found is None:
+    process = inherited()
+    if process is None:
         return
-    part, connection = found
     from shoal.cli import progress
     from shoal.messages import LogFormatter
     from shoal.runs.loop_thread import collect_rarely
-    from shoal.runs.process_fork import end_process
+    from shoal.runs.processes import ProcessPart, run_part
 
+    part = ProcessPart.decode(process.line)
     collect_rarely()
     progress.set_up_logging(progress.console(), "WARNING" if quiet else resolved.config.log_level)
     if part.relayed:
         for handler in logging.getLogger("shoal").handlers:
             handler.setFormatter(LogFormatter(_RELAYED))
-    end_process(run_part(part, connection, spider, resolved))
+    end_process(run_part(part, process.connection, spider, resolved))
 
 
 def without_processes(arguments: list[str]) -> list[str]:
     """A command line without the option ``--processes``."""
-    kept, skip = [], False
+    words, skip = [], False
     for word in arguments:
         if skip or word.startswith("--processes="):
             skip = False
         elif word == "--processes":
             skip = True
         else:
-            kept.append(word)
-    return kept
+            words.append(word)
+    return words
 
 
 # `--ui`: the dashboard of a crawl, in a process of its own that ends with the crawl.
@@ -111,23 +131,14 @@ def check_installed() -> None:
             raise ConfigError(f"--ui needs {name}; install it with: {pip_install('api')}")
 
 
-class Shown(Protocol):
-    """A crawl or a worker."""
-
-    @property
-    def address(self) -> str: ...
-
-    def vitals(self) -> Vitals: ...
-
-
-async def show_dashboard(made: Shown) -> None:
+async def show_dashboard(crawl: RunningCrawl) -> None:
     """Start the dashboard when the crawl has opened its store, and stop it when this task is cancelled."""
     from shoal.runs.supervisor import command
 
-    while made.vitals().frontier is None:
+    while crawl.vitals().frontier is None:
         await asyncio.sleep(_POLL)
     port = _free_port()
-    words, environ = command(["ui", "--frontier", made.address, "--port", str(port)], tethered=True)
+    words, environ = command(["ui", "--frontier", crawl.address, "--port", str(port)], tethered=True)
     child = await asyncio.create_subprocess_exec(
         *words, env={**environ, "SHOAL_LOG_LEVEL": "WARNING"}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )

@@ -48,9 +48,14 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 _SETTINGS_OF_THE_RUN = {
-    "download_delay", "concurrency_per_host", "weight", "retry.max_attempts", "queue.max_size", "queue.overflow",
+    "download_delay",
+    "concurrency_per_host",
+    "weight",
+    "retry.max_attempts",
+    "queue.max_size",
+    "queue.overflow",
     "items.keep",
-}  # fmt: skip
+}
 
 RunId = Annotated[
     str | None,
@@ -130,24 +135,30 @@ def worker(
 
     options = given(
         {
-            "frontier": frontier, "concurrency": concurrency, "lease.batch": batch_size, "tor.enabled": tor or None,
-            "proxies": proxy or None, "warc.folder": warc,
+            "frontier": frontier,
+            "concurrency": concurrency,
+            "lease.batch": batch_size,
+            "tor.enabled": tor or None,
+            "proxies": proxy or None,
+            "warc.folder": warc,
         }
-    )  # fmt: skip
+    )
     check_fleet(resolve(None, options, setting).config)
     outputs, stays = outputs_of(output, replace), keep_alive and run_id is not None
 
-    def make_worker(run_id: str, made: Spider, resolved: Resolved) -> Worker:
-        set_rendering(made, render, render_auto)
+    def make_worker(run_id: str, spider: Spider, resolved: Resolved) -> Worker:
+        set_rendering(spider, render, render_auto)
         how = WorkerOptions(
-            keep_alive=stays, allow_changed=allow_changed, grace=shutdown_grace(resolved),
+            keep_alive=stays,
+            allow_changed=allow_changed,
+            grace=shutdown_grace(resolved),
             command=resume_command(sys.argv[1:]),
-        )  # fmt: skip
-        return Worker(made, resolved.config, run_id, outputs=outputs, options=how)
+        )
+        return Worker(spider, resolved.config, run_id, outputs=outputs, options=how)
 
     if run_id is not None:
-        made, resolved = prepare(spider, options, setting, run_id)
-        chosen: Worker | QueueWorker = make_worker(run_id, made, resolved)
+        instance, resolved = prepare(spider, options, setting, run_id)
+        chosen: Worker | QueueWorker = make_worker(run_id, instance, resolved)
     elif keep_alive:
         chosen, resolved = _queue_worker(spider, options, setting, make_worker)
     else:
@@ -165,9 +176,11 @@ def _one_name(spider: str | None, scraper: str | None) -> str:
 
 
 def _queue_worker(
-    name: str, options: Mapping[str, object], setting: list[str],
+    name: str,
+    options: Mapping[str, object],
+    setting: list[str],
     make_worker: Callable[[str, Spider, Resolved], Worker],
-) -> tuple[QueueWorker, Resolved]:  # fmt: skip
+) -> tuple[QueueWorker, Resolved]:
     """A worker for all runs of a spider. The spider is created for each run, with the arguments of that run."""
     from shoal.runs.start import RunSettings
     from shoal.runs.worker import QueueWorker
@@ -178,8 +191,8 @@ def _queue_worker(
 
     def make(run: Run) -> Worker:
         arguments = {**(entry.arguments if entry else {}), **RunSettings.of(run).arguments}
-        made = make_spider(reference, arguments)
-        return make_worker(run.run_id, made, resolve(made, options, setting))
+        spider = make_spider(reference, arguments)
+        return make_worker(run.run_id, spider, resolve(spider, options, setting))
 
     resolved = resolve(kind, options, setting)
     return QueueWorker(resolved.config, kind.spider_name(), make), resolved
@@ -197,17 +210,20 @@ def _run_processes(count: int, metrics_port: str | None) -> NoReturn:
 
 
 def prepare(
-    name: str, options: Mapping[str, object], setting: list[str], run_id: str | None,
+    name: str,
+    options: Mapping[str, object],
+    setting: list[str],
+    run_id: str | None,
     arguments: Mapping[str, object] | None = None,
-) -> tuple[Spider, Resolved]:  # fmt: skip
+) -> tuple[Spider, Resolved]:
     """The spider and the configuration of a worker.
 
     The spider has the arguments that the run started with, or the ones given here if there is no run yet.
     """
     reference, entry = find_spider(name)
     plain = resolve(None, options, setting)
-    given = dict(arguments or {}) if run_id is None else asyncio.run(_run_arguments(plain.config, run_id))
-    spider = make_spider(reference, {**(entry.arguments if entry else {}), **given})
+    run_arguments = dict(arguments or {}) if run_id is None else asyncio.run(_run_arguments(plain.config, run_id))
+    spider = make_spider(reference, {**(entry.arguments if entry else {}), **run_arguments})
     return spider, resolve(spider, options, setting)
 
 
@@ -254,7 +270,9 @@ def celery_worker(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            "--concurrency", metavar="N", min=1,
+            "--concurrency",
+            metavar="N",
+            min=1,
             help="Fetch up to N pages at the same time (default: CELERY_WORKER_CONCURRENCY, or 2).",
         ),
     ] = None,
@@ -268,7 +286,7 @@ def celery_worker(
         str | None,
         typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO (default), WARNING or ERROR."),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Work on the batches that the API sends to Celery.
 
     SIGTERM or Ctrl-C stops the worker after it has finished its current pages. This is the same as `celery -A

@@ -30,12 +30,19 @@ from urllib.parse import parse_qsl
 from shoal.errors import FencedError, FrontierError, RunError, StoreBusyError, StoreError
 from shoal.ports import Holder
 
+log = logging.getLogger("shoal.frontier")
+
 TIMEOUT = 10.0
 _MAX_PATH = 100  # bytes that the path of a Unix socket may have on every system
 _MAX_NAMES = 1000
 _TRIES = 5
 _BETWEEN_TRIES = 0.02
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
+_FILE_PREFIX = "file-"
+_PROCESS_PREFIX = "pid"
+_POLL = 0.2
+"""Seconds between two checks whether the processes are alive."""
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class LocalAddress(NamedTuple):
@@ -60,27 +67,27 @@ class LocalAddress(NamedTuple):
 
 
 def _find(name: str) -> str:
-    found = announced()
-    if name in found:
-        return found[name]
-    shown = ", ".join(f"local:{each}" for each in sorted(found)) or "none"
+    sockets = announced()
+    if name in sockets:
+        return sockets[name]
+    shown = ", ".join(f"local:{crawl}" for crawl in sorted(sockets)) or "none"
     if name:
         raise StoreError(f"no crawl named {name!r} runs on this machine; running now: {shown}")
-    if len(found) != 1:
-        raise StoreError(f"local: needs the name of a crawl: {len(found)} run on this machine; running now: {shown}")
-    return next(iter(found.values()))
+    if len(sockets) != 1:
+        raise StoreError(f"local: needs the name of a crawl: {len(sockets)} run on this machine; running now: {shown}")
+    return next(iter(sockets.values()))
 
 
 def announced() -> dict[str, str]:
     """The running crawls of this user by name, and their sockets. Crawls with a file are found by the file."""
-    found: dict[str, str] = {}
+    sockets: dict[str, str] = {}
     for folder in _folders():
         with suppress(OSError, StoreError):
             _check(folder)
             for lock in folder.glob("*.lock"):
                 if not lock.stem.startswith(_FILE_PREFIX) and _is_held(lock):
-                    found.setdefault(lock.stem, str(lock.with_suffix(".sock")))
-    return found
+                    sockets.setdefault(lock.stem, str(lock.with_suffix(".sock")))
+    return sockets
 
 
 def _is_held(lock: Path) -> bool:
@@ -104,9 +111,6 @@ def _remove_stale(folder: Path) -> None:
                 path.unlink()
             finally:
                 os.close(lock)
-
-
-_FILE_PREFIX = "file-"
 
 
 def name_of_file(path: str) -> str:
@@ -137,8 +141,8 @@ def private_folder() -> Path:
 
 
 def _check(folder: Path) -> None:
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise StoreError(f"{folder} must be a folder of this user that nobody else can enter; remove it")
 
 
@@ -189,18 +193,10 @@ def _lock(path: Path, tries: int) -> int | None:
         os.close(lock)  # or its last holder has just removed it
 
 
-# The processes that hold leases: who they are, and whether they still run.
+# -- the processes that hold leases
 #
 # A lease that a client takes belongs to its process: it is held under a slot that names the process. When the
 # process has ended, that slot is fenced, so its leases and roles are free at once. Nobody waits until they expire.
-
-
-log = logging.getLogger("shoal.frontier")
-
-_PREFIX = "pid"
-_POLL = 0.2
-"""Seconds between two checks whether the processes are alive."""
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class ProcessSlot(NamedTuple):
@@ -213,7 +209,7 @@ class ProcessSlot(NamedTuple):
 
     @property
     def holder(self) -> Holder:
-        return Holder(f"{_PREFIX}:{self.pid}:{self.started}:{self.client}", 0)
+        return Holder(f"{_PROCESS_PREFIX}:{self.pid}:{self.started}:{self.client}", 0)
 
     @property
     def is_alive(self) -> bool:
@@ -224,7 +220,7 @@ class ProcessSlot(NamedTuple):
         """The process behind a holder. None for a slot of a cluster."""
         with suppress(ValueError):
             prefix, pid, started, client = holder.slot.split(":")
-            if prefix == _PREFIX and "/" not in client:
+            if prefix == _PROCESS_PREFIX and "/" not in client:
                 return cls(int(pid), int(started), client)
         return None
 

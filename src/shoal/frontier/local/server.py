@@ -46,6 +46,13 @@ _DEAD_PAGE = 200
 _BACKLOG = 128
 _CLOSE_TIMEOUT = 1.0
 """Seconds that the last answers may take when the server is closed."""
+_IDLE = 0.5
+"""Seconds without a client after which an owner exits."""
+_FIRST = 10.0
+"""Seconds that the first client has to connect."""
+_PATIENCE = 10.0
+"""Seconds that another process may take to begin or to end its work on a file."""
+_BETWEEN_TRIES = 0.05
 _CHANGES = frozenset({"push", "retry_dead", "repair", "transition", "update_host", "complete", "fail", "release"})
 """Calls after which there may be something to lease."""
 _decode_hello = msgspec.msgpack.Decoder(tuple[wire.Hello]).decode
@@ -213,8 +220,8 @@ class FrontierServer:
                 raise StoreError(f"the store has no call {call.method!r:.40}")
             result = await method.call(self._store, call.arguments)
             if call.method == "delete_run":
-                for each in self._clients:
-                    each.frontiers.clear()
+                for other in self._clients:
+                    other.frontiers.clear()
             return result
         frontier = client.frontiers.get(call.run) or await self._open(client, call.run)
         if call.method == wire.DEAD:
@@ -250,17 +257,11 @@ class FrontierServer:
         return wire.DeadPage(0, page)
 
 
-# The process that owns a frontier and serves it: ``python -m shoal.frontier.local.server FILE``.
+# -- the process that owns a frontier and serves it: ``python -m shoal.frontier.local.server FILE``
 #
 # Clients start it when they need it and nobody else owns the frontier. It detaches itself from the client that
 # started it, and exits when no client has been connected for a moment. So it outlives a killed client as long as
 # others need it, and no longer.
-
-
-_IDLE = 0.5
-"""Seconds without a client after which an owner exits."""
-_FIRST = 10.0
-"""Seconds that the first client has to connect."""
 
 
 async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
@@ -408,16 +409,7 @@ async def _until_idle(server: FrontierServer) -> None:
         patience = _IDLE
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
-
-
-# Find the process that owns a SQLite file, or start one.
-
-
-_PATIENCE = 10.0
-"""Seconds that another process may take to begin or to end its work on a file."""
-_BETWEEN_TRIES = 0.05
+# -- find the process that owns a SQLite file, or start one
 
 
 async def join_owner(file: str) -> Store | None:
@@ -500,3 +492,7 @@ def _socket_of(file: str) -> str | None:
         except OSError:
             return None
     return path
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

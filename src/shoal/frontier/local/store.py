@@ -39,15 +39,19 @@ from shoal.ports import (
     clock,
 )
 
-# The connection of a client to the process that owns a frontier. All calls share it, many at a time.
-
+log = logging.getLogger("shoal.frontier")
 
 _SLOW = frozenset({"audit", "repair", "find", "retry_dead", "dead_kinds", "delete_run", wire.DEAD})
 """Calls that may read a whole run."""
 _SLOW_FACTOR = 60.0
 _CLOSE_TIMEOUT = 1.0
 """Seconds that the last messages may take when the connection is closed."""
+_NO_REQUEST = Request("http://none.invalid/")
 _decode_welcome = msgspec.msgpack.Decoder(wire.Welcome).decode
+_decode_dead = msgspec.msgpack.Decoder(wire.DeadPage).decode
+
+
+# -- the connection to the owner
 
 
 class _Link(asyncio.Protocol):
@@ -121,7 +125,7 @@ def _closed() -> StoreAwayError:
 
 
 class OwnerConnection:
-    """Calls the owner of a frontier, and connects again when the connection was lost."""
+    """Calls the owner of a frontier, many at a time, and connects again when the connection was lost."""
 
     def __init__(self, find: Callable[[], Awaitable[str]], timeout: float) -> None:
         """``find`` returns the path of the owner's socket; it may start an owner. ``timeout``: seconds for a call."""
@@ -185,8 +189,8 @@ class OwnerConnection:
                 f"the process that owns the frontier runs Shoal {welcome.version}, this one {__version__}; "
                 "use the same version"
             )
-        known, self._welcome = self._welcome, welcome
-        if known is not None and not known.durable and known.store != welcome.store:
+        before, self._welcome = self._welcome, welcome
+        if before is not None and not before.durable and before.store != welcome.store:
             raise _ended()
 
     async def _drop(self) -> None:
@@ -206,10 +210,7 @@ def _ended() -> StoreError:
     )
 
 
-log = logging.getLogger("shoal.frontier")
-
-_NO_REQUEST = Request("http://none.invalid/")
-_decode_dead = msgspec.msgpack.Decoder(wire.DeadPage).decode
+# -- the store
 
 
 class _Remote:
@@ -224,9 +225,9 @@ class _Remote:
         method = self.__dict__.get("_methods", {}).get(name)
         if method is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = partial(self._bound, method)
-        self.__dict__[name] = made
-        return made
+        call = partial(self._bound, method)
+        self.__dict__[name] = call
+        return call
 
     async def _bound(self, method: wire.Method, *arguments: Any, **named: Any) -> Any:
         return await self._call(method, *method.bind(arguments, named))

@@ -40,10 +40,20 @@ DEAD = "dead"
 _ERRORS: dict[str, type[Exception]] = {
     error.__name__: error
     for error in (
-        FrontierError, QueueFullError, LeaseLostError, FencedError, StoreBusyError, StoreAwayError, StoreFullError,
-        StoreRewoundError, StoreError, RunError, RequestError, ValueError,
+        FrontierError,
+        QueueFullError,
+        LeaseLostError,
+        FencedError,
+        StoreBusyError,
+        StoreAwayError,
+        StoreFullError,
+        StoreRewoundError,
+        StoreError,
+        RunError,
+        RequestError,
+        ValueError,
     )
-}  # fmt: skip
+}
 _LENGTH = 4
 encode = msgspec.msgpack.Encoder().encode
 
@@ -73,22 +83,22 @@ class Method(NamedTuple):
 
 def _methods_of(port: type) -> dict[str, Method]:
     """All coroutine methods of a port, but ``close``."""
-    found = {}
+    methods = {}
     for name, function in inspect.getmembers(port, inspect.iscoroutinefunction):
         if name == "close":
             continue
         hints = get_type_hints(function)
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.name != "self"]
-        arguments = tuple[tuple(hints[each.name] for each in own)] if own else tuple[()]  # type: ignore[misc]
-        found[name] = Method(
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+        arguments = tuple[tuple(hints[parameter.name] for parameter in own)] if own else tuple[()]  # type: ignore[misc]
+        methods[name] = Method(
             name,
             signature.replace(parameters=own),
-            tuple(each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY),
+            tuple(parameter.name for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY),
             msgspec.msgpack.Decoder(arguments).decode,
             msgspec.msgpack.Decoder(hints["return"]).decode,
         )
-    return found
+    return methods
 
 
 FRONTIER: dict[str, Method]
@@ -203,12 +213,12 @@ class Messages:
             if len(self._rest) < self._wanted:
                 return []
             data = bytes(self._rest)
-        found, start = list[bytes](), 0
+        messages, start = list[bytes](), 0
         while (end := start + self._size(data, start)) <= len(data):
-            found.append(data[start + _LENGTH : end])
+            messages.append(data[start + _LENGTH : end])
             start = end
         self._rest, self._wanted = bytearray(data[start:]), end - start
-        return found
+        return messages
 
     @staticmethod
     def _size(data: bytes, start: int) -> int:

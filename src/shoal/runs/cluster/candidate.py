@@ -15,11 +15,14 @@ from shoal.runs.cluster.membership import Membership
 from shoal.runs.cluster.slots import HeldSlot
 from shoal.runs.loop_thread import LoopThread
 
-# A coordinator on the event loop of a thread, for callers on other event loops.
+log = logging.getLogger("shoal.cluster")
+
+_CLOSE_TIMEOUT = 2.0
+"""Seconds for leaving and closing at the end of the process."""
 
 
 class ThreadCoordinator:
-    """Passes each call to the thread. See `shoal.ports.Coordinator`."""
+    """A coordinator on the event loop of a thread, for callers on other event loops. See `shoal.ports.Coordinator`."""
 
     def __init__(self, coordinator: Coordinator, thread: LoopThread) -> None:
         self.ttl = coordinator.ttl
@@ -56,12 +59,6 @@ class ThreadCoordinator:
     async def close(self) -> None:
         """Close the coordinator. The thread continues."""
         await self._thread.call(self._coordinator.close())
-
-
-log = logging.getLogger("shoal.cluster")
-
-_CLOSE_TIMEOUT = 2.0
-"""Seconds for leaving and closing at the end of the process."""
 
 
 class Candidate:

@@ -60,10 +60,10 @@ def vacant(view: ClusterView) -> list[int]:
 
 def roles(view: ClusterView) -> dict[str, Role]:
     """The current role of each member."""
-    found: dict[str, Role] = {slot.holder: "Runner" for slot in view.slots if slot.holder}
+    role_of: dict[str, Role] = {slot.holder: "Runner" for slot in view.slots if slot.holder}
     for place, member in enumerate(line(view)):
-        found[member.name] = "Backup Runner" if place < view.counts.backup else "Spare"
-    return found
+        role_of[member.name] = "Backup Runner" if place < view.counts.backup else "Spare"
+    return role_of
 
 
 def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float], *, idle: bool = False) -> Decision:

@@ -220,8 +220,10 @@ class Membership:
         if view.counts != self._counts:
             log.warning(
                 "%s now has runner=%d and backup=%d; change them with `shoal cluster scale`",
-                self._cluster, view.counts.runner, view.counts.backup,
-            )  # fmt: skip
+                self._cluster,
+                view.counts.runner,
+                view.counts.backup,
+            )
             self._counts = view.counts
         if before is None:
             return
@@ -243,8 +245,11 @@ class Membership:
         elif role == "Spare" != self._role:
             log.warning(
                 "%s is a Spare: %s has its %d Runners and %d Backup Runners; it waits until one of them leaves",
-                self.name, self._cluster, self._counts.runner, self._counts.backup,
-            )  # fmt: skip
+                self.name,
+                self._cluster,
+                self._counts.runner,
+                self._counts.backup,
+            )
         self._role = role
 
     async def _act(self, view: ClusterView) -> None:
@@ -291,7 +296,7 @@ class Membership:
 
     async def _sleep(self, seconds: float, event: Coroutine[object, object, None] | None = None) -> None:
         """Sleep, but wake on the event, when the worker ends, or when the node should leave."""
-        own = {asyncio.ensure_future(each) for each in (event, self.over.wait()) if each is not None}
+        own = {asyncio.ensure_future(event) for event in (event, self.over.wait()) if event is not None}
         worker = set() if self._slot.task is None else {self._slot.task}
         try:
             done, _ = await asyncio.wait({*own, *worker}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -302,11 +307,11 @@ class Membership:
                 future.cancel()
 
 
-def _is_same(one: ClusterView, other: ClusterView) -> bool:
+def _is_same(before: ClusterView, after: ClusterView) -> bool:
     """Whether nothing changed between the two views."""
     return (
-        one.slots == other.slots
-        and one.counts == other.counts
-        and [(member.name, member.fit) for member in one.members]
-        == [(member.name, member.fit) for member in other.members]
+        before.slots == after.slots
+        and before.counts == after.counts
+        and [(member.name, member.fit) for member in before.members]
+        == [(member.name, member.fit) for member in after.members]
     )

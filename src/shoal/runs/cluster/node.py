@@ -136,10 +136,10 @@ class Node:
         self._check_frontier()
 
     def _use(self, spider: Spider | type[Spider] | None) -> None:
-        made = self._spider = spider() if isinstance(spider, type) else spider
-        settings, source = ({}, "") if made is None else (made.settings, type(made).__name__)
+        instance = self._spider = spider() if isinstance(spider, type) else spider
+        settings, source = ({}, "") if instance is None else (instance.settings, type(instance).__name__)
         self.config = config_for(self._given_config, settings, source).with_settings(self._settings)
-        default = "" if made is None else default_run_id(made, self.config)
+        default = "" if instance is None else default_run_id(instance, self.config)
         self.run_id = self._options.get("run_id") or self._options.get("cluster") or default
 
     @property
@@ -308,9 +308,13 @@ class Node:
 
     def _make_worker(self, holder: Holder, may_work: Callable[[], bool]) -> Worker:
         options = WorkerOptions(
-            keep_alive=self._keep_alive, allow_changed=self._allow_changed, grace=self._options.get("grace", GRACE),
-            holder=holder, may_work=may_work, command=self._options.get("command", ""),
-        )  # fmt: skip
+            keep_alive=self._keep_alive,
+            allow_changed=self._allow_changed,
+            grace=self._options.get("grace", GRACE),
+            holder=holder,
+            may_work=may_work,
+            command=self._options.get("command", ""),
+        )
         return Worker(self.spider, self.config, self.run_id, outputs=self._outputs, options=options)
 
     async def _summarize(self, store: Store, run: Run, frontier: Frontier, elapsed: float) -> Summary:
@@ -350,9 +354,6 @@ async def _close_in_time(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(ShoalError, TimeoutError):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
-
-
-# A node whose coordinator is ZooKeeper, and that has its role from the beginning.
 
 
 class ZookeeperCrawler(Node):

@@ -144,16 +144,20 @@ class RedisCoordinator:
                 f"cannot read the cluster {self._cluster} at {where} ({exc}): another program has changed it"
             ) from exc
         self._seen = last.decode()
-        self._epoch = next((it.epoch for it in held.values() if it.holder == self._name), self._epoch)
+        self._epoch = next((slot.epoch for slot in held.values() if slot.holder == self._name), self._epoch)
         return ClusterView(
             counts=Counts(runner, backup),
             members=tuple(
                 Member(
-                    name=name, age=max(0.0, now - it.last_heartbeat), fit=bool(it.fit), doing=it.doing, where=it.where
+                    name=name,
+                    age=max(0.0, now - member.last_heartbeat),
+                    fit=bool(member.fit),
+                    doing=member.doing,
+                    where=member.where,
                 )
-                for name, it in sorted(living.items())
+                for name, member in sorted(living.items())
             ),
-            slots=tuple(Slot(index, it.holder, it.epoch) for index, it in sorted(held.items())),
+            slots=tuple(Slot(index, slot.holder, slot.epoch) for index, slot in sorted(held.items())),
         )
 
     def _unknown(self) -> CoordinatorError:
@@ -163,11 +167,15 @@ class RedisCoordinator:
         rows = await self._run("events", max(0, limit))
         return [
             ClusterEvent(
-                at=float(at), what=cast(ClusterStep, _text(what)), member=_text(member),
-                slot=int(slot) if slot else None, epoch=int(epoch), detail=_text(detail),
+                at=float(at),
+                what=cast(ClusterStep, _text(what)),
+                member=_text(member),
+                slot=int(slot) if slot else None,
+                epoch=int(epoch),
+                detail=_text(detail),
             )
             for at, what, member, slot, epoch, detail in reversed(rows)
-        ]  # fmt: skip
+        ]
 
     # -- waiting
 
@@ -175,9 +183,9 @@ class RedisCoordinator:
         """Wait for a change since the last view of the cluster. When the time is over, the call to the server stays
         open, and the next ``wait`` continues with it."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        while (seconds_left := until - time.monotonic()) > 0:
             follower = self._follower = self._follower or self._follow()
-            if not (await asyncio.wait({follower}, timeout=left))[0]:
+            if not (await asyncio.wait({follower}, timeout=seconds_left))[0]:
                 return
             if self._follower is follower:
                 self._follower = None

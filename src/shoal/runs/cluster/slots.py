@@ -24,9 +24,11 @@ from shoal.ports import ClusterView, Coordinator, Holder, Queue, Slot, Store, cl
 from shoal.runs.cluster.election import line
 from shoal.runs.worker import Worker
 
-# The session of a node, and the worker that runs while the node holds a slot.
+log = logging.getLogger("shoal.cluster")
 
+MakeWorker: TypeAlias = Callable[[Holder, Callable[[], bool]], Worker]
 
+_BACKOFF = 0.5  # seconds before the next try for a slot that the frontier refused; doubled each time
 _MARGIN = 1 / 8  # of a session: the worker stops this long before its end
 _HEARTBEATS = 3  # per session
 
@@ -103,9 +105,6 @@ class SlotWorker:
         return f"crawling: {engine.counters.fetched} pages, {engine.in_flight} in flight"
 
 
-# The slot of a node that does not run yet.
-
-
 class HeldSlot:
     """The slot of one node before it runs, if it has one: held, but not used."""
 
@@ -180,11 +179,8 @@ class HeldSlot:
         """Cancel a release that `clear_vacant` began."""
 
 
-# Checks the frontier for a node: whether it can be reached, and whether the run has ended.
-
-
 class FrontierWatch:
-    """Polls the state of a run on request."""
+    """Checks for a node whether the frontier can be reached, and whether the run has ended."""
 
     def __init__(self, store: Store, run_id: str, timeout: float, *, keep_alive: bool) -> None:
         """``timeout``: seconds to wait for an answer. ``keep_alive``: a finished run may get more work."""
@@ -226,13 +222,6 @@ class FrontierWatch:
     def away_for(self) -> float:
         """Seconds since the frontier could not be reached; 0 if it can."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
-
-
-log = logging.getLogger("shoal.cluster")
-
-MakeWorker: TypeAlias = Callable[[Holder, Callable[[], bool]], Worker]
-
-_BACKOFF = 0.5  # seconds before the next try for a slot that the frontier refused; doubled each time
 
 
 class NodeSlot(HeldSlot):

@@ -1,6 +1,6 @@
 """The coordinator of a cluster on ZooKeeper. A member lives as long as its session. Each change is one transaction.
 
-The znodes are described in `shoal.runs.cluster.zookeeper`. ZooKeeper executes the calls of a session in order, also
+ZooKeeper executes the calls of a session in order, also
 calls whose caller was cancelled: so a later read shows their effect.
 """
 
@@ -30,15 +30,17 @@ from shoal.runs.cluster.zookeeper_session import (
     data_of,
 )
 
-# The znodes of a cluster: small JSON records under ``/shoal/<cluster>``.
+# -- the znodes of a cluster: small JSON records under ``/shoal/<cluster>``
 #
-# ::
-#
-# config wanted numbers of Runners and Backup Runners members/<name> ephemeral: a member. Its mtime is the time of
-# its last heartbeat roster/<name> a member that joined and did not leave. Without members/<name> it was lost, and
-# no event is recorded yet slots/<index> ephemeral: the slot is held last/<index> the holder or last holder of the
-# slot, and its epoch. It changes together with slots/<index>, and stays when its holder is lost events/<number> the
-# latest events clock written to learn the server's time
+#     config             wanted numbers of Runners and Backup Runners
+#     members/<name>     ephemeral: a member. Its mtime is the time of its last heartbeat
+#     roster/<name>      a member that joined and did not leave. Without members/<name> it was lost, and no event is
+#                        recorded yet
+#     slots/<index>      ephemeral: the slot is held
+#     last/<index>       the holder or last holder of the slot, and its epoch. It changes together with slots/<index>,
+#                        and stays when its holder is lost
+#     events/<number>    the latest events
+#     clock              written to learn the server's time
 #
 # ZooKeeper deletes all ephemeral znodes of a lost member in one step, so nobody sees a slot of a lost member.
 
@@ -267,21 +269,21 @@ class ZookeeperCoordinator:
             try:
                 versions = await self._read_versions()
                 own = await self._session.result(beating)
-                known = self._known
+                cached = self._known
                 if (
-                    known is None
-                    or known.versions != versions
-                    or known.beats == _CACHED_HEARTBEATS
+                    cached is None
+                    or cached.versions != versions
+                    or cached.beats == _CACHED_HEARTBEATS
                     or not self._session.is_watching
                 ):
-                    known = _Known(versions, await self._view(now=own.mtime))
+                    cached = _Known(versions, await self._view(now=own.mtime))
             except NoNodeError as exc:
                 raise self._lost() from exc
             if own.ephemeralOwner != self._joined_in:
                 raise self._lost()
-            self._known = known._replace(beats=known.beats + 1)
+            self._known = cached._replace(beats=cached.beats + 1)
             self._session.stay_alive(self.ttl / 2)
-            return known.with_own(self._name, record)
+            return cached.with_own(self._name, record)
 
     async def _read_versions(self) -> _Versions:
         """Read the versions. They change with members, slots and counts, but not with a heartbeat."""
@@ -293,15 +295,15 @@ class ZookeeperCoordinator:
     async def observe(self) -> ClusterView:
         async with self._session.step():
             try:
-                written = await self._session.result(self._client.set_async(self._paths.clock, b""))
-                return await self._view(now=written.mtime)
+                stat = await self._session.result(self._client.set_async(self._paths.clock, b""))
+                return await self._view(now=stat.mtime)
             except NoNodeError as exc:
                 raise self._no_cluster() from exc
 
     async def _view(self, now: int) -> ClusterView:
         """Read the cluster. ``now``: the server's time, from a write just before. The roster is read before the
         members: a name that is only in the roster was lost."""
-        paths, known = self._paths, self._elements
+        paths, last_elements = self._paths, self._elements
         await self._session.watch(data=paths.config, children=(paths.slots, paths.members))
         config, slots, held, roster, elements, *facts = await self._session.read(
             data_of(paths.config),
@@ -309,13 +311,13 @@ class ZookeeperCoordinator:
             children_of(paths.slots),
             children_of(paths.roster),
             children_of(paths.members),
-            *(data_of(f"{paths.members}/{element}") for element in known),
+            *(data_of(f"{paths.members}/{element}") for element in last_elements),
         )
         if None in (config, slots, held, roster, elements):
             raise NoNodeError  # another program deleted it
         for lost in set(roster) - set(elements):
             await self._record_loss(as_name(lost))
-        if elements != known:
+        if elements != last_elements:
             facts = await self._session.read(*(data_of(f"{paths.members}/{element}") for element in elements))
             self._elements = elements
         members = (
@@ -329,17 +331,17 @@ class ZookeeperCoordinator:
             slots=await self._slots(held, slots[1].pzxid),
         )
 
-    async def _slots(self, held: Collection[str], seen: int) -> tuple[Slot, ...]:
+    async def _slots(self, held: Collection[str], version: int) -> tuple[Slot, ...]:
         """The slots. ``last`` changes only together with ``slots``, so it is read again only then."""
-        if seen != self._last_seen:
+        if version != self._last_seen:
             (names,) = await self._session.must_read(children_of(self._paths.last))
             indexes = [name for name in names if name.isdecimal() and len(name) < 10]  # others are not Shoal's
-            found = await self._session.read(*(data_of(self._paths.last_of(index)) for index in indexes))
+            answers = await self._session.read(*(data_of(self._paths.last_of(index)) for index in indexes))
             self._last = {
                 int(index): _Last(json.decode(data, type=LastRecord), stat.version)
-                for index, (data, stat) in zip(indexes, found, strict=True)
+                for index, (data, stat) in zip(indexes, answers, strict=True)
             }
-            self._last_seen = seen
+            self._last_seen = version
         return tuple(
             Slot(index, last.record.name if str(index) in held else "", last.record.epoch)
             for index, last in sorted(self._last.items())
@@ -373,9 +375,11 @@ class ZookeeperCoordinator:
             paths = self._paths
             try:
                 own, config, slots, held = await self._session.must_read(
-                    data_of(paths.member(self._name)), data_of(paths.config), data_of(paths.slots),
+                    data_of(paths.member(self._name)),
+                    data_of(paths.config),
+                    data_of(paths.slots),
                     children_of(paths.slots),
-                )  # fmt: skip
+                )
             except NoNodeError as exc:
                 raise self._lost() from exc
             if own[1].ephemeralOwner != self._joined_in:
@@ -391,16 +395,16 @@ class ZookeeperCoordinator:
     async def _take(self, index: int, now: int, config_version: int, slots_version: int) -> int | None:
         """Take a slot under a new epoch, which is at least the time in microseconds: so it grows even after the server
         lost its data. The version of ``slots`` ensures that members take slots one at a time."""
-        paths, name, known = self._paths, self._name, self._last.get(index)
-        before = known.record if known else LastRecord("", 0)
+        paths, name, last = self._paths, self._name, self._last.get(index)
+        before = last.record if last else LastRecord("", 0)
         epoch = max(before.epoch + 1, now * 1000)
         record = json.encode(LastRecord(name, epoch))
         step = self._client.transaction()
         step.check(paths.member(name), -1)
         step.check(paths.config, config_version)
         step.set_data(paths.slots, b"", slots_version)
-        if known:
-            step.set_data(paths.last_of(index), record, known.version)
+        if last:
+            step.set_data(paths.last_of(index), record, last.version)
         else:
             step.create(paths.last_of(index), record)
         step.create(paths.slot(index), json.encode(SlotRecord(name)), ephemeral=True)
@@ -445,14 +449,14 @@ class ZookeeperCoordinator:
         async with self._session.step():
             (numbers,) = await self._session.read(children_of(self._paths.events))
             latest = sorted(numbers or (), reverse=True)[: max(0, limit)]
-            found = await self._session.read(*(data_of(f"{self._paths.events}/{each}") for each in latest))
-            return [_event(*answer) for answer in reversed(found) if answer is not None]
+            answers = await self._session.read(*(data_of(f"{self._paths.events}/{number}") for number in latest))
+            return [_event(*answer) for answer in reversed(answers) if answer is not None]
 
     async def _commit(self, step: TransactionRequest, event: EventRecord) -> None:
         """Commit a transaction together with its event."""
         step.create(f"{self._paths.events}/e", json.encode(event), sequence=True)
-        *_, made = await self._session.commit(step)
-        if int(made[-10:]) % _TRIM_EVERY == 0:
+        *_, event_path = await self._session.commit(step)
+        if int(event_path[-10:]) % _TRIM_EVERY == 0:
             (numbers,) = await self._session.read(children_of(self._paths.events))
             trimming = self._client.transaction()
             for old in sorted(numbers)[:-_MIN_EVENTS]:
@@ -472,6 +476,10 @@ def _member(name: str, fact: tuple[bytes, ZnodeStat], now: int) -> Member:
 def _event(data: bytes, stat: ZnodeStat) -> ClusterEvent:
     record = json.decode(data, type=EventRecord)
     return ClusterEvent(
-        at=stat.ctime / 1000, what=record.what, member=record.member, slot=record.slot, epoch=record.epoch,
+        at=stat.ctime / 1000,
+        what=record.what,
+        member=record.member,
+        slot=record.slot,
+        epoch=record.epoch,
         detail=record.detail,
-    )  # fmt: skip
+    )

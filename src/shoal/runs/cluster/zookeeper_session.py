@@ -28,10 +28,10 @@ from shoal.config import mask
 from shoal.errors import DECODING_ERRORS, CoordinatorAwayError, CoordinatorError
 from shoal.runs.cluster import call_timeout
 
-# Kazoo's threads and connection, with changes that Shoal needs.
-
-
 _LONG_SESSION = 6.0  # seconds: long enough to skip a ping
+
+
+# -- kazoo's threads and connection, with changes that Shoal needs
 
 
 class _File(Protocol):
@@ -83,8 +83,8 @@ class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
     """Replaces the connection that a kazoo client was created with."""
 
     def __init__(self, client: KazooClient, connect_timeout: float) -> None:
-        made = client._connection
-        super().__init__(client, made.retry_sleeper, logger=made.logger)
+        connection = client._connection
+        super().__init__(client, connection.retry_sleeper, logger=connection.logger)
         self._connect_timeout = connect_timeout
         self.ttl = 0.0
         """Seconds without a message after which the server ends the session, as the server decided."""
@@ -127,7 +127,9 @@ class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
             super()._send_ping(*args)
 
 
-# Many reads in one call, as a heartbeat of a large cluster needs dozens. ZooKeeper supports it since version 3.6,
+# -- many reads in one call
+#
+# A heartbeat of a large cluster needs dozens of reads. ZooKeeper supports it since version 3.6,
 # but kazoo does not. This follows kazoo's implementation of transactions.
 
 
@@ -154,13 +156,13 @@ class ReadAll(Transaction):  # type: ignore[misc]
 
     @classmethod
     def deserialize(cls, answer: bytes, offset: int) -> list[Answer]:
-        found = []
+        answers = []
         header, offset = MultiHeader.deserialize(answer, offset)
         while not header.done:
-            one, offset = _read_one(header, answer, offset)
-            found.append(one)
+            read, offset = _read_one(header, answer, offset)
+            answers.append(read)
             header, offset = MultiHeader.deserialize(answer, offset)
-        return found
+        return answers
 
 
 def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Answer, int]:
@@ -175,7 +177,7 @@ def _read_one(header: MultiHeader, answer: bytes, offset: int) -> tuple[Answer, 
     raise exceptions.EXCEPTIONS[header.err]()
 
 
-# The parts of a ZooKeeper URL.
+# -- the parts of a ZooKeeper URL
 
 
 _PORT = 2181
@@ -220,11 +222,11 @@ class ZookeeperAddress(NamedTuple):
 
 
 def _host(place: str) -> str:
-    found = urlsplit(f"//{place}")
-    if not found.hostname or re.search(r"[\s/?#@]", place) or found.port == 0:
+    parts = urlsplit(f"//{place}")
+    if not parts.hostname or re.search(r"[\s/?#@]", place) or parts.port == 0:
         raise ValueError(f"{place!r} is not host:port")
-    host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
-    return f"{host}:{found.port or _PORT}"
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{host}:{parts.port or _PORT}"
 
 
 def _login(text: str) -> tuple[str, str]:
@@ -323,8 +325,8 @@ class ZookeeperSession:
     @property
     def id(self) -> int:
         """The id of the session; 0 if there is none."""
-        known = self.client.client_id
-        return known[0] if known else 0
+        session = self.client.client_id
+        return session[0] if session else 0
 
     @property
     def ttl(self) -> float:
