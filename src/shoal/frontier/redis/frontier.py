@@ -258,15 +258,8 @@ class RedisFrontier:
         return bool(await self._run("role", "forget", storable_bytes(role)))
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
-        words = (
-            storable_bytes(claim.role),
-            pack_token(claim.token),
-            claim.cursor,
-            min(ttl, FOREVER),
-            cursor,
-            *known_item(last),
-        )
-        return bool(await self._run_continued(claim.role, "role", "advance", *words))
+        words = storable_bytes(claim.role), pack_token(claim.token), claim.cursor, min(ttl, FOREVER), cursor
+        return bool(await self._run_continued(claim.role, "role", "advance", *words, *known_item(last)))
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
         words = (storable_bytes(claim.role), pack_token(claim.token), claim.cursor, int(finished))
