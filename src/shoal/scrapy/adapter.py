@@ -192,9 +192,9 @@ class ScrapyAdapter(Spider):
                 yield made
 
     async def _push(self, request: Request) -> None:
-        made = self._outputs.start(request)
-        if made is not None and self._run is not None:
-            await self._run.push([made])
+        converted = self._outputs.start(request)
+        if converted is not None and self._run is not None:
+            await self._run.push([converted])
 
     # -- callbacks
 
@@ -223,11 +223,11 @@ class ScrapyAdapter(Spider):
         """Call the errback of a page that was not fetched. Errors of callbacks are not passed to it, as in Scrapy."""
         outputs = self._outputs.page(request)
         scrapy_request = error.request if isinstance(error, ScrapyFetchError) else None
-        made = scrapy_request or self.conversion.incoming(request)
+        failed = scrapy_request or self.conversion.incoming(request)
         try:
-            if made.errback is not None and not isinstance(error, SpiderError):
-                errback = self.conversion.method(made.errback) if isinstance(made.errback, str) else made.errback
-                await self._collect(partial(errback, Failure(exception_of(error), made)), outputs, None)
+            if failed.errback is not None and not isinstance(error, SpiderError):
+                errback = self.conversion.method(failed.errback) if isinstance(failed.errback, str) else failed.errback
+                await self._collect(partial(errback, Failure(exception_of(error), failed)), outputs, None)
         finally:
             self.conversion.handled(request)
         return outputs.all()

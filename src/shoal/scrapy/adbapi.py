@@ -136,8 +136,8 @@ class ConnectionPool:
         """Return the connection of this thread."""
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            made: Connection = self.dbapi.connect(*self._args, **self._options)
-            connection = self._local.connection = made
+            opened: Connection = self.dbapi.connect(*self._args, **self._options)
+            connection = self._local.connection = opened
             self._connections.append(connection)
             if self._opened is not None:
                 self._opened(connection)

@@ -239,16 +239,16 @@ class MiddlewareChain:
         """The error of a request that a middleware refused, or whose fetch failed."""
         if exchange.error is not None and exc.__cause__ is exchange.error:
             error = exchange.error
-            made = ScrapyFetchError(
+            failure = ScrapyFetchError(
                 str(error), kind=error.kind, retryable=False, status=error.status, contacted=error.contacted
             )
         else:
             ignored = isinstance(exc, IgnoreRequest)
             text = f"a middleware ignored the request: {exc}" if ignored else f"a middleware failed: {describe(exc)}"
             kind = "ignored" if ignored else "middleware"
-            made = ScrapyFetchError(text, kind=kind, retryable=False, contacted=exchange.contacted)
-        made.request = exchange.request
-        return made
+            failure = ScrapyFetchError(text, kind=kind, retryable=False, contacted=exchange.contacted)
+        failure.request = exchange.request
+        return failure
 
     def _again(self, exchange: _Exchange, request: Request) -> http.Request:
         stored = exchange.stored
@@ -339,9 +339,9 @@ def make_layer(adapter: ScrapyAdapter) -> DownloaderLayer | MiddlewareChain:
     simple layer."""
     settings = adapter.scrapy_settings
     layer = DownloaderLayer(adapter.conversion, settings, adapter.spider, adapter.offsite)
-    named = settings.getdict("DOWNLOADER_MIDDLEWARES")
-    own = {key: order for key, order in named.items() if built_in_name(key) is None}
+    middlewares = settings.getdict("DOWNLOADER_MIDDLEWARES")
+    own = {key: order for key, order in middlewares.items() if built_in_name(key) is None}
     components = load_components(own, "DOWNLOADER_MIDDLEWARES", adapter.crawler_view)
-    if not components and not any(order is None for order in named.values()) and not adapter.login:
+    if not components and not any(order is None for order in middlewares.values()) and not adapter.login:
         return layer
     return MiddlewareChain(adapter, layer, components)

@@ -181,15 +181,15 @@ class Conversion:
         ):
             callback = self._name(request.callback.func)
             cb_kwargs = {**request.callback.keywords, **(cb_kwargs or {})}
-        named = (callback or request.callback is None) and (errback or request.errback is None)
+        are_named = (callback or request.callback is None) and (errback or request.errback is None)
         if self.live is not None:
-            if not (named and _is_plain(meta) and _is_plain(cb_kwargs)):
+            if not (are_named and _is_plain(meta) and _is_plain(cb_kwargs)):
                 return None, ERRBACK, {}, {}, LiveParts(request.callback, request.errback, meta, cb_kwargs)
             stored_meta, stored_kwargs = meta or {}, cb_kwargs or {}
         else:
-            for role, name, given in (("callback", callback, request.callback), ("errback", errback, request.errback)):
-                if given is not None and name is None:
-                    raise NotStorableError(role, given)
+            for role, name, call in (("callback", callback, request.callback), ("errback", errback, request.errback)):
+                if call is not None and name is None:
+                    raise NotStorableError(role, call)
             stored_meta = {} if not meta else _encode_all(meta, "meta")
             stored_kwargs = {} if not cb_kwargs else _encode_all(cb_kwargs, "cb_kwargs")
         return callback, None if errback is None else ERRBACK + errback, stored_meta, stored_kwargs, None

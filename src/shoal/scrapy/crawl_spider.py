@@ -172,7 +172,7 @@ class CrawlSpider(Spider):
         if not isinstance(response, HtmlResponse):
             return
         seen: dict[str, list[Link]] = {}
-        known = 0
+        duplicates = 0
         for number, rule in enumerate(self._rules):
             links = rule.link_extractor.extract_links(response)
             if number:
@@ -184,13 +184,13 @@ class CrawlSpider(Spider):
             for link in filter_links(links) or ():
                 seen.setdefault(link.url, []).append(link)
                 if is_known is not None and is_known(link.url):
-                    known += 1
+                    duplicates += 1
                     continue
                 request = change(self._build_request(number, link), response)
                 if request is not None:
                     yield request
-        if known:
-            yield Duplicates(known)
+        if duplicates:
+            yield Duplicates(duplicates)
 
     def _build_request(self, rule: int, link: Link) -> Request:
         return Request(
@@ -216,8 +216,8 @@ class _Outputs:
         return self._outputs
 
     async def __aiter__(self) -> AsyncIterator[object]:
-        for each in self._outputs:
-            yield each
+        for output in self._outputs:
+            yield output
 
 
 def _plain(outputs: object) -> object:
@@ -229,12 +229,12 @@ def _unchanged(value: T, response: Response | None = None) -> T:
     return value
 
 
-def _method(spider: CrawlSpider, named: object, part: str) -> object:
-    if not isinstance(named, str):
-        return named
-    method = getattr(spider, named, None)
+def _method(spider: CrawlSpider, value: object, part: str) -> object:
+    if not isinstance(value, str):
+        return value
+    method = getattr(spider, value, None)
     if method is None:
-        log.warning("%s: a rule has the %s %r, but the spider has no such method", spider.name, part, named)
+        log.warning("%s: a rule has the %s %r, but the spider has no such method", spider.name, part, value)
     return method
 
 

@@ -153,8 +153,8 @@ async def DeferredList(deferreds: Iterable[object], *options: object, **more_opt
 gatherResults = DeferredList
 
 
-async def _wait(given: object) -> object:
-    return await given if isinstance(given, Awaitable) else given
+async def _wait(awaited: object) -> object:
+    return await awaited if isinstance(awaited, Awaitable) else awaited
 
 
 def deferred_from_coro(given: T) -> T:

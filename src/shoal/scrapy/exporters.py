@@ -236,7 +236,7 @@ class XmlItemExporter(BaseItemExporter):
         if hasattr(value, "items"):
             parts = value.items()
         elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-            parts = (("value", each) for each in value)
+            parts = (("value", member) for member in value)
         if parts is not None:
             self._break()
             for title, each in parts:

@@ -97,8 +97,8 @@ def exception_of(error: errors.ShoalError) -> Exception:
         return exceptions.DownloadTimeoutError(message)
     if error.kind == "connect" and "refused" in message.lower():
         return exceptions.DownloadConnectionRefusedError(message)
-    found = _NETWORK.get(error.kind)
-    return error if found is None else found(message)
+    kind = _NETWORK.get(error.kind)
+    return error if kind is None else kind(message)
 
 
 class ScrapyFetchError(errors.FetchError):

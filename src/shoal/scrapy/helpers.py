@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from urllib.parse import ParseResult, urlparse
@@ -66,11 +67,9 @@ __all__ = [
 
 def get_project_settings() -> Settings:
     """The settings of the project that contains the working directory; Scrapy's defaults if there is none."""
-    from shoal.scrapy.project import find_root, project_settings
-
-    root = find_root(Path.cwd())
+    root = project.find_root(Path.cwd())
     if root is not None:
-        return project_settings(root)
+        return project.project_settings(root)
     settings = Settings()
     if name := os.environ.get("SCRAPY_SETTINGS_MODULE"):
         settings.setmodule(name, "project", f"{name.replace('.', '/')}.py")
@@ -206,9 +205,6 @@ class object_ref:
 
 def walk_modules(path: str) -> Iterator[ModuleType]:
     """Import a package with its modules."""
-    from importlib import import_module
-    from pkgutil import iter_modules
-
     package = import_module(path)
     yield package
     for _, name, is_package in iter_modules(getattr(package, "__path__", [])):
@@ -251,14 +247,12 @@ def execute(argv: list[str] | None = None, settings: object = None) -> NoReturn:
 
 def _record(words: list[str]) -> NoReturn:
     """Record the crawl instead of running it: the file is being loaded by `shoal run --scrapy`."""
-    from shoal.scrapy.project import find_spider_class
-
     if len(words) < 4 or words[2] != ".":
         raise SystemExit("scrapy.cmdline.execute: pass the spider's file to `shoal run --scrapy` instead")
     settings = get_project_settings()
     recording = project.current()
     assert recording is not None
-    kind = find_spider_class(settings, words[3], "the project")
+    kind = project.find_spider_class(settings, words[3], "the project")
     pairs = [word.split("=", 1) for flag, word in pairwise(words) if flag == "-a"]
     arguments: dict[str, object] = {name: value for name, value in pairs}  # noqa: C416 - the type is wider
     recording.runs.append(project.RecordedRun(kind, arguments, settings))

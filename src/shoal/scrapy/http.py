@@ -123,8 +123,8 @@ def _find(
                 if form.attr(attribute) == wanted:
                     return form
     if xpath is not None or css is not None:
-        found = response.css(css) if css is not None else response.xpath(xpath or "")
-        node: object = found[0].root if found else None
+        matches = response.css(css) if css is not None else response.xpath(xpath or "")
+        node: object = matches[0].root if matches else None
         while isinstance(node, Element):
             if node.tag == "form":
                 return node
@@ -182,9 +182,9 @@ def _controls_after_form(form: Element) -> list[Element]:
     if not isinstance(parent, Element) or parent.tag not in _TABLE_PARTS:
         return []
     following = parent.select(f"form, {_CONTROLS}")
-    found = following[following.index(form) + 1 :]
-    end = next((place for place, each in enumerate(found) if each.tag == "form"), len(found))
-    return found[:end]
+    after = following[following.index(form) + 1 :]
+    end = next((place for place, element in enumerate(after) if element.tag == "form"), len(after))
+    return after[:end]
 
 
 def _is_submit(control: Element) -> bool:

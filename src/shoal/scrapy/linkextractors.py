@@ -177,9 +177,9 @@ class LinkExtractor:
             yield response.page.document
             return
         queries: list[tuple[Callable[[str], SelectorList], str]] = [
-            (response.xpath, each) for each in self.restrict_xpaths
+            (response.xpath, query) for query in self.restrict_xpaths
         ]
-        queries += [(response.css, each) for each in self.restrict_css]
+        queries += [(response.css, query) for query in self.restrict_css]
         for search, query in queries:
             for selector in search(query):
                 if not isinstance(selector.root, Document | Element):
@@ -268,11 +268,11 @@ class _Source:
         self._denied = set(_several(deny_attrs))
         tag_names, denied = list(_several(tags)), list(_several(deny_tags))
         head = "" if "*" in tag_names else f":is({', '.join(map(_escaped, tag_names))})"
-        without = "".join(f":not({_escaped(each)})" for each in denied)
+        without = "".join(f":not({_escaped(name)})" for name in denied)
         self._any = "*" in self._attrs
         names = sorted(self._attrs - self._denied)
         self._only = names[0] if len(names) == 1 and not self._any else None
-        with_one = "" if self._any else f":is({', '.join(f'[{_escaped(each)}]' for each in names)})"
+        with_one = "" if self._any else f":is({', '.join(f'[{_escaped(name)}]' for name in names)})"
         self._query = (head + without + with_one) or "*"
         self._nothing = not tag_names or not (self._any or names)
 

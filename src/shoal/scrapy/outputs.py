@@ -75,14 +75,14 @@ class OutputConverter:
         if self._max_depth and depth > self._max_depth:
             return http.Request(request.url)  # the engine counts it as too deep
         try:
-            made = self._conversion.outgoing(request, depth, referer)
+            converted = self._conversion.outgoing(request, depth, referer)
         except RequestError as error:
             self._refuse(request, error, place)
             return None
         sent = self._crawler.signals
         if sent.has_receivers(signals.request_scheduled):
             sent.send_catch_log(signals.request_scheduled, request=request, spider=self._crawler.spider)
-        return made
+        return converted
 
     def _refuse(self, request: Request, error: RequestError, place: Callable[[], str]) -> None:
         self._crawler.stats.inc_value("requests left out")
@@ -157,9 +157,9 @@ class PageOutputs:
         """Return all outputs for the engine: the items in their order, and the requests in reverse order, because
         Scrapy sends the last one first."""
         links, self._links = self._links[::-1], []
-        for each in links:
-            if isinstance(each, http.LinkBatch):
-                each.hrefs.reverse()
+        for link in links:
+            if isinstance(link, http.LinkBatch):
+                link.hrefs.reverse()
         self._found += links
         return [*self._found, http.Duplicates(self._duplicates)] if self._duplicates else self._found
 
@@ -244,8 +244,8 @@ class SpiderMiddlewares:
     ``process_start_requests`` in Scrapy's order. Scrapy's own middlewares are part of the adapter."""
 
     def __init__(self, adapter: ScrapyAdapter) -> None:
-        named = adapter.scrapy_settings.getdict("SPIDER_MIDDLEWARES")
-        own = {key: order for key, order in named.items() if not str(key).startswith("scrapy.")}
+        middlewares = adapter.scrapy_settings.getdict("SPIDER_MIDDLEWARES")
+        own = {key: order for key, order in middlewares.items() if not str(key).startswith("scrapy.")}
         components = load_components(own, "SPIDER_MIDDLEWARES", adapter.crawler_view)
         spider = adapter.spider
         self.active = bool(components)
@@ -264,8 +264,8 @@ class SpiderMiddlewares:
                 requests = await hook(start_requests=requests)
         for hook in self._start:
             requests = hook.call(start=_as_async(requests))
-        async for each in each_output(requests):
-            yield each
+        async for output in each_output(requests):
+            yield output
 
     async def page(self, response: Response, callback: Callable[[], object]) -> AsyncIterator[object]:
         """The outputs of a callback as the middlewares pass them on. Outputs before an error are kept."""
@@ -297,5 +297,5 @@ class SpiderMiddlewares:
 
 
 async def _as_async(requests: object) -> AsyncIterator[object]:
-    async for each in each_output(requests):
-        yield each
+    async for output in each_output(requests):
+        yield output

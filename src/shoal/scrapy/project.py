@@ -265,7 +265,7 @@ def _module_files(name: str) -> Iterator[tuple[str, Path]]:
     """The modules of a package with their files, without importing them; or the module itself."""
     folder, _, last = name.rpartition(".")
     package = _import(folder, Path(name)) if folder else None
-    places = [Path(each) for each in (sys.path if package is None else package.__path__)]
+    places = [Path(folder) for folder in (sys.path if package is None else package.__path__)]
     for place in places:
         if (place / f"{last}.py").is_file():
             yield name, place / f"{last}.py"

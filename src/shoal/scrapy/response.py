@@ -328,9 +328,9 @@ def response_class(content_type: str, url: str = "", body: bytes = b"") -> type[
     """Return the class for a content type. If the type is unknown, the file name in the URL decides, and then the
     body."""
     kind = content_type.partition(";")[0].strip().lower()
-    found = _KINDS.get(kind)
-    if found is not None:
-        return found
+    response_kind = _KINDS.get(kind)
+    if response_kind is not None:
+        return response_kind
     if kind.startswith("text/"):
         return TextResponse
     if kind and kind not in ("application/octet-stream", "binary/octet-stream"):
