@@ -321,7 +321,8 @@ class WorkerProcesses(Supervisor):
         super().kill()
 
     async def _watch(self, process: WorkerProcess) -> int:
-        process.connection.sendall(self._part)
+        with suppress(OSError):  # it was killed while it waited
+            process.connection.sendall(self._part)
         reader, writer = await asyncio.open_connection(sock=process.connection, limit=_LONGEST_REPORT)
         self._running[process.pid] = writer
         if self._stopping.is_set():

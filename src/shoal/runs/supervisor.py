@@ -167,10 +167,10 @@ class Supervisor:
         """Wait until all have ended. Those that take longer are killed."""
         self._stopping.set()
         if self._workers:
-            _, left = await asyncio.wait(self._workers, timeout=timeout)
-            if left:
+            _, late = await asyncio.wait(self._workers, timeout=timeout)
+            if late:
                 self.kill()
-                await asyncio.wait(left)
+                await asyncio.wait(late)
 
     async def _supervise(self, process: WorkerProcess) -> int:
         """Watch a worker. Whenever it is killed, start and watch a successor. Returns its last exit code."""
@@ -207,7 +207,7 @@ def worker_processes(arguments: Sequence[str], count: int) -> int:
     return asyncio.run(run())
 
 
-# The command line of a process, and how the process reads it.
+# -- the command line of a process, and how the process reads it
 
 
 def command(words: Sequence[str], *, tethered: bool = False) -> tuple[list[str], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Where the socket of a frontier is, and how an address leads to it.
+"""Where the socket of a frontier is, how an address leads to it, and which processes use it.
 
 Sockets are in a folder of the user that nobody else can enter: ``$XDG_RUNTIME_DIR/shoal``, or ``shoal-UID`` in the
 folder for temporary files. The owner of a SQLite file writes the path of its socket into the lock file beside the
