@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from shoal.config import Config
@@ -14,12 +14,14 @@ from shoal.errors import ConfigError
 from shoal.fetch.layers.identity_facts import IdentityFacts, IdentityState, list_identities
 from shoal.fetch.layers.robots import fact_name, read_rules
 from shoal.fetch.routing import Need, learned_needs
-from shoal.ports import Hosts, HostState, Run, Store
+from shoal.ports import Hosts, HostState, HostUpdate, Run, Store
 from shoal.urls.normalize import host_of, normalize_url
 
 _MAX_IDENTITIES = 50
 MAX_ROBOTS = 50_000
 """How much of a robots.txt is shown, in characters."""
+MAX_SEARCHED = 1000
+"""Hosts of a run among which `hosts_of` searches."""
 
 
 class RobotsFile(Struct, frozen=True, kw_only=True):
@@ -30,20 +32,20 @@ class RobotsFile(Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     """Whether the file is longer than the text."""
     crawl_delay: float | None = None
-    """The Crawl-delay for the user agent of this process."""
+    """Seconds: the Crawl-delay for the user agent of this process."""
 
 
 class HostReport(Struct, frozen=True, kw_only=True):
-    """One host."""
+    """All that a store knows of one host."""
 
     state: HostState
-    """``ready`` counts the requests of all these runs."""
+    """``ready`` counts the requests of all runs in ``ready_by_run``."""
     ready_by_run: dict[str, int]
     """Ready requests by run."""
     robots: list[RobotsFile]
     identities: list[IdentityState]
     needs: dict[str, Need]
-    """What its pages need, by kind of page."""
+    """Which pages need a browser, by kind of page."""
 
 
 async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
@@ -96,18 +98,32 @@ def host_name(text: str) -> str:
     return host_of(normalize_url(f"http://{text}/"))
 
 
-async def hosts_of(store: Store, runs: Sequence[Run], limit: int) -> list[HostState]:
-    """The busiest hosts of some runs, with the requests of all these runs."""
+async def change_host(hosts: Hosts, text: str, update: HostUpdate) -> str:
+    """Change a host for all runs of the store, and return its name. ConfigError if the host is invalid, or is to be
+    blocked and stands for all hosts."""
+    host = host_name(text)
+    if host == "*" and update.block_for is not UNSET:
+        raise ConfigError(
+            "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
+        )
+    await hosts.update_host(host, update)
+    return host
+
+
+async def hosts_of(store: Store, runs: Sequence[Run], limit: int, search: str = "") -> list[HostState]:
+    """The busiest hosts of some runs, with the requests of all these runs. ``search``: only hosts with this text in
+    their name, in lower case. Of each run, the busiest `MAX_SEARCHED` hosts are searched."""
 
     async def read(run: Run) -> list[HostState]:
-        return await (await store.frontier(run.run_id)).host_states(limit)
+        return await (await store.frontier(run.run_id)).host_states(MAX_SEARCHED if search else limit)
 
     found: dict[str, HostState] = {}
     for states in await asyncio.gather(*map(read, runs)):
         for state in states:
             known = found.get(state.host)
             found[state.host] = replace(known, ready=known.ready + state.ready) if known is not None else state
-    return sorted(found.values(), key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
+    matching = [state for state in found.values() if search in state.host]
+    return sorted(matching, key=lambda state: (-(state.ready + state.in_flight), state.host))[:limit]
 
 
 async def page_needs_of(store: Store, run: Run, hosts: Sequence[str]) -> dict[str, dict[str, Need]]:

@@ -65,7 +65,7 @@ async def load_session(server: Server, request: Request) -> dict[str, object]:
     number = _number(query.get("result", "1" if is_single else ""))
     after = _number(query.get("after", "0")) or 0
     state, progress = await session.state(), await session.progress()
-    outlines = [] if number is not None else await _outlines.read(session, after, progress["results"], state)
+    outlines = [] if number is not None else await _outlines.read(session, after, progress.results, state)
     result = None if number is None else await _read_result(session, number)
     is_over = state in OVER
     return {

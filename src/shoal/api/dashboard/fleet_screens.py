@@ -99,7 +99,6 @@ add_screen(router, "/ui/clusters/{name}", "cluster", load_cluster)
 # The hosts of the active runs: their delays and the reasons for them.
 
 
-_MAX_SEARCHED = 1000
 _MAX_RUNS = 10
 """How many runs are included. Each costs a call of the store."""
 
@@ -110,9 +109,8 @@ async def load_hosts(server: Server, request: Request) -> dict[str, object]:
     active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
     runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
     chosen = [await find_run(server, run_id)] if run_id else runs
-    found = await hosts_of(server.store, chosen, _MAX_SEARCHED if text else _PAGE)
     return {
-        "hosts": [state for state in found if text in state.host][:_PAGE],
+        "hosts": await hosts_of(server.store, chosen, _PAGE, text),
         "text": text, "run_id": run_id, "runs": runs, "chosen": chosen, "limit": _PAGE,
     }  # fmt: skip
 

@@ -1,11 +1,10 @@
-"""Types that several schemas share."""
+"""What several resources share: types of parameters, finding a run, the log of user actions."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from math import isfinite
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 from fastapi import Path, Request
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -42,14 +41,9 @@ Scalar: TypeAlias = Annotated[
 ]
 
 
-def with_examples(*examples: Mapping[str, object], strict: bool = False) -> ConfigDict:
-    """Model settings that show ``examples`` in OpenAPI. ``strict`` rejects unknown keys."""
-    return ConfigDict(
-        extra="forbid" if strict else None, json_schema_extra={"examples": list(cast("tuple[JsonDict, ...]", examples))}
-    )
-
-
-# Finds the run that a request is about.
+def with_examples(*examples: JsonDict) -> ConfigDict:
+    """Settings of a body that show ``examples`` in OpenAPI."""
+    return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
 RunId = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="`run_id` of the run.")]
@@ -66,9 +60,6 @@ async def find_run(server: Server, run_id: str) -> Run:
 async def open_frontier(server: Server, run_id: str) -> Frontier:
     run = await find_run(server, run_id)
     return await server.store.frontier(run.run_id)
-
-
-# Writes what callers of the API do to the log of user actions.
 
 
 log = logging.getLogger("shoal.server")

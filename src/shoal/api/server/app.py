@@ -72,10 +72,8 @@ def create_app(config: Config, *, ui_only: bool = False) -> FastAPI:
         schedules.router, notifications.router, notifications.actions_router,
     ):  # fmt: skip
         app.include_router(router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
-    for router in (settings.router, settings.logins_router):
-        app.include_router(router, dependencies=[*_TOKEN, Depends(check_admin)])
+    app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)
-    app.include_router(health.metrics_router, dependencies=[Depends(check_role)])
     add_dashboard(app)
     _serve_docs(app)
     app.state.callers = CallerTokens(config.serve)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
+from msgspec import Struct
 
 from shoal.api.batch.local_work import LocalWork
 from shoal.api.batch.service import BatchService, Executor, SessionSummary, send_webhook
@@ -94,12 +95,15 @@ OVERRIDDEN = "command line or code"
 """Source of settings that come neither from the file nor from the environment."""
 
 
-class SettingInForce(NamedTuple):
-    """A setting, its value, and where the value comes from."""
+class SettingInForce(Struct, frozen=True):
+    """A setting of the server."""
 
     key: str
+    """Dotted key, as in `shoal.toml` and `--set`."""
     value: object
+    """The value in force. Secrets are masked."""
     source: str
+    """`default`, a file, an environment variable, or `command line or code`."""
 
 
 class Server:

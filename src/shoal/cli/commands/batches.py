@@ -201,8 +201,8 @@ def list_batches(
     for each in found:
         progress, where = each.progress, "celery" if each.distributed else "server"
         print(
-            f"{each.session_id:<32} {each.state:<10} {where:<7} {_clock(each.created_at)} {progress['done']:>7} "
-            f"{progress['failed']:>7} {progress['total']:>7}  {printable(each.first_url)}"
+            f"{each.session_id:<32} {each.state:<10} {where:<7} {_clock(each.created_at)} {progress.done:>7} "
+            f"{progress.failed:>7} {progress.total:>7}  {printable(each.first_url)}"
         )
 
 
@@ -226,19 +226,21 @@ def show(
     """
 
     async def work() -> None:
+        import msgspec
+
         from shoal.api.batch.results import SessionResults
 
         async with _opened_session(session_id, frontier, readonly=True) as session:
             results = SessionResults(session)
             if as_json:
-                import msgspec
-
                 for _, result in await results.read(0, limit, _MAX_ANSWER):
                     print(msgspec.json.encode(result).decode())
                 return
             progress = await session.progress()
-            counts = ", ".join(f"{progress[name]} {name.replace('_', ' ')}" for name in progress if name != "results")
-            print(f"session {session.id} is {await session.state()}: {counts}")
+            counts = msgspec.structs.asdict(progress)
+            del counts["results"]
+            shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+            print(f"session {session.id} is {await session.state()}: {shown}")
             for _, result in await results.read_outlines(0, limit, _MAX_ANSWER):
                 error = result.get("error")
                 text = f"{error['kind']}: {error['message']}" if isinstance(error, dict) else str(result["title"] or "")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
 
-_MAX_SEARCHED = 1000
-
 app = Commands()
 hosts_app = Commands(
     help="Show or change delays, concurrency and blocks of hosts.\n\n"
@@ -67,8 +65,7 @@ async def _hosts_of(
     from shoal.operations.hosts import hosts_of, page_needs_of
 
     chosen = await _chosen_runs(store, run_id)
-    found = await hosts_of(store, chosen, _MAX_SEARCHED if search else limit)
-    states = [state for state in found if search in state.host][:limit]
+    states = await hosts_of(store, chosen, limit, search)
     return states, await page_needs_of(store, chosen[0], [state.host for state in states])
 
 
@@ -188,19 +185,17 @@ def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) ->
 def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
     from msgspec import UNSET
 
-    from shoal.operations.hosts import host_name
+    from shoal.operations.hosts import change_host, host_name
 
     outer, run_id = context.obj
     host = host_name(host)
-    if host == "*" and update.block_for is not UNSET:
-        raise ConfigError("cannot block '*': it sets default delays and concurrency. Use `shoal pause RUN`")
 
     async def work() -> None:
         url = frontier or outer
         async with opened_store(url) as store:
             _, found = await find_run(store, url, run_id)
             hosts = [state.host for state in await found.host_states(1000)]
-            await found.update_host(host, update)
+            await change_host(found, host, update)
             await record_action(store, what, host, _describe(update))
             _print_hosts([state for state in await found.host_states(1000) if host in (state.host, "*")], {})
             if host != "*" and host not in hosts:
