@@ -247,10 +247,10 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
         return json_response(started, 202, {"Location": location})
     await session.wait(batch.timeout)
     encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
-    found = await SessionResults(session).read_all()
+    results = await SessionResults(session).read_all()
     begin = {"session_id": session.id, "state": await session.state()}
-    end = {"stats": found.stats, "distributed": session.settings.distributed}
-    return await encoder.respond(encoder.elements(begin, "results", found.portions, lambda: end))
+    end = {"stats": results.stats, "distributed": session.settings.distributed}
+    return await encoder.respond(encoder.elements(begin, "results", results.portions, lambda: end))
 
 
 @router.get("", response_model=answer(SessionList), responses=problems(401, 422, 503))

@@ -59,7 +59,7 @@ class Scaled(Struct, frozen=True, kw_only=True):
     after: Counts
 
 
-# Coordinators of clusters, for one request each.
+# -- coordinators of clusters, for one request each
 
 
 _TIMEOUT = 10.0  # seconds for all calls of the coordinator

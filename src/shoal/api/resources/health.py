@@ -82,7 +82,7 @@ async def metrics(request: Request) -> Response:
         families += of_frontier(own, up=False)
     with suppress(TimeoutError):  # there may be very many runs
         async with asyncio.timeout(_TIMEOUT):
-            families += of_problems((each.kind, each.severity) for each in await server.current_problems())
+            families += of_problems((problem.kind, problem.severity) for problem in await server.current_problems())
     return Response(render(families), media_type=CONTENT_TYPE)
 
 

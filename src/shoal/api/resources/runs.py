@@ -353,9 +353,9 @@ async def start(body: StartRun, request: Request) -> Response:
 async def _choose(server: Server, body: StartRun) -> Chosen:
     orchestrator = server.orchestrator()
     if body.spider not in orchestrator.registry:
-        known = ", ".join(orchestrator.registry) or "none"
+        names = ", ".join(orchestrator.registry) or "none"
         raise ProblemError(
-            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {known}"
+            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {names}"
         )
     # A spider's file may be slow to import.
     return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
@@ -419,14 +419,14 @@ async def list_runs(
     server = server_of(request)
     states = None if state is None else [state]
     runs = await server.store.list_runs(spider, server.config.project_name, states=states)
-    found = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
+    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
     pages = []
-    for run in found[:limit]:
+    for run in matching[:limit]:
         try:
             pages.append(await _describe(server, run))
         except RunError:  # deleted in the meantime
             continue
-    return json_response(RunList(runs=pages, total=len(found)))
+    return json_response(RunList(runs=pages, total=len(matching)))
 
 
 # -- one run

@@ -224,9 +224,9 @@ async def remove(name: Name, request: Request) -> Response:
 
 def _define(server: Server, name: str, body: ChangeSchedule) -> Definition:
     """The checked definition. BodyError names the key that is wrong."""
-    given = body.model_dump(exclude={"name"}, exclude_none=True)
+    values = body.model_dump(exclude={"name"}, exclude_none=True)
     try:
-        return make_definition(name, given, server.orchestrator().registry)
+        return make_definition(name, values, server.orchestrator().registry)
     except DefinitionError as exc:
         raise BodyError(f"body.{exc.key}", redacted(str(exc))) from exc
 

@@ -51,5 +51,5 @@ async def end_logins(
         raise ProblemError(404, "not found", f"no token has the name {name!r:.80}")
     ended = names if name is None else [name]
     await server_of(request).logins.end_all(ended)
-    await record_action(request, "end logins", ", ".join(each or "main token" for each in ended))
+    await record_action(request, "end logins", ", ".join(token_name or "main token" for token_name in ended))
     return json_response(EndedLogins(ended=ended))

@@ -89,7 +89,7 @@ class _Application(FastAPI):
             if message["type"] == "http.response.start":
                 headers = message.setdefault("headers", [])
                 present = {name for name, _ in headers}
-                message["headers"] = [*headers, *(each for each in _HEADERS if each[0] not in present)]
+                message["headers"] = [*headers, *(header for header in _HEADERS if header[0] not in present)]
             await send(message)
 
         await super().__call__(scope, receive, send_safely)

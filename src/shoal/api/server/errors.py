@@ -154,7 +154,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ShoalError)
     async def _handle_shoal(request: Request, exc: ShoalError) -> Response:
-        status, kind = next((_STATUSES[each] for each in type(exc).__mro__ if each in _STATUSES), (500, "internal"))
+        status, kind = next((_STATUSES[error] for error in type(exc).__mro__ if error in _STATUSES), (500, "internal"))
         retry = {"Retry-After": "5"} if status in (429, 503) else {}
         return problem(status, kind, public_message(exc, kind), headers=retry)
 

@@ -201,11 +201,11 @@ async def _wait_until_started(job: Job) -> None:
         raise failure
 
 
-# Runs of schedules in this server. If a server dies, another one, or its restart, resumes them.
+# -- runs of schedules in this server
 #
-# A server holds the role ``server`` of each run that it works on, and renews it. When the server dies, the role
-# expires, and another one takes it. Leases of the dead server are released when its heartbeats have been missing
-# for too long.
+# If a server dies, another one, or its restart, resumes them: a server holds the role ``server`` of each run that it
+# works on, and renews it. When the server dies, the role expires, and another one takes it. Leases of the dead server
+# are released when its heartbeats have been missing for too long.
 
 
 _ROLE = "server"

@@ -25,7 +25,7 @@ from shoal.errors import ConfigError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.runs.loop_thread import collect_rarely
 
-# Closes connections of clients that hold them without use, and limits how many there are.
+# -- connections of clients that hold them without use
 #
 # A client could keep many connections open with half a request each, or with an answer that it does not read.
 

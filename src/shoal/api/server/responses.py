@@ -41,9 +41,9 @@ def json_pieces(value: object) -> Iterator[bytes]:
     """The value in JSON, in pieces of limited size, however large its texts, lists and objects are."""
     if isinstance(value, dict):
         yield b"{"
-        for index, (key, each) in enumerate(value.items()):
+        for index, (key, member) in enumerate(value.items()):
             yield (b"," if index else b"") + _encode({key: 0})[1:-2]
-            yield from json_pieces(each)
+            yield from json_pieces(member)
         yield b"}"
     elif isinstance(value, list):
         yield b"["

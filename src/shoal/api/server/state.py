@@ -20,8 +20,8 @@ from shoal.api.batch.service import BatchService, Executor, SessionSummary, send
 from shoal.api.batch.session import Session
 from shoal.api.batch.spider import BatchSpider
 from shoal.api.celery.remote import RemoteBatches
-from shoal.api.dashboard.attention import ADMIN_ONLY, NAVIGATION, SERVED_ONLY, Attention
-from shoal.api.dashboard.live import LiveViews, SharedSnapshot
+from shoal.api.dashboard.attention import Attention, SharedSnapshot
+from shoal.api.dashboard.live import LiveViews
 from shoal.api.server.budgets import AnswerBudgets, Budget
 from shoal.api.server.jobs import Jobs, ScheduledRuns
 from shoal.api.server.logins import Logins
@@ -45,9 +45,6 @@ from shoal.runs.crawl import open_served
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
 
-# A cache for values that many readers share for a short time.
-
-
 T = TypeVar("T")
 
 _LIMIT = 300
@@ -69,8 +66,8 @@ class TimedCache:
                 self._values.pop(key, None)
                 self._values[key] = (time.monotonic(), value)
                 self._limit()
-            found: T = value
-            return found
+            fresh: T = value
+            return fresh
 
     def _limit(self) -> None:
         while len(self._values) > _LIMIT:
@@ -205,15 +202,17 @@ class Server:
         return ["--frontier", mask(self.config.frontier)] if "frontier" in self._overrides else []
 
     async def find_session(self, session_id: str) -> Session | None:
-        found = await self.local.find(session_id)
-        if found is None and (self.remote.opened is not None or self.remote.is_configured):
-            found = await (await self.remote.service()).find(session_id)
-        return found
+        session = await self.local.find(session_id)
+        if session is None and (self.remote.opened is not None or self.remote.is_configured):
+            session = await (await self.remote.service()).find(session_id)
+        return session
 
     async def list_sessions(self, caller: str | None, limit: int) -> list[SessionSummary]:
         """The newest sessions of a caller, local and distributed, or those of all callers with None."""
-        found = {each.session_id: each for service in self._services for each in await service.list(caller, limit)}
-        return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
+        sessions = {
+            session.session_id: session for service in self._services for session in await service.list(caller, limit)
+        }
+        return sorted(sessions.values(), key=lambda session: -session.created_at)[:limit]
 
     async def check_rendering(self, *, distributed: bool) -> None:
         """BrowserError if this server cannot start its browser, RequestError if it does not render pages. The browsers
@@ -230,11 +229,6 @@ class Server:
             return await self.cache.get("problems", _PROBLEMS_FRESH, lambda: self.attention.find(snapshot))
         except ShoalError as exc:
             return [store_away(time.time(), str(exc))]
-
-    def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
-        """The screens of the dashboard that someone with this role may see, with their names."""
-        hidden = {*(SERVED_ONLY if self.ui_only else ()), *(() if role == "admin" else ADMIN_ONLY)}
-        return tuple(each for each in NAVIGATION if each[0] not in hidden)
 
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
