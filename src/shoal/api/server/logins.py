@@ -1,5 +1,5 @@
-"""Logins to the dashboard: signed cookies, and which sessions have ended. All servers of a store share this, so a logout
-counts everywhere."""
+"""Logins to the dashboard: signed cookies, and which sessions have ended. All servers of a store share this, so a
+logout counts everywhere."""
 
 from __future__ import annotations
 
