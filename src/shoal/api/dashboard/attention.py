@@ -57,9 +57,14 @@ class Attention:
     """Finds the problems of a store. One caller at a time may use it."""
 
     def __init__(
-        self, store: Store, config: Config, notifications: Notifications, schedules: Schedules, *,
+        self,
+        store: Store,
+        config: Config,
+        notifications: Notifications,
+        schedules: Schedules,
+        *,
         without: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``without``: names of spiders whose runs are left out."""
         self._store = store
         self._notifications = notifications

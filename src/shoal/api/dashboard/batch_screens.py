@@ -69,11 +69,18 @@ async def load_session(server: Server, request: Request) -> dict[str, object]:
     result = None if number is None else await _read_result(session, number)
     is_over = state in OVER
     return {
-        "session": session, "state": state, "progress": progress, "is_over": is_over, "is_single": is_single,
-        "result": result, "number": number, "outlines": outlines, "after": after,
+        "session": session,
+        "state": state,
+        "progress": progress,
+        "is_over": is_over,
+        "is_single": is_single,
+        "result": result,
+        "number": number,
+        "outlines": outlines,
+        "after": after,
         "next": outlines[-1][0] if len(outlines) == _PAGE else None,
         "is_final": is_over or (result is not None and not is_single),
-    }  # fmt: skip
+    }
 
 
 class _Outlines:

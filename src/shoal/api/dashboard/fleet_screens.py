@@ -42,14 +42,20 @@ async def load_workers(server: Server, request: Request) -> dict[str, object]:
     processes = await read_fleet(server.store, snapshot)
     matching = [process for process in processes if _is_wanted(process, text, condition)]
     return {
-        "snapshot": snapshot, "processes": matching[start : start + _PAGE], "total": len(matching), "start": start,
-        "next": start + _PAGE if len(matching) > start + _PAGE else 0, "text": text,
-        "condition": condition if condition in CONDITIONS else "", "conditions": CONDITIONS,
-        "counts": Counter(process.state for process in processes), "clusters": _clusters(processes),
+        "snapshot": snapshot,
+        "processes": matching[start : start + _PAGE],
+        "total": len(matching),
+        "start": start,
+        "next": start + _PAGE if len(matching) > start + _PAGE else 0,
+        "text": text,
+        "condition": condition if condition in CONDITIONS else "",
+        "conditions": CONDITIONS,
+        "counts": Counter(process.state for process in processes),
+        "clusters": _clusters(processes),
         "spiders": {seen.run.run_id: seen.run.spider for seen in snapshot.runs},
         "pages_per_second": sum(process.pages_per_second for process in processes),
         "memory": sum(process.memory for process in processes if process.state == "working"),
-    }  # fmt: skip
+    }
 
 
 def _is_wanted(process: FleetProcess, text: str, condition: str) -> bool:
@@ -86,11 +92,15 @@ async def load_cluster(server: Server, request: Request) -> dict[str, object]:
     run = await server.store.get_run(own[0].run_id if own else name)
     is_shown = run is not None and run.project == server.config.project_name
     return {
-        "cluster": name, "run": run if is_shown else None, "view": view, "roles": roles(view),
-        "slots": {slot.holder: slot for slot in view.slots if slot.holder}, "events": events[::-1],
+        "cluster": name,
+        "run": run if is_shown else None,
+        "view": view,
+        "roles": roles(view),
+        "slots": {slot.holder: slot for slot in view.slots if slot.holder},
+        "events": events[::-1],
         "takeovers": sum(event.what == "took over" for event in events),
         "processes": {process.epoch: process for process in own},
-    }  # fmt: skip
+    }
 
 
 add_screen(router, "/ui/clusters/{name}", "cluster", load_cluster)
@@ -111,8 +121,12 @@ async def load_hosts(server: Server, request: Request) -> dict[str, object]:
     chosen = [await find_run(server, run_id)] if run_id else runs
     return {
         "hosts": await hosts_of(server.store, chosen, _PAGE, text),
-        "text": text, "run_id": run_id, "runs": runs, "chosen": chosen, "limit": _PAGE,
-    }  # fmt: skip
+        "text": text,
+        "run_id": run_id,
+        "runs": runs,
+        "chosen": chosen,
+        "limit": _PAGE,
+    }
 
 
 add_screen(router, "/ui/hosts", "hosts", load_hosts)
@@ -136,9 +150,12 @@ async def load_host(server: Server, request: Request) -> dict[str, object]:
         raise ProblemError(404, "no run", "The store has no run yet, so it knows no hosts.")
     report = await report_host(server.store, runs, server.config, host)
     return {
-        "host": host, "report": report, "state": report.state, "now": time.time(),
+        "host": host,
+        "report": report,
+        "state": report.state,
+        "now": time.time(),
         "runs": {run.run_id: run for run in runs if run.project == server.config.project_name},
-    }  # fmt: skip
+    }
 
 
 add_screen(router, "/ui/hosts/{host}", "host", load_host)
@@ -168,10 +185,14 @@ async def load_one(server: Server, request: Request) -> dict[str, object]:
     runs = (await server.schedules.runs(name, among=_SEARCHED))[:_RUNS]
     rows = [(run, *result) for run in runs if (result := await read_result(server, run)) is not None]
     return {
-        "schedule": schedule, "definition": schedule.definition, "timing": describe_timing(schedule.definition),
-        "next_times": _next_times(schedule, _NEXT), "rows": rows, "error": redacted(schedule.error),
+        "schedule": schedule,
+        "definition": schedule.definition,
+        "timing": describe_timing(schedule.definition),
+        "next_times": _next_times(schedule, _NEXT),
+        "rows": rows,
+        "error": redacted(schedule.error),
         **_choices(server),
-    }  # fmt: skip
+    }
 
 
 def _choices(server: Server) -> dict[str, object]:

@@ -60,12 +60,19 @@ HEADERS = {
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("shoal.api.dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("shoal.api.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     environment.filters |= {
-        "number": formats.number, "duration": formats.duration, "size": formats.size, "time": _time, "share": _share,
-    }  # fmt: skip
+        "number": formats.number,
+        "duration": formats.duration,
+        "size": formats.size,
+        "time": _time,
+        "share": _share,
+    }
     environment.globals |= {"percent": formats.percent, "version": __version__, "asset": _asset, "may": _may}
     return environment
 

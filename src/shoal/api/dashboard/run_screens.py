@@ -74,14 +74,26 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
     outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     return {
         "start_hint": await start_hint(server.store, run) if waits else "",
-        "run": run, "outcome": outcome, "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
-        "limit": limit, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
-        "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
-        "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
-        "rewinds": rewinds, "error": server.jobs.failure(run.run_id), "items": items, "coverage": coverage,
-        "settings": _settings(run), "events": events,
+        "run": run,
+        "outcome": outcome,
+        "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
+        "limit": limit,
+        "stats": stats,
+        "bar": ledger_bar(stats),
+        "snapshot": snapshot,
+        "outputs": outputs,
+        "kinds": await _failures(server, run.run_id, frontier, stats),
+        "max_kinds": _KINDS,
+        "hosts": await frontier.host_states(20),
+        "processes": _shown(run, processes),
+        "rewinds": rewinds,
+        "error": server.jobs.failure(run.run_id),
+        "items": items,
+        "coverage": coverage,
+        "settings": _settings(run),
+        "events": events,
         "hours": hours if hours in HOURS else "1" if run.state in ACTIVE else "all",
-    }  # fmt: skip
+    }
 
 
 def with_counts(snapshots: Sequence[RunSnapshot], run: Run, stats: Stats) -> RunSnapshot | None:
@@ -178,10 +190,15 @@ async def load_runs(server: Server, request: Request) -> dict[str, object]:
         if result is not None
     ]
     return {
-        "rows": rows, "total": len(matching), "state": state if states else "", "text": text, "states": STATES,
-        "next": shown[-1].run_id if len(matching) > start + _PAGE else "", "first": start == 0,
+        "rows": rows,
+        "total": len(matching),
+        "state": state if states else "",
+        "text": text,
+        "states": STATES,
+        "next": shown[-1].run_id if len(matching) > start + _PAGE else "",
+        "first": start == 0,
         "spiders": spider_names(server),
-    }  # fmt: skip
+    }
 
 
 async def read_result(server: Server, run: Run) -> tuple[Stats, Outcome | None] | None:
@@ -345,10 +362,15 @@ async def load_url(server: Server, request: Request) -> dict[str, object]:
         except RequestError as exc:
             raise ProblemError(422, "bad request", str(exc)) from exc
     return {
-        "run": run, "url": url, "report": report, "address": lambda each: address_of(run.run_id, each),
-        "parts": _parts, "state": _state(report), "body": json.dumps({"url": url}),
+        "run": run,
+        "url": url,
+        "report": report,
+        "address": lambda each: address_of(run.run_id, each),
+        "parts": _parts,
+        "state": _state(report),
+        "body": json.dumps({"url": url}),
         "items": await _items_of_url(server, run, report) if report is not None else [],
-    }  # fmt: skip
+    }
 
 
 async def _agent(server: Server, run_id: str) -> Agent:

@@ -232,9 +232,12 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     if options.render is not None:
         await server.check_rendering(distributed=batch.distributed)
     session = await service.create(
-        batch.urls, options, caller=request.state.caller, address=request.state.address,
+        batch.urls,
+        options,
+        caller=request.state.caller,
+        address=request.state.address,
         webhook=_make_webhook(server, batch),
-    )  # fmt: skip
+    )
     if not batch.wait:
         location = f"/api/crawl/{session.id}"
         started = SessionStarted(
@@ -279,9 +282,11 @@ async def read_session(
     fewer than `limit` results, to bound its size."""
     session, server = await find_session(request, session_id), server_of(request)
     begin = {
-        "session_id": session.id, "state": await session.state(), "distributed": session.settings.distributed,
+        "session_id": session.id,
+        "state": await session.state(),
+        "distributed": session.settings.distributed,
         "progress": await session.progress(),
-    }  # fmt: skip
+    }
     encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
     page = encoder.page(begin, "results", SessionResults(session).portions(after, limit), limit, after)
     return await encoder.respond(page)

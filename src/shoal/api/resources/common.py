@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
 from typing import Annotated, TypeAlias
 
@@ -11,16 +13,15 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from shoal.api.batch.spider import BatchSpider
-from shoal.api.server.errors import ProblemError
+from shoal.api.server.errors import ProblemError, public_message
 from shoal.api.server.state import Server, server_of
-from shoal.errors import FrontierError
+from shoal.errors import FrontierError, SinkError, SpiderError
 from shoal.operations.actions import ActionLog
 from shoal.ports import Frontier, Run
 
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 """Text without control characters. No store has a key with one."""
 URL = "http://127.0.0.1:8080/"
-RUN_ID = "20260215_120000_3fa9"
 
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 
@@ -60,6 +61,15 @@ async def find_run(server: Server, run_id: str) -> Run:
 async def open_frontier(server: Server, run_id: str) -> Frontier:
     run = await find_run(server, run_id)
     return await server.store.frontier(run.run_id)
+
+
+@contextmanager
+def spider_problems() -> Iterator[None]:
+    """A spider or an output that cannot be started is the caller's error (422), not the server's."""
+    try:
+        yield
+    except (SpiderError, SinkError) as exc:
+        raise ProblemError(422, "bad request", public_message(exc)) from exc
 
 
 log = logging.getLogger("shoal.server")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated, Literal
 
@@ -28,6 +27,7 @@ from shoal.api.resources.common import (
     find_run,
     open_frontier,
     record_action,
+    spider_problems,
     with_examples,
 )
 from shoal.api.server.answers import answer
@@ -38,7 +38,7 @@ from shoal.api.server.responses import EntryEncoder, json_response
 from shoal.api.server.state import Server, server_of
 from shoal.crawling.outcome import Outcome, Verdict
 from shoal.crawling.stats import STATE_NAMES, LimitReached, ledger
-from shoal.errors import RunError, ShoalError, SinkError, SpiderError
+from shoal.errors import RunError, ShoalError
 from shoal.http import Request as Page
 from shoal.item import decode_item
 from shoal.operations.dead_requests import DeadFilter, RetryResult, retry_failed, retry_request
@@ -342,7 +342,7 @@ async def start(body: StartRun, request: Request) -> Response:
     same request again resumes an interrupted run, unless `new_run` is true."""
     server = server_of(request)
     urls = None if body.urls is None else await UrlList.parse(body.urls, written_url)
-    with _spider_problems():
+    with spider_problems():
         chosen = await _choose(server, body)
         start_chosen = _queue if chosen.mode == "distributed" else _run_here
         started = await start_chosen(server, chosen, urls, new_run=body.new_run)
@@ -365,9 +365,14 @@ async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_ru
     try:
         async with asyncio.timeout(_SEED_TIMEOUT):
             started = await start_run(
-                server.store, chosen.spider, chosen.config, urls=_valid_urls(urls), outputs=chosen.outputs,
-                new_run=new_run, networks=server.config.serve.allow,
-            )  # fmt: skip
+                server.store,
+                chosen.spider,
+                chosen.config,
+                urls=_valid_urls(urls),
+                outputs=chosen.outputs,
+                new_run=new_run,
+                networks=server.config.serve.allow,
+            )
     except TimeoutError:
         message = f"could not push all start requests within {_SEED_TIMEOUT:g} s; send the same request again to resume"
         raise ProblemError(503, "not started", message) from None
@@ -389,18 +394,16 @@ async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new
         raise ProblemError(409, "not here", message)
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
     return RunStarted(
-        run_id=run.run_id, status="running", spider=run.spider, mode="single", enqueued=None, duplicates=None,
-        out_of_scope=None, unreadable=None, worker_command=None,
-    )  # fmt: skip
-
-
-@contextmanager
-def _spider_problems() -> Iterator[None]:
-    """A spider or an output that cannot be started is the caller's error (422), not the server's."""
-    try:
-        yield
-    except (SpiderError, SinkError) as exc:
-        raise ProblemError(422, "bad request", public_message(exc)) from exc
+        run_id=run.run_id,
+        status="running",
+        spider=run.spider,
+        mode="single",
+        enqueued=None,
+        duplicates=None,
+        out_of_scope=None,
+        unreadable=None,
+        worker_command=None,
+    )
 
 
 @router.get("", response_model=answer(RunList), responses=problems(401, 422, 503))
@@ -501,9 +504,13 @@ async def _retried(request: Request, result: RetryResult, detail: str) -> Respon
     if server.jobs.has(run.run_id):
         result = replace(result, workers=max(1, result.workers))
     retried = Retried(
-        run_id=run.run_id, retried=result.count, reopened=result.reopened, state=run.state, workers=result.workers,
+        run_id=run.run_id,
+        retried=result.count,
+        reopened=result.reopened,
+        state=run.state,
+        workers=result.workers,
         message=str(result),
-    )  # fmt: skip
+    )
     return json_response(retried)
 
 
@@ -582,9 +589,13 @@ async def read_url(
         raise _no_such_url(run_id, url)
     items = await read_url_items(server.store, frontier, run_id, report.history)
     page = UrlPage(
-        **asdict(_show_history(report.history)), parents=report.parents, robots=report.robots, first_items=items,
-        redirects=[_show_hop(hop) for hop in report.redirects], outcome=redacted(report.outcome),
-    )  # fmt: skip
+        **asdict(_show_history(report.history)),
+        parents=report.parents,
+        robots=report.robots,
+        first_items=items,
+        redirects=[_show_hop(hop) for hop in report.redirects],
+        outcome=redacted(report.outcome),
+    )
     return json_response(page)
 
 

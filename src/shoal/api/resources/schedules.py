@@ -13,13 +13,12 @@ from pydantic import Field
 
 from shoal.api.batch.options import StrictModel, at_most
 from shoal.api.batch.urls import redacted
-from shoal.api.resources.common import PRINTABLE, Scalar, Word, record_action, with_examples
+from shoal.api.resources.common import PRINTABLE, Scalar, Word, record_action, spider_problems, with_examples
 from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BodyError, BoundedRoute
-from shoal.api.server.errors import ProblemError, problems, public_message
+from shoal.api.server.errors import ProblemError, problems
 from shoal.api.server.responses import json_response
 from shoal.api.server.state import Server, server_of
-from shoal.errors import SinkError, SpiderError
 from shoal.operations.schedules.definitions import DefinitionError, make_definition
 from shoal.operations.schedules.schedule import Definition, Schedule, describe_timing
 from shoal.operations.schedules.service import Schedules, describe
@@ -198,10 +197,8 @@ async def run(name: Name, request: Request) -> Response:
     """Start a run now. The overlap policy applies: 409 if the previous run is still active and the policy is `skip`."""
     server = server_of(request)
     await _find(server.schedules, name)
-    try:
+    with spider_problems():
         fired = await server.schedules.run(name, server.scheduled_runs.make_run)
-    except (SpiderError, SinkError) as exc:
-        raise ProblemError(422, "bad request", public_message(exc)) from exc
     if fired.cancelled:
         await server.scheduled_runs.cancelled(fired.cancelled)
     if fired.run is not None and not server.ui_only:

@@ -127,9 +127,15 @@ class Jobs:
             raise TooManySessionsError(f"this server is at its limit of {self._limit} runs; try again later")
         chosen = job_request.chosen
         return Crawl(
-            chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
-            store=self._store, networks=self._networks,
-        )  # fmt: skip
+            chosen.spider,
+            chosen.resolved,
+            outputs=chosen.outputs,
+            new_run=True,
+            collect=False,
+            urls=job_request.urls,
+            store=self._store,
+            networks=self._networks,
+        )
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
         for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):

@@ -188,12 +188,18 @@ def serve(config: Config, *, ui_only: bool = False) -> None:
     _check_address(config.serve.host, config.serve.port)
     process = _Process(
         uvicorn.Config(
-            app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
-            server_header=False, proxy_headers=False, timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
+            app,
+            host=config.serve.host,
+            port=config.serve.port,
+            log_level=config.log_level.lower(),
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
             http=protocol_with_timeout(config.serve.request_timeout, _connections(config.serve.max_connections)),
         ),
         app,
-    )  # fmt: skip
+    )
     collect_rarely()
     allow_many_lookups()
     process.run()

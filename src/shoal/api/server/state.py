@@ -176,9 +176,12 @@ class Server:
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
-            store, executor, self.config, distributed=distributed,
+            store,
+            executor,
+            self.config,
+            distributed=distributed,
             notify=lambda session: send_webhook(self.fetcher.http.limited_to(self.config.http.max_body_bytes), session),
-        )  # fmt: skip
+        )
 
     @property
     def _services(self) -> list[BatchService]:
@@ -233,9 +236,13 @@ class Server:
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
         return Vitals(
-            worker=self.worker_id, run_id="batch local", spider=BatchSpider.name, counters=self.work.counters,
-            in_flight=self.work.in_flight, looped_at=time.monotonic(),  # the event loop runs: it serves this request
-        )  # fmt: skip
+            worker=self.worker_id,
+            run_id="batch local",
+            spider=BatchSpider.name,
+            counters=self.work.counters,
+            in_flight=self.work.in_flight,
+            looped_at=time.monotonic(),  # the event loop runs: it serves this request
+        )
 
     async def why_not_ready(self) -> str:
         """Return why the server is not ready, or an empty string."""
