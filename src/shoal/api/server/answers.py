@@ -14,7 +14,7 @@ from importlib.resources import files
 from itertools import pairwise
 from operator import or_
 from types import ModuleType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from msgspec import NODEFAULT, Struct, structs
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
@@ -34,8 +34,8 @@ def answer(struct: type[Struct]) -> type[BaseModel]:
             default = field.default if field.default_factory is NODEFAULT else field.default_factory()
         description = texts.get(field.name)
         fields[field.encode_name] = _described(field.type), Field(default, description=description)
-    examples = _examples().get(struct.__name__)
-    config = ConfigDict(json_schema_extra={"examples": examples} if examples else None)
+    shown = examples().get(struct.__name__)
+    config = ConfigDict(json_schema_extra={"examples": shown} if shown else None)
     return create_model(struct.__name__, __config__=config, __doc__=_markdown(struct.__doc__ or ""), **fields)
 
 
@@ -84,9 +84,7 @@ def _markdown(text: str) -> str:
 
 
 @cache
-def _examples() -> Mapping[str, list[JsonValue]]:
+def examples() -> Mapping[str, list[JsonValue]]:
     """The examples of answers, by struct."""
-    examples: Mapping[str, list[JsonValue]] = json.loads(
-        files("shoal.api.resources").joinpath("examples.json").read_text()
-    )
-    return examples
+    text = (files("shoal.api.resources") / "examples.json").read_text("utf-8")
+    return cast("Mapping[str, list[JsonValue]]", json.loads(text))
