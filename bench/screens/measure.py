@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from screens.fill import BIG
-from shoal.api.dashboard.attention import NAVIGATION
+from shoal.api.dashboard.pages import NAVIGATION
 from stores.servers import cpu_seconds
 
 TIMES = 15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pkgutil
 import shlex
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 from shoal.api import resources
+from shoal.api.server.answers import answer
 from shoal.urls.normalize import normalize_url
 from tests.acceptance.fleets import SHOAL, frontier_url
 from tests.acceptance.serving import PATIENCE, Api, serving, stands_still, until
@@ -569,10 +572,9 @@ def test_the_description_is_complete_and_its_examples_are_right(any_api: tuple[A
             assert step["description"], (method, path)
             good = step["responses"].get("201") or step["responses"]["200"]
             name = good["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            model = models[name]
             assert described["components"]["schemas"][name]["examples"], name
-            for example in model.model_config["json_schema_extra"]["examples"]:  # OpenAPI leaves out what is null
-                model.model_validate(example, strict=True)
+            for example in answer(models[name]).model_config["json_schema_extra"]["examples"]:  # OpenAPI omits null
+                assert json.loads(msgspec.json.encode(msgspec.convert(example, models[name]))) == example
             if "requestBody" in step:
                 text = str(step["requestBody"])
                 asked = next(name for name in described["components"]["schemas"] if f"schemas/{name}'" in text)

@@ -29,7 +29,7 @@ from shoal.api.batch.queries import MAX_LENGTH, check_css, check_xpath
 from shoal.api.batch.quota import PER_ENTRY, Quota
 from shoal.api.batch.results import SessionResults
 from shoal.api.batch.service import BatchService
-from shoal.api.batch.session import Session, SessionTooLargeError, Webhook
+from shoal.api.batch.session import Progress, Session, SessionTooLargeError, Webhook
 from shoal.api.batch.spider import BatchSpider, content_of, content_type, further_content, start_requests, title_of
 from shoal.api.batch.urls import UrlList
 from shoal.api.resources.batches import BatchRequest
@@ -464,9 +464,7 @@ async def test_results_are_read_in_pages_with_what_is_no_url() -> None:
         (2, "bad 2"), (3, f"{URL}1"), (4, f"{URL}2"),
     ]  # fmt: skip
     assert await SessionResults(session).read(4, 9, LARGE) == []
-    assert await session.progress() == {
-        "total": 5, "ready": 1, "waiting": 0, "in_flight": 0, "done": 2, "failed": 2, "results": 4,
-    }  # fmt: skip
+    assert await session.progress() == Progress(total=5, ready=1, waiting=0, in_flight=0, done=2, failed=2, results=4)
     assert [result["status"] for result in await read_all(session)] == [
         "failed",
         "success",

@@ -48,7 +48,7 @@ async def test_a_page_of_results_is_read_once(monkeypatch: pytest.MonkeyPatch) -
     log, outlines = CountingLog(session, monkeypatch), _Outlines()
 
     async def show() -> list[int]:
-        results = (await session.progress())["results"]
+        results = (await session.progress()).results
         return [number for number, _ in await outlines.read(session, 0, results, await session.state())]
 
     assert await show() == []

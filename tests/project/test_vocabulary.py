@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from shoal.api.batch.session import Progress
 from shoal.api.dashboard.pages import ledger_bar
-from shoal.api.resources.batches import Progress
 from shoal.api.resources.runs import RequestCounts
 from shoal.crawling.stats import STATE_NAMES, counts, ledger
 from shoal.operations.charts import state_chart
@@ -26,8 +26,8 @@ def test_every_counter_has_the_same_names() -> None:
     spoken = {word.replace("_", " "): count for word, count in WORDS.items()}
     assert {part.label: part.number for part in ledger_bar(STATS).parts} == spoken
     assert {series.label for series in state_chart([]).series} == spoken.keys()
-    assert WORDS.keys() <= RequestCounts.model_fields.keys()
-    assert WORDS.keys() <= Progress.model_fields.keys()
+    assert WORDS.keys() <= set(RequestCounts.__struct_fields__)
+    assert WORDS.keys() <= set(Progress.__struct_fields__)
     assert {sample.labels["state"]: sample.value for sample in of_depth(STATS, {})[0].samples} == WORDS
     assert {STATE_NAMES.get(state, state) for state in ("ready", "waiting", "leased", "done", "dead")} == spoken.keys()
 

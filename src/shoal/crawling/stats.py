@@ -232,8 +232,9 @@ class LimitReached(Struct, frozen=True, kw_only=True):
     """Such as ``scope.max_pages``. Empty: the spider called ``stop``."""
     value: int | float = 0
     left: int = 0
-    """Requests that were in the queue then."""
+    """Requests in the queue when it stopped."""
     at: float
+    """Unix time, in seconds."""
     reason: str = ""
     """What the spider passed to ``stop``."""
 

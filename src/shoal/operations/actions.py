@@ -22,6 +22,7 @@ class Action(Struct, frozen=True, kw_only=True):
     """Something that a user did. All texts are printable and short."""
 
     at: float
+    """Unix time, in seconds."""
     who: str
     """The caller's name and address, or the user and machine of a command."""
     what: str

@@ -22,13 +22,15 @@ class Series(Struct, frozen=True):
 
     label: str
     colour: str
+    """A colour of the dashboard: ``done``, ``dead``, ``leased``, ``waiting``..."""
     values: list[float]
 
 
 class Chart(Struct, frozen=True):
-    """Lines over time. ``times`` are Unix times."""
+    """Lines over time. Empty if nothing is known yet."""
 
     times: list[float]
+    """Unix times, in seconds."""
     series: list[Series]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from shoal.config import Config
@@ -14,7 +14,7 @@ from shoal.errors import ConfigError
 from shoal.fetch.layers.identity_facts import IdentityFacts, IdentityState, list_identities
 from shoal.fetch.layers.robots import fact_name, read_rules
 from shoal.fetch.routing import Need, learned_needs
-from shoal.ports import Hosts, HostState, Run, Store
+from shoal.ports import Hosts, HostState, HostUpdate, Run, Store
 from shoal.urls.normalize import host_of, normalize_url
 
 _MAX_IDENTITIES = 50
@@ -32,20 +32,20 @@ class RobotsFile(Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     """Whether the file is longer than the text."""
     crawl_delay: float | None = None
-    """The Crawl-delay for the user agent of this process."""
+    """Seconds: the Crawl-delay for the user agent of this process."""
 
 
 class HostReport(Struct, frozen=True, kw_only=True):
-    """One host."""
+    """All that a store knows of one host."""
 
     state: HostState
-    """``ready`` counts the requests of all these runs."""
+    """``ready`` counts the requests of all runs in ``ready_by_run``."""
     ready_by_run: dict[str, int]
     """Ready requests by run."""
     robots: list[RobotsFile]
     identities: list[IdentityState]
     needs: dict[str, Need]
-    """What its pages need, by kind of page."""
+    """Which pages need a browser, by kind of page."""
 
 
 async def report_host(store: Store, runs: Sequence[Run], config: Config, host: str) -> HostReport:
@@ -93,6 +93,18 @@ def host_name(text: str) -> str:
     if "/" in text or text.split() != [text]:
         raise ConfigError(f"{text!r} is not a host; write it as example.com or example.com:8080")
     return host_of(normalize_url(f"http://{text}/"))
+
+
+async def change_host(hosts: Hosts, text: str, update: HostUpdate) -> str:
+    """Change a host for all runs of the store, and return its name. ConfigError if the host is invalid, or is to be
+    blocked and stands for all hosts."""
+    host = host_name(text)
+    if host == "*" and update.block_for is not UNSET:
+        raise ConfigError(
+            "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
+        )
+    await hosts.update_host(host, update)
+    return host
 
 
 async def hosts_of(store: Store, runs: Sequence[Run], limit: int, search: str = "") -> list[HostState]:

@@ -22,8 +22,13 @@ ORDER: dict[str, int] = {state: number for number, state in enumerate(get_args(P
 class RunProcess(ProcessFigures, frozen=True, kw_only=True):
     """A process that works or worked on a run."""
 
+    role: Literal["crawl", "worker", "runner", "server"]
+    """``runner``: a node of a cluster. ``server``: a run in a server."""
     state: ProcessState
+    """``stuck``: a callback blocks it. ``silent``: its heartbeat is late. ``lost``: it was killed or cut off.
+    ``ended``: it stopped normally."""
     started_at: float | None = None
+    """Unix time. None if it has not reported yet."""
     last_seen: float
     """Seconds since its last heartbeat or report."""
     leases: int = 0

@@ -228,7 +228,7 @@ _FORGOTTEN = 3600.0
 
 
 class FleetProcess(RunProcess, frozen=True, kw_only=True):
-    """A process of one of the runs."""
+    """A process of one of the active runs."""
 
     run_id: str
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Counts(Struct, frozen=True):
-    """How many members of a cluster crawl, and how many stand by."""
+    """How many members of a cluster crawl (Runners), and how many stand by (Backup Runners)."""
 
     runner: int
     backup: int

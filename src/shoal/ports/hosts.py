@@ -20,15 +20,18 @@ class HostUpdate(Struct, frozen=True, kw_only=True):
 
 
 class HostState(Struct, frozen=True, kw_only=True):
-    """The politeness of a host that is in force."""
+    """The politeness of a host that is in force, for all runs and workers of the store."""
 
     host: str
     delay: float
+    """Seconds from the end of one fetch to the start of the next."""
     why: str
+    """Where the delay comes from."""
     concurrency: int
     in_flight: int
     ready: int
     blocked_for: float
+    """Seconds; 0 if the host is not blocked."""
     block_reason: str
 
 

@@ -17,17 +17,17 @@ REPAIRED_LEASE = 300.0
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Something that is missing or contradictory in the store, in what belongs to a run."""
+    """Something that is missing in the store, or contradicts the rest, in what belongs to a run. See `shoal audit`."""
 
     kind: str
-    """One of the kinds in `shoal.frontier.faults`, for programs."""
+    """The kind of fault, for programs: see `shoal.frontier.faults`."""
     count: int
     what: str
     """What is wrong, for people: a sentence without a full stop."""
     example: str = ""
-    """One of the URLs, hosts or roles that it is about."""
+    """One of the URLs, hosts or roles that it is about, or empty."""
     repairable: bool = False
-    """Whether `Inspection.repair` restores it from what is left, or accepts that it is lost."""
+    """Whether `shoal audit --repair` restores it from what is left, or accepts that it is lost."""
 
 
 class Stats(Struct, frozen=True, kw_only=True):

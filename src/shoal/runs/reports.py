@@ -111,9 +111,11 @@ class FieldCoverage(Struct, frozen=True, kw_only=True):
     """How often a field of an item type has a value."""
 
     type: str
+    """Class name of the items; ``item`` for a dict."""
     field: str
     filled: int
     items: int
+    """Items of this type whose fields were counted."""
 
     @property
     def name(self) -> str:

@@ -17,12 +17,12 @@ from shoal.api.batch.admission import Admission, Ownership
 from shoal.api.batch.options import BatchOptions
 from shoal.api.batch.quota import room_of, size_of
 from shoal.api.batch.results import SessionResults
-from shoal.api.batch.session import OVER, Session, SessionSettings, Webhook, progress_of
+from shoal.api.batch.session import OVER, Progress, Session, SessionSettings, Webhook, progress_of
 from shoal.api.batch.spider import BatchSpider
 from shoal.config import Config
 from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError, StoreRewoundError
 from shoal.operations.notifications.channels import post_signed
-from shoal.ports import Claim, Fetcher, Run, Store
+from shoal.ports import Claim, Fetcher, Run, RunState, Store
 
 # Lists sessions with their progress.
 
@@ -32,18 +32,20 @@ MAX_LISTED = 200
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
-    """A session and its progress."""
+    """A batch in a list."""
 
     session_id: str
-    state: str
+    state: RunState
     distributed: bool
     caller: str
-    """The name of the caller's token; empty for the main token, or without tokens."""
+    """Name of the token that it belongs to; empty for the main token, or without tokens."""
     created_at: float
+    """Unix time, in seconds."""
     ended_at: float | None
     urls: int
+    """Number of URLs that were sent."""
     first_url: str
-    progress: dict[str, int]
+    progress: Progress
 
 
 async def list_sessions(store: Store, project: str, caller: str | None, limit: int) -> list[SessionSummary]:

@@ -275,7 +275,7 @@ class Session:
     async def stats(self) -> Stats:
         return await self.frontier.stats()
 
-    async def progress(self) -> dict[str, int]:
+    async def progress(self) -> Progress:
         """How many URLs are in each state. Invalid URLs count as failed."""
         return progress_of(await self.stats(), len(self.urls.invalid))
 
@@ -307,17 +307,29 @@ class Session:
                 await self.changed.wait()
 
 
-def progress_of(stats: Stats, invalid: int) -> dict[str, int]:
+class Progress(Struct, frozen=True, kw_only=True):
+    """How many pages of a batch are in each state."""
+
+    total: int
+    ready: int
+    waiting: int
+    in_flight: int
+    done: int
+    failed: int
+    results: int
+
+
+def progress_of(stats: Stats, invalid: int) -> Progress:
     """How many URLs are in each state, with this number of invalid ones."""
-    return {
-        "total": stats.pushed + invalid,
-        "ready": stats.ready,
-        "waiting": stats.waiting,
-        "in_flight": stats.leased,
-        "done": stats.done,
-        "failed": stats.dead + invalid,
-        "results": stats.items + invalid,
-    }
+    return Progress(
+        total=stats.pushed + invalid,
+        ready=stats.ready,
+        waiting=stats.waiting,
+        in_flight=stats.in_flight,
+        done=stats.done,
+        failed=stats.failed + invalid,
+        results=stats.items + invalid,
+    )
 
 
 def initial_size(urls: UrlList, options: BatchOptions) -> int:

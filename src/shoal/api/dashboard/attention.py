@@ -1,7 +1,10 @@
-"""Finds current problems for the dashboard, even if no notifications are configured."""
+"""What all readers of the dashboard share: a snapshot of the store, and its current problems. They are found even if no
+notifications are configured."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -14,19 +17,54 @@ from shoal.operations.notifications.watcher import Notifications, read_missed
 from shoal.operations.problem import Problem
 from shoal.operations.problems import advance_marks, channel_failing, find_problems
 from shoal.operations.schedules.service import Schedules
-from shoal.operations.snapshot import StoreSnapshot
+from shoal.operations.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.ports import Store
 
+_FRESH = 1.0  # seconds
+_TIMEOUT = 5.0
 _ORDER = ("critical", "warning")
+
+
+class SharedSnapshot:
+    """Takes a snapshot on request, if the last one is old. It never fails: if the store is unavailable, the snapshot
+    says why."""
+
+    def __init__(self, taker: SnapshotTaker) -> None:
+        self._taker = taker
+        self._last = StoreSnapshot(at=0.0)
+        self._taken_at = -_FRESH
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> StoreSnapshot:
+        async with self._lock:
+            if time.monotonic() - self._taken_at >= _FRESH:
+                try:
+                    async with asyncio.timeout(_TIMEOUT):
+                        self._last = await self._taker.take()
+                except TimeoutError:
+                    self._last = self._outdated(f"the store did not answer within {_TIMEOUT:g} s")
+                except ShoalError as exc:
+                    self._last = self._outdated(str(exc))
+                self._taken_at = time.monotonic()
+            return self._last
+
+    def _outdated(self, reason: str) -> StoreSnapshot:
+        at = self._last.at
+        return replace(self._last, away=reason, age=max(0.0, time.time() - at) if at else 0.0)
 
 
 class Attention:
     """Finds the problems of a store. One caller at a time may use it."""
 
     def __init__(
-        self, store: Store, config: Config, notifications: Notifications, schedules: Schedules, *,
+        self,
+        store: Store,
+        config: Config,
+        notifications: Notifications,
+        schedules: Schedules,
+        *,
         without: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``without``: names of spiders whose runs are left out."""
         self._store = store
         self._notifications = notifications
@@ -51,12 +89,12 @@ class Attention:
         facts = await self._facts.read(snapshot, marks=self._marks, answering_since=self._answering_since)
         missed = await read_missed(self._schedules, facts.since)
         facts = replace(facts, others=(*facts.others, *missed, *await self._failing_channels()))
-        found = find_problems(snapshot, self._before, facts, self._notifications.limits)
+        problems = find_problems(snapshot, self._before, facts, self._notifications.limits)
         self._before = snapshot
-        shown = [each for each in found if each.severity in _ORDER]
-        shown = [replace(each, since=self._since.get(each.key, each.since)) for each in shown]
-        self._since = {each.key: each.since for each in shown}
-        return sorted(shown, key=lambda each: (_ORDER.index(each.severity), -each.since))
+        shown = [problem for problem in problems if problem.severity in _ORDER]
+        shown = [replace(problem, since=self._since.get(problem.key, problem.since)) for problem in shown]
+        self._since = {problem.key: problem.since for problem in shown}
+        return sorted(shown, key=lambda problem: (_ORDER.index(problem.severity), -problem.since))
 
     async def _failing_channels(self) -> list[Problem]:
         try:
@@ -68,22 +106,3 @@ class Attention:
             for channel in channels
             if channel.is_failing
         ]
-
-
-# The screens of the dashboard that the navigation lists.
-
-
-NAVIGATION = (
-    ("/", "Overview"),
-    ("/ui/runs", "Runs"),
-    ("/ui/hosts", "Hosts"),
-    ("/ui/workers", "Workers"),
-    ("/ui/batches", "Batches"),
-    ("/ui/schedules", "Schedules"),
-    ("/ui/notifications", "Notifications"),
-    ("/ui/actions", "Actions"),
-    ("/ui/settings", "Settings"),
-)
-SERVED_ONLY = ("/ui/batches",)
-"""Screens of a server that crawls itself."""
-ADMIN_ONLY = ("/ui/settings",)

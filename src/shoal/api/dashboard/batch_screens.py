@@ -44,7 +44,7 @@ async def load_batches(server: Server, request: Request) -> dict[str, object]:
 add_screen(router, "/ui/batches", "batches", load_batches)
 
 
-# One batch: its progress, and its results.
+# -- one batch: its progress, and its results
 
 
 _PAGE = 50
@@ -65,15 +65,22 @@ async def load_session(server: Server, request: Request) -> dict[str, object]:
     number = _number(query.get("result", "1" if is_single else ""))
     after = _number(query.get("after", "0")) or 0
     state, progress = await session.state(), await session.progress()
-    outlines = [] if number is not None else await _outlines.read(session, after, progress["results"], state)
+    outlines = [] if number is not None else await _outlines.read(session, after, progress.results, state)
     result = None if number is None else await _read_result(session, number)
     is_over = state in OVER
     return {
-        "session": session, "state": state, "progress": progress, "is_over": is_over, "is_single": is_single,
-        "result": result, "number": number, "outlines": outlines, "after": after,
+        "session": session,
+        "state": state,
+        "progress": progress,
+        "is_over": is_over,
+        "is_single": is_single,
+        "result": result,
+        "number": number,
+        "outlines": outlines,
+        "after": after,
         "next": outlines[-1][0] if len(outlines) == _PAGE else None,
         "is_final": is_over or (result is not None and not is_single),
-    }  # fmt: skip
+    }
 
 
 class _Outlines:
@@ -86,16 +93,16 @@ class _Outlines:
     async def read(self, session: Session, after: int, results: int, state: str) -> list[tuple[int, Result]]:
         """``results``: how many the session has now."""
         key, at = (session.id, after), (results, state)
-        before, found = self._known.pop(key, ((0, ""), []))
+        before, outlines = self._known.pop(key, ((0, ""), []))
         if results < before[0]:  # the store went back in time
-            found = []
-        if at != before and len(found) < _PAGE:
-            last = found[-1][0] if found else after
-            found = found + await SessionResults(session).read_outlines(last, _PAGE - len(found), _MAX_READ)
-        self._known[key] = at, found
+            outlines = []
+        if at != before and len(outlines) < _PAGE:
+            last = outlines[-1][0] if outlines else after
+            outlines = outlines + await SessionResults(session).read_outlines(last, _PAGE - len(outlines), _MAX_READ)
+        self._known[key] = at, outlines
         while len(self._known) > _KEPT:
             del self._known[next(iter(self._known))]
-        return found
+        return outlines
 
 
 _outlines = _Outlines()
@@ -107,10 +114,10 @@ def _number(text: str) -> int | None:
 
 async def _read_result(session: Session, number: int) -> dict[str, object] | None:
     """One result with all the forms that were requested; None if it does not exist yet."""
-    found = await SessionResults(session).read(max(0, number - 1), 1, _MAX_RESULT)
-    if not found or found[0][0] != number:
+    results = await SessionResults(session).read(max(0, number - 1), 1, _MAX_RESULT)
+    if not results or results[0][0] != number:
         return None
-    result = found[0][1]
+    result = results[0][1]
     return {
         **result,
         "parts": _parts(result, session),
@@ -129,7 +136,7 @@ def _parts(result: Result, session: Session) -> list[dict[str, object]]:
 
 def _part(form: str, content: object) -> dict[str, object]:
     if form == "links" and isinstance(content, list):
-        return {"form": form, "links": [str(each) for each in content[:_MAX_LINKS]], "total": len(content)}
+        return {"form": form, "links": [str(link) for link in content[:_MAX_LINKS]], "total": len(content)}
     if form == "fields" and isinstance(content, dict):
         fields = {name: value if isinstance(value, list) else [value] for name, value in content.items()}
         return {"form": form, "fields": fields, "total": len(fields)}

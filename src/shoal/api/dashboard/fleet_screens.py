@@ -1,4 +1,4 @@
-"""Every process of the active runs, and their clusters."""
+"""Screens of workers, clusters, hosts, schedules, notifications, user actions and settings."""
 
 from __future__ import annotations
 
@@ -40,16 +40,22 @@ async def load_workers(server: Server, request: Request) -> dict[str, object]:
     start = int(number) if (number := query.get("from", "")).isascii() and number.isdigit() and len(number) < 6 else 0
     snapshot = await server.snapshots.get()
     processes = await read_fleet(server.store, snapshot)
-    wanted = [each for each in processes if _is_wanted(each, text, condition)]
+    matching = [process for process in processes if _is_wanted(process, text, condition)]
     return {
-        "snapshot": snapshot, "processes": wanted[start : start + _PAGE], "total": len(wanted), "start": start,
-        "next": start + _PAGE if len(wanted) > start + _PAGE else 0, "text": text,
-        "condition": condition if condition in CONDITIONS else "", "conditions": CONDITIONS,
-        "counts": Counter(each.state for each in processes), "clusters": _clusters(processes),
-        "spiders": {each.run.run_id: each.run.spider for each in snapshot.runs},
-        "pages_per_second": sum(each.pages_per_second for each in processes),
-        "memory": sum(each.memory for each in processes if each.state == "working"),
-    }  # fmt: skip
+        "snapshot": snapshot,
+        "processes": matching[start : start + _PAGE],
+        "total": len(matching),
+        "start": start,
+        "next": start + _PAGE if len(matching) > start + _PAGE else 0,
+        "text": text,
+        "condition": condition if condition in CONDITIONS else "",
+        "conditions": CONDITIONS,
+        "counts": Counter(process.state for process in processes),
+        "clusters": _clusters(processes),
+        "spiders": {seen.run.run_id: seen.run.spider for seen in snapshot.runs},
+        "pages_per_second": sum(process.pages_per_second for process in processes),
+        "memory": sum(process.memory for process in processes if process.state == "working"),
+    }
 
 
 def _is_wanted(process: FleetProcess, text: str, condition: str) -> bool:
@@ -59,15 +65,15 @@ def _is_wanted(process: FleetProcess, text: str, condition: str) -> bool:
 
 def _clusters(processes: list[FleetProcess]) -> list[tuple[str, str, int]]:
     """The clusters of these processes: name, run, and how many of them crawl."""
-    runs = {each.cluster: each.run_id for each in processes if each.cluster}
-    active = Counter(each.cluster for each in processes if each.state == "working")
+    runs = {process.cluster: process.run_id for process in processes if process.cluster}
+    active = Counter(process.cluster for process in processes if process.state == "working")
     return [(name, run_id, active[name]) for name, run_id in sorted(runs.items())]
 
 
 add_screen(router, "/ui/workers", "workers", load_workers)
 
 
-# One cluster: its members, slots and events, and how many Runners and Backup Runners it should have.
+# -- one cluster: its members, slots and events, and how many Runners and Backup Runners it should have
 
 
 _EVENTS = 100
@@ -82,24 +88,27 @@ async def load_cluster(server: Server, request: Request) -> dict[str, object]:
     except CoordinatorAwayError:
         raise ProblemError(503, "coordinator away", "The coordinator does not answer. Reload in a moment.") from None
     processes = await read_fleet(server.store, await server.snapshots.get())
-    own = [each for each in processes if each.cluster == name]
+    own = [process for process in processes if process.cluster == name]
     run = await server.store.get_run(own[0].run_id if own else name)
     is_shown = run is not None and run.project == server.config.project_name
     return {
-        "cluster": name, "run": run if is_shown else None, "view": view, "roles": roles(view),
-        "slots": {slot.holder: slot for slot in view.slots if slot.holder}, "events": events[::-1],
+        "cluster": name,
+        "run": run if is_shown else None,
+        "view": view,
+        "roles": roles(view),
+        "slots": {slot.holder: slot for slot in view.slots if slot.holder},
+        "events": events[::-1],
         "takeovers": sum(event.what == "took over" for event in events),
-        "processes": {each.epoch: each for each in own},
-    }  # fmt: skip
+        "processes": {process.epoch: process for process in own},
+    }
 
 
 add_screen(router, "/ui/clusters/{name}", "cluster", load_cluster)
 
 
-# The hosts of the active runs: their delays and the reasons for them.
+# -- the hosts of the active runs: their delays and the reasons for them
 
 
-_MAX_SEARCHED = 1000
 _MAX_RUNS = 10
 """How many runs are included. Each costs a call of the store."""
 
@@ -110,17 +119,20 @@ async def load_hosts(server: Server, request: Request) -> dict[str, object]:
     active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
     runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
     chosen = [await find_run(server, run_id)] if run_id else runs
-    found = await hosts_of(server.store, chosen, _MAX_SEARCHED if text else _PAGE)
     return {
-        "hosts": [state for state in found if text in state.host][:_PAGE],
-        "text": text, "run_id": run_id, "runs": runs, "chosen": chosen, "limit": _PAGE,
-    }  # fmt: skip
+        "hosts": await hosts_of(server.store, chosen, _PAGE, text),
+        "text": text,
+        "run_id": run_id,
+        "runs": runs,
+        "chosen": chosen,
+        "limit": _PAGE,
+    }
 
 
 add_screen(router, "/ui/hosts", "hosts", load_hosts)
 
 
-# One host: its politeness, robots.txt, identities, and what its pages need.
+# -- one host: its politeness, robots.txt, identities, and what its pages need
 
 
 _MAX_RUNS_OF_HOST = 20
@@ -138,15 +150,18 @@ async def load_host(server: Server, request: Request) -> dict[str, object]:
         raise ProblemError(404, "no run", "The store has no run yet, so it knows no hosts.")
     report = await report_host(server.store, runs, server.config, host)
     return {
-        "host": host, "report": report, "state": report.state, "now": time.time(),
+        "host": host,
+        "report": report,
+        "state": report.state,
+        "now": time.time(),
         "runs": {run.run_id: run for run in runs if run.project == server.config.project_name},
-    }  # fmt: skip
+    }
 
 
 add_screen(router, "/ui/hosts/{host}", "host", load_host)
 
 
-# Schedules: the list with a form, and one schedule with its runs.
+# -- schedules: the list with a form, and one schedule with its runs
 
 
 _RUNS = 30
@@ -156,9 +171,9 @@ _NEXT = 5
 
 async def load_schedules(server: Server, request: Request) -> dict[str, object]:
     rows = []
-    for each in await server.schedules.list_all():
-        state = await server.store.run_state(each.run_id) if each.run_id else None
-        rows.append((each, describe_timing(each.definition), next(iter(_next_times(each, 1)), None), state))
+    for schedule in await server.schedules.list_all():
+        state = await server.store.run_state(schedule.run_id) if schedule.run_id else None
+        rows.append((schedule, describe_timing(schedule.definition), next(iter(_next_times(schedule, 1)), None), state))
     return {"rows": [(*row, redacted(row[0].error)) for row in rows], **_choices(server)}
 
 
@@ -170,10 +185,14 @@ async def load_one(server: Server, request: Request) -> dict[str, object]:
     runs = (await server.schedules.runs(name, among=_SEARCHED))[:_RUNS]
     rows = [(run, *result) for run in runs if (result := await read_result(server, run)) is not None]
     return {
-        "schedule": schedule, "definition": schedule.definition, "timing": describe_timing(schedule.definition),
-        "next_times": _next_times(schedule, _NEXT), "rows": rows, "error": redacted(schedule.error),
+        "schedule": schedule,
+        "definition": schedule.definition,
+        "timing": describe_timing(schedule.definition),
+        "next_times": _next_times(schedule, _NEXT),
+        "rows": rows,
+        "error": redacted(schedule.error),
         **_choices(server),
-    }  # fmt: skip
+    }
 
 
 def _choices(server: Server) -> dict[str, object]:
@@ -204,7 +223,7 @@ add_screen(router, "/ui/schedules", "schedules", load_schedules)
 add_screen(router, "/ui/schedules/{name}", "schedule", load_one)
 
 
-# Notifications: current problems, what was reported, channels and rules.
+# -- notifications: current problems, what was reported, channels and rules
 
 
 _PROBLEMS = 100
@@ -214,12 +233,14 @@ _CLOSED = 50
 async def load_notifications(server: Server, request: Request) -> dict[str, object]:
     problems = await server.current_problems()
     reports = await server.notifications.problems(server.store)
-    closed = [each for each in reports if not each.is_open]
+    closed = [report for report in reports if not report.is_open]
     return {
-        "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
-        "reports": {each.problem.key: each for each in reports if each.is_open},
-        "closed": [(each, redacted(each.problem.text)) for each in closed[:_CLOSED]],
-        "channels": [(each, redacted(each.state.error)) for each in await server.notifications.channels(server.store)],
+        "problems": [(problem, redacted(problem.text)) for problem in problems[:_PROBLEMS]],
+        "reports": {report.problem.key: report for report in reports if report.is_open},
+        "closed": [(report, redacted(report.problem.text)) for report in closed[:_CLOSED]],
+        "channels": [
+            (channel, redacted(channel.state.error)) for channel in await server.notifications.channels(server.store)
+        ],
         "rules": [(name, rule, _limits(rule)) for name, rule in server.notifications.rules.items()],
     }
 
@@ -231,33 +252,33 @@ def _limits(rule: Rule) -> str:
 add_screen(router, "/ui/notifications", "notifications", load_notifications)
 
 
-# The log of user actions.
+# -- the log of user actions
 
 
 async def load_actions(server: Server, request: Request) -> dict[str, object]:
     text = request.query_params.get("q", "")[:200].strip().lower()
-    found = [
-        each
-        for each in await ActionLog(server.store, server.config.project_name).recent(MAX_ACTIONS)
-        if text in f"{each.who} {each.what} {each.target} {each.detail}".lower()
+    actions = [
+        action
+        for action in await ActionLog(server.store, server.config.project_name).recent(MAX_ACTIONS)
+        if text in f"{action.who} {action.what} {action.target} {action.detail}".lower()
     ]
-    return {"actions": found[:_PAGE], "total": len(found), "text": text, "max_actions": MAX_ACTIONS}
+    return {"actions": actions[:_PAGE], "total": len(actions), "text": text, "max_actions": MAX_ACTIONS}
 
 
 add_screen(router, "/ui/actions", "actions", load_actions)
 
 
-# The settings in force, for admins.
+# -- the settings in force, for admins
 
 
 async def load_settings(server: Server, request: Request) -> dict[str, object]:
     text = request.query_params.get("q", "")[:100].strip()
     changed = "changed" in request.query_params
     sections: dict[str, list[tuple[SettingInForce, str]]] = {}
-    for each in server.settings():
-        if text.lower() in each.key and not (changed and each.source == "default"):
-            section, mark, _ = each.key.partition(".")
-            sections.setdefault(section if mark else "", []).append((each, _shown(each.value)))
+    for setting in server.settings():
+        if text.lower() in setting.key and not (changed and setting.source == "default"):
+            section, mark, _ = setting.key.partition(".")
+            sections.setdefault(section if mark else "", []).append((setting, _shown(setting.value)))
     return {"sections": sections, "text": text, "changed": changed}
 
 
@@ -270,7 +291,7 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in value.items())
+        return ", ".join(f"{name}={part}" for name, part in value.items())
     return str(value)
 
 

@@ -30,6 +30,21 @@ from shoal.ports import Stats
 
 Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, object]]]
 
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/ui/runs", "Runs"),
+    ("/ui/hosts", "Hosts"),
+    ("/ui/workers", "Workers"),
+    ("/ui/batches", "Batches"),
+    ("/ui/schedules", "Schedules"),
+    ("/ui/notifications", "Notifications"),
+    ("/ui/actions", "Actions"),
+    ("/ui/settings", "Settings"),
+)
+"""The screens that the navigation lists."""
+SERVED_ONLY = ("/ui/batches",)
+"""Screens of a server that crawls itself."""
+ADMIN_ONLY = ("/ui/settings",)
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -44,15 +59,22 @@ HEADERS = {
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("shoal.api.dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    environment = Environment(
+        loader=PackageLoader("shoal.api.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
-    made.filters |= {
-        "number": formats.number, "duration": formats.duration, "size": formats.size, "time": _time, "share": _share,
-    }  # fmt: skip
-    made.globals |= {"percent": formats.percent, "version": __version__, "asset": _asset, "may": _may}
-    return made
+    )
+    environment.filters |= {
+        "number": formats.number,
+        "duration": formats.duration,
+        "size": formats.size,
+        "time": _time,
+        "share": _share,
+    }
+    environment.globals |= {"percent": formats.percent, "version": __version__, "asset": _asset, "may": _may}
+    return environment
 
 
 @cache
@@ -98,7 +120,7 @@ def _common(request: Request) -> dict[str, object]:
     path = request.url.path
     role = getattr(state, "role", "viewer")
     return {
-        "navigation": server_of(request).navigation(role),
+        "navigation": _navigation(server_of(request), role),
         "path": path,
         "here": f"{path}?{request.url.query}" if request.url.query else path,
         "role": role,
@@ -107,6 +129,12 @@ def _common(request: Request) -> dict[str, object]:
         "has_session": bool(getattr(state, "csrf", "")),
         "project": server_of(request).config.project_name,
     }
+
+
+def _navigation(server: Server, role: str) -> list[tuple[str, str]]:
+    """The screens that someone with this role may see, with their names."""
+    hidden = {*(SERVED_ONLY if server.ui_only else ()), *(ADMIN_ONLY if role != "admin" else ())}
+    return [(path, name) for path, name in NAVIGATION if path not in hidden]
 
 
 def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
@@ -149,7 +177,7 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
     router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
 
 
-# The ledger of a run as one bar: every pushed request is in exactly one part.
+# -- the ledger of a run as one bar: every pushed request is in exactly one part
 
 
 class BarPart(NamedTuple):

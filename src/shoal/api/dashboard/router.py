@@ -20,7 +20,7 @@ from shoal.api.server.logins import SessionCookies
 from shoal.api.server.state import server_of
 from shoal.errors import StoreAwayError
 
-# Logging in to the dashboard with a token, and out again.
+# -- logging in to the dashboard with a token, and out again
 
 
 router = APIRouter(include_in_schema=False, route_class=BoundedRoute)
@@ -41,27 +41,27 @@ async def log_in(request: Request) -> Response:
         form = dict(parse_qsl((await request.body()).decode("latin-1"), max_num_fields=5))
     except ValueError as exc:
         raise ProblemError(422, "bad request", "the body has more fields than the form of the login") from exc
-    wanted = _own_path(form.get("next", "/"))
+    next_path = _own_path(form.get("next", "/"))
     callers = _callers(request)
     try:
-        found = callers.find(form.get("token", "").strip().encode(), client_address(request.scope))
+        caller = callers.find(form.get("token", "").strip().encode(), client_address(request.scope))
     except ProblemError as exc:
-        answer = page(request, "login.html", {"next": wanted, "problem": f"{exc}.".capitalize()}, exc.status)
+        answer = page(request, "login.html", {"next": next_path, "problem": f"{exc}.".capitalize()}, exc.status)
         answer.headers["Retry-After"] = "1"
         return answer
-    if found is None:
-        return page(request, "login.html", {"next": wanted, "problem": "This token is not known."}, 401)
+    if caller is None:
+        return page(request, "login.html", {"next": next_path, "problem": "This token is not known."}, 401)
     roles = server_of(request).config.serve.roles
-    if found and ROLES.index(roles.get(found, "batch")) < ROLES.index("viewer"):
-        text = f"The token {found!r} is for batches only. Ask for the role viewer (serve.roles)."
-        return page(request, "login.html", {"next": wanted, "problem": text}, 403)
+    if caller and ROLES.index(roles.get(caller, "batch")) < ROLES.index("viewer"):
+        text = f"The token {caller!r} is for batches only. Ask for the role viewer (serve.roles)."
+        return page(request, "login.html", {"next": next_path, "problem": text}, 403)
     try:
         await server_of(request).logins.ended()  # a session must not begin before the store knows any
     except StoreAwayError:
         text = "The store does not answer. Try again in a moment."
-        return page(request, "login.html", {"next": wanted, "problem": text}, 503)
-    response = RedirectResponse(wanted, 303)
-    response.headers["set-cookie"] = session_cookie(SessionCookies(callers.by_name).make(found), request.scope)
+        return page(request, "login.html", {"next": next_path, "problem": text}, 503)
+    response = RedirectResponse(next_path, 303)
+    response.headers["set-cookie"] = session_cookie(SessionCookies(callers.by_name).make(caller), request.scope)
     return response
 
 

@@ -1,4 +1,4 @@
-"""One run: its counters, history, failures, items, hosts, outputs, workers, settings, events and user actions."""
+"""Screens of runs: one run, the list, the overview, two runs side by side, one URL."""
 
 from __future__ import annotations
 
@@ -69,24 +69,37 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
     actions, ending = await _actions(server, run.run_id), "" if limit is None else str(limit)
     events = run_events(run, processes, reported, rewinds, actions, _EVENTS, ending)
     hours = request.query_params.get("hours", "")
-    waits = run.state in ("queued", "running") and not any(each.state in ("working", "silent") for each in processes)
+    is_worked_on = any(process.state in ("working", "silent") for process in processes)
+    waits = run.state in ("queued", "running") and not is_worked_on
     outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     return {
         "start_hint": await start_hint(server.store, run) if waits else "",
-        "run": run, "outcome": outcome, "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
-        "limit": limit, "stats": stats, "bar": ledger_bar(stats), "snapshot": snapshot, "outputs": outputs,
-        "kinds": await _failures(server, run.run_id, frontier, stats), "max_kinds": _KINDS,
-        "hosts": await frontier.host_states(20), "processes": _shown(run, processes),
-        "rewinds": rewinds, "error": server.jobs.failure(run.run_id), "items": items, "coverage": coverage,
-        "settings": _settings(run), "events": events,
+        "run": run,
+        "outcome": outcome,
+        "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
+        "limit": limit,
+        "stats": stats,
+        "bar": ledger_bar(stats),
+        "snapshot": snapshot,
+        "outputs": outputs,
+        "kinds": await _failures(server, run.run_id, frontier, stats),
+        "max_kinds": _KINDS,
+        "hosts": await frontier.host_states(20),
+        "processes": _shown(run, processes),
+        "rewinds": rewinds,
+        "error": server.jobs.failure(run.run_id),
+        "items": items,
+        "coverage": coverage,
+        "settings": _settings(run),
+        "events": events,
         "hours": hours if hours in HOURS else "1" if run.state in ACTIVE else "all",
-    }  # fmt: skip
+    }
 
 
 def with_counts(snapshots: Sequence[RunSnapshot], run: Run, stats: Stats) -> RunSnapshot | None:
     """The snapshot of a run, with the counts that the rest of the screen shows: so its time left is that of these."""
-    found = next((each for each in snapshots if each.run.run_id == run.run_id), None)
-    return None if found is None else msgspec.structs.replace(found, run=run, stats=stats)
+    snapshot = next((seen for seen in snapshots if seen.run.run_id == run.run_id), None)
+    return None if snapshot is None else msgspec.structs.replace(snapshot, run=run, stats=stats)
 
 
 async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stats) -> list[dict[str, object]]:
@@ -95,8 +108,8 @@ async def _failures(server: Server, run_id: str, frontier: Frontier, stats: Stat
         return []
     counts = await frontier.dead_kinds()
     key = ("examples", run_id, stats.dead, len(counts))
-    found = await server.cache.get(key, _EXAMPLES_FRESH, lambda: dead_examples(frontier))
-    examples = {each.kind: [(one.url, redacted(one.reason)) for one in each.examples] for each in found}
+    kinds = await server.cache.get(key, _EXAMPLES_FRESH, lambda: dead_examples(frontier))
+    examples = {kind.kind: [(page.url, redacted(page.reason)) for page in kind.examples] for kind in kinds}
     return [
         {"kind": kind, "count": count, "examples": examples.get(kind, []), "body": json.dumps({"kinds": [kind]})}
         for kind, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_KINDS]
@@ -109,15 +122,15 @@ async def _processes(server: Server, run: Run, frontier: Frontier) -> tuple[list
     async def read() -> tuple[list[RunProcess], dict[str, float]]:
         reports = await read_processes(server.store, run.run_id)
         processes = merge_processes(await frontier.workers(), reports, time.time())
-        return processes, {each.name: each.at for each in reports}
+        return processes, {report.name: report.at for report in reports}
 
     return await server.cache.get(("processes", run.run_id), _PROCESSES_FRESH, read)
 
 
-def _shown(run: Run, found: Sequence[RunProcess]) -> list[RunProcess]:
+def _shown(run: Run, processes: Sequence[RunProcess]) -> list[RunProcess]:
     """Those that work on the run now, and those that were lost."""
-    is_over = run.state not in ACTIVE
-    return [each for each in found if each.state != "ended" and not (is_over and each.state == "lost")][:_PROCESSES]
+    hidden = ("ended",) if run.state in ACTIVE else ("ended", "lost")
+    return [process for process in processes if process.state not in hidden][:_PROCESSES]
 
 
 async def _items(server: Server, run_id: str) -> tuple[list[str], list[FieldCoverage]]:
@@ -137,20 +150,20 @@ def _settings(run: Run) -> list[tuple[str, str]]:
 
 
 def _json(value: object) -> str:
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return ", ".join(mask(each) for each in value)
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return ", ".join(mask(part) for part in value)
     return msgspec.json.encode(value).decode()
 
 
 async def _actions(server: Server, run_id: str) -> list[Action]:
     log = ActionLog(server.store, server.config.project_name)
-    return [each for each in await log.recent(400) if each.target == run_id][:_EVENTS]
+    return [action for action in await log.recent(400) if action.target == run_id][:_EVENTS]
 
 
 add_screen(router, "/ui/runs/{run_id}", "run", load_run)
 
 
-# The list of runs, and the form that starts one.
+# -- the list of runs, and the form that starts one
 
 
 STATES: tuple[RunState, ...] = ("queued", "running", "paused", "finished", "cancelled")
@@ -164,12 +177,12 @@ async def load_runs(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     state, text = query.get("state", ""), query.get("q", "")[:200].strip()
     before = query.get("before", "")[:200]
-    states = [each for each in STATES if each == state] or None
+    states = [name for name in STATES if name == state] or None
     runs = await server.store.list_runs(project=server.config.project_name, states=states, limit=_MAX_SEARCHED)
-    wanted = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
-    start = next((index + 1 for index, run in enumerate(wanted) if run.run_id == before), 0)
-    shown = wanted[start : start + _PAGE]
-    active = {each.run.run_id: (each.stats, None) for each in (await server.snapshots.get()).runs}
+    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
+    start = next((index + 1 for index, run in enumerate(matching) if run.run_id == before), 0)
+    shown = matching[start : start + _PAGE]
+    active = {seen.run.run_id: (seen.stats, None) for seen in (await server.snapshots.get()).runs}
     results = [(run, active.get(run.run_id) or await read_result(server, run)) for run in shown]
     rows = [
         (run, await read_limit(server, run, result[0]), *result, ledger_bar(result[0]))
@@ -177,10 +190,15 @@ async def load_runs(server: Server, request: Request) -> dict[str, object]:
         if result is not None
     ]
     return {
-        "rows": rows, "total": len(wanted), "state": state if states else "", "text": text, "states": STATES,
-        "next": shown[-1].run_id if len(wanted) > start + _PAGE else "", "first": start == 0,
+        "rows": rows,
+        "total": len(matching),
+        "state": state if states else "",
+        "text": text,
+        "states": STATES,
+        "next": shown[-1].run_id if len(matching) > start + _PAGE else "",
+        "first": start == 0,
         "spiders": spider_names(server),
-    }  # fmt: skip
+    }
 
 
 async def read_result(server: Server, run: Run) -> tuple[Stats, Outcome | None] | None:
@@ -224,7 +242,7 @@ def spider_names(server: Server) -> list[str]:
 add_screen(router, "/ui/runs", "runs", load_runs)
 
 
-# The overview: running crawls, and what needs attention.
+# -- the overview: running crawls, and what needs attention
 
 
 _PROBLEMS = 20
@@ -238,14 +256,14 @@ async def load_overview(server: Server, request: Request) -> dict[str, object]:
     hours = request.query_params.get("hours", "")
     return {
         "snapshot": snapshot,
-        "runs": [(each, ledger_bar(each.stats)) for each in snapshot.runs],
+        "runs": [(seen, ledger_bar(seen.stats)) for seen in snapshot.runs],
         "total": _total(snapshot),
         "recent": await _recent(server, snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
         "hosts_age": hosts_age(snapshot),
-        "problems": [(each, redacted(each.text)) for each in problems[:_PROBLEMS]],
+        "problems": [(problem, redacted(problem.text)) for problem in problems[:_PROBLEMS]],
         "more_problems": max(0, len(problems) - _PROBLEMS),
-        "hours": next((each for each in OVERVIEW_HOURS if str(each) == hours), OVERVIEW_HOURS[0]),
+        "hours": next((choice for choice in OVERVIEW_HOURS if str(choice) == hours), OVERVIEW_HOURS[0]),
         "all_hours": OVERVIEW_HOURS,
     }
 
@@ -261,35 +279,35 @@ async def _recent(server: Server, snapshot: StoreSnapshot) -> list[tuple[Run, Ou
 def _total(snapshot: StoreSnapshot) -> dict[str, float]:
     runs = snapshot.runs
     return {
-        "running": sum(each.run.state == "running" for each in runs),
-        "pages_per_second": sum(each.pages_per_second for each in runs),
-        "items_per_second": sum(each.items_per_second for each in runs),
-        "remaining": sum(each.stats.remaining for each in runs),
-        "workers": sum(each.processes for each in runs),
+        "running": sum(seen.run.state == "running" for seen in runs),
+        "pages_per_second": sum(seen.pages_per_second for seen in runs),
+        "items_per_second": sum(seen.items_per_second for seen in runs),
+        "remaining": sum(seen.stats.remaining for seen in runs),
+        "workers": sum(seen.processes for seen in runs),
     }
 
 
 def hosts_age(snapshot: StoreSnapshot) -> float:
     """How much older the numbers of hosts are than those of runs, in seconds."""
-    return max((each.at - (each.details_at or each.at) for each in snapshot.runs), default=0.0)
+    return max((seen.at - (seen.details_at or seen.at) for seen in snapshot.runs), default=0.0)
 
 
 def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
     """Hosts whose requests wait: those that are blocked, the longest block first, then those whose queue takes longest
     because of their delay."""
-    found = {
+    hosts = {
         host.host: host
-        for each in snapshot.runs
-        for host in each.hosts
+        for seen in snapshot.runs
+        for host in seen.hosts
         if host.blocked_for > 0 or (host.ready > 1 and host.delay > 0)
     }
-    return sorted(found.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]
+    return sorted(hosts.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]
 
 
 add_screen(router, "/", "overview", load_overview)
 
 
-# Two runs side by side.
+# -- two runs side by side
 
 
 _CHOICES = 100
@@ -318,13 +336,14 @@ async def load_compare(server: Server, request: Request) -> dict[str, object]:
 
 def _run_before(runs: list[Run], run: Run) -> Run | None:
     """The run of the same spider before this one."""
-    return next((each for each in runs if each.spider == run.spider and each.created_at < run.created_at), None)
+    earlier = (other for other in runs if other.spider == run.spider and other.created_at < run.created_at)
+    return next(earlier, None)
 
 
 add_screen(router, "/ui/compare", "compare", load_compare)
 
 
-# One URL of a run: where it was found, what happened to it, and why it is in its state.
+# -- one URL of a run: where it was found, what happened to it, and why it is in its state
 
 
 _MAX_URL = 8192
@@ -343,10 +362,15 @@ async def load_url(server: Server, request: Request) -> dict[str, object]:
         except RequestError as exc:
             raise ProblemError(422, "bad request", str(exc)) from exc
     return {
-        "run": run, "url": url, "report": report, "address": lambda each: address_of(run.run_id, each),
-        "parts": _parts, "state": _state(report), "body": json.dumps({"url": url}),
+        "run": run,
+        "url": url,
+        "report": report,
+        "address": lambda each: address_of(run.run_id, each),
+        "parts": _parts,
+        "state": _state(report),
+        "body": json.dumps({"url": url}),
         "items": await _items_of_url(server, run, report) if report is not None else [],
-    }  # fmt: skip
+    }
 
 
 async def _agent(server: Server, run_id: str) -> Agent:

@@ -9,12 +9,16 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, Field
+from msgspec import Struct
+from pydantic import Field
 
 from shoal.api.batch.options import BatchOptions, StrictModel
 from shoal.api.batch.results import SessionResults
-from shoal.api.batch.session import OVER, Session, Webhook
+from shoal.api.batch.service import SessionSummary
+from shoal.api.batch.session import OVER, Progress, Session, Webhook
+from shoal.api.celery.remote import CeleryWorker
 from shoal.api.resources.common import PRINTABLE, URL, with_examples
+from shoal.api.server.answers import answer
 from shoal.api.server.auth import allows
 from shoal.api.server.bodies import BoundedRoute
 from shoal.api.server.budgets import caller_of
@@ -23,22 +27,7 @@ from shoal.api.server.responses import EntryEncoder, LimitedStream, Piece, json_
 from shoal.api.server.state import Server, server_of
 from shoal.http import Request as Page
 
-# Bodies of `/api/crawl`.
-
-
 SessionStateName: TypeAlias = Literal["running", "paused", "finished", "cancelled"]
-
-_SESSION = "1c5f0e7f3f3c4d0a9a1b2c3d4e5f6071"
-_RESULT = {
-    "status": "success", "url": URL, "final_url": URL, "http_status": 200, "title": "Bookshop",
-    "content_type": "text/html", "content": "# Books", "worker_id": "crawl-1-4711-3fa9", "depth": 0,
-    "fetched_at": 1767225600.5, "error": None,
-}  # fmt: skip
-_MISSING = {
-    **_RESULT, "status": "failed", "url": URL + "nowhere", "final_url": URL + "nowhere", "http_status": 404,
-    "title": None, "content_type": None, "content": None,
-    "error": {"kind": "http 404", "message": "the server answered 404"},
-}  # fmt: skip
 
 
 class WebhookRequest(StrictModel):
@@ -66,7 +55,6 @@ class BatchRequest(StrictModel):
             "wait": False,
             "webhook": {"url": "https://example.com/done", "secret": "a long secret"},
         },
-        strict=True,
     )
 
     urls: Annotated[
@@ -86,67 +74,59 @@ class BatchRequest(StrictModel):
     webhook: WebhookRequest | None = None
 
 
-class ResultError(BaseModel):
+class ResultError(Struct, frozen=True, kw_only=True):
     """Why a page could not be fetched. `kind` is a code for programs: `timeout`, `dns`, `http 404`, `robots`..."""
 
     kind: str
     message: str
 
 
-class CapturedResponse(BaseModel):
+class CapturedResponse(Struct, frozen=True, kw_only=True):
     """A response that the page itself loaded."""
 
     url: str
     status: int
     content_type: str
-    body: Annotated[str | None, Field(description="`null` if it is not text.")]
+    body: str | None
+    """`null` if it is not text."""
 
 
-class Result(BaseModel):
+class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result for one URL."""
 
-    model_config = with_examples(_RESULT, _MISSING)
-
     status: Literal["success", "failed", "pending", "cancelled"]
-    url: Annotated[str, Field(description="The URL as you sent it.")]
-    final_url: Annotated[str | None, Field(description="The URL after redirects.")]
+    url: str
+    """The URL as you sent it."""
+    final_url: str | None
+    """The URL after redirects."""
     http_status: int | None
     title: str | None
     content_type: str | None
-    content: Annotated[
-        object, Field(description="A string, a list of links, or an object of fields. `null` if the page is not text.")
-    ]
-    also: Annotated[
-        dict[str, object],
-        Field(description="The page in further forms, by name. Only with the options `also` or `fields`."),
-    ] = {}
+    content: object
+    """A string, a list of links, or an object of fields. `null` if the page is not text."""
+    also: dict[str, object] = {}
+    """The page in further forms, by name. Only with the options `also` or `fields`."""
     worker_id: str | None
     depth: int
-    fetched_at: Annotated[float | None, Field(description="Unix time, in seconds.")]
+    fetched_at: float | None
+    """Unix time, in seconds."""
     error: ResultError | None
-    rendered: Annotated[bool, Field(description="A browser rendered the page. Only with `render`.")] = False
-    screenshot: Annotated[str | None, Field(description="A PNG in Base64. Only with `render.screenshot`.")] = None
-    pdf: Annotated[str | None, Field(description="In Base64. Only with `render.pdf`.")] = None
-    captured: Annotated[
-        list[CapturedResponse], Field(description="Responses that the page loaded. Only with `render.capture`.")
-    ] = []
-    truncated: Annotated[
-        bool,
-        Field(
-            description="`content`, `also`, `screenshot`, `pdf` and `captured` were left out because the response "
-            "would be too large."
-        ),
-    ] = False
-    same_as: Annotated[
-        int | None,
-        Field(
-            description="Index in `results` of the same URL, which you sent more than once. That result has the "
-            "content, the title, the type, the final URL and the error's message; here they are left out."
-        ),
-    ] = None
+    rendered: bool = False
+    """A browser rendered the page. Only with `render`."""
+    screenshot: str | None = None
+    """A PNG in Base64. Only with `render.screenshot`."""
+    pdf: str | None = None
+    """In Base64. Only with `render.pdf`."""
+    captured: list[CapturedResponse] = []
+    """Responses that the page loaded. Only with `render.capture`."""
+    truncated: bool = False
+    """`content`, `also`, `screenshot`, `pdf` and `captured` were left out because the response would be too large."""
+    same_as: int | None = None
+    """Index in `results` of the same URL, which you sent more than once. That result has the content, the title, the
+    type, the final URL and the error's message; here they are left out."""
 
 
-class BatchStats(BaseModel):
+class BatchStats(Struct, frozen=True, kw_only=True):
     """Number of results by status."""
 
     total: int
@@ -157,16 +137,8 @@ class BatchStats(BaseModel):
     workers_used: int
 
 
-class BatchAnswer(BaseModel):
+class BatchAnswer(Struct, frozen=True, kw_only=True):
     """A batch with all of its results."""
-
-    model_config = with_examples(
-        {
-            "session_id": _SESSION, "state": "finished", "results": [_RESULT, _MISSING],
-            "stats": {"total": 2, "success": 1, "failed": 1, "pending": 0, "cancelled": 0, "workers_used": 1},
-            "distributed": False,
-        }
-    )  # fmt: skip
 
     session_id: str
     state: SessionStateName
@@ -175,15 +147,8 @@ class BatchAnswer(BaseModel):
     distributed: bool
 
 
-class SessionStarted(BaseModel):
+class SessionStarted(Struct, frozen=True, kw_only=True):
     """A batch that runs in the background."""
-
-    model_config = with_examples(
-        {
-            "session_id": _SESSION, "state": "running", "distributed": False, "status_url": f"/api/crawl/{_SESSION}",
-            "stream_url": f"/api/crawl/{_SESSION}/stream",
-        }
-    )  # fmt: skip
 
     session_id: str
     state: Literal["running"]
@@ -192,104 +157,41 @@ class SessionStarted(BaseModel):
     stream_url: str
 
 
-class Progress(BaseModel):
-    """How many pages of a batch are in each state."""
-
-    total: int
-    ready: int
-    waiting: int
-    in_flight: int
-    done: int
-    failed: int
-    results: int
-
-
-class SessionPage(BaseModel):
+class SessionPage(Struct, frozen=True, kw_only=True):
     """One page of a batch's results, in the order in which they were fetched."""
-
-    model_config = with_examples(
-        {
-            "session_id": _SESSION, "state": "running", "distributed": False,
-            "progress": {"total": 3, "ready": 1, "waiting": 0, "in_flight": 1, "done": 1, "failed": 0, "results": 1},
-            "results": [_RESULT], "next": 1,
-        }
-    )  # fmt: skip
 
     session_id: str
     state: SessionStateName
     distributed: bool
     progress: Progress
     results: list[Result]
-    next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
+    next: int
+    """Pass it as `after` to get the next page."""
 
 
-class SessionState(BaseModel):
+class SessionState(Struct, frozen=True, kw_only=True):
     """A batch that was cancelled."""
-
-    model_config = with_examples({"session_id": _SESSION, "state": "cancelled"})
-
-    session_id: str
-    state: Annotated[SessionStateName, Field(description="`finished` if the batch had ended before.")]
-
-
-class SessionEntry(BaseModel):
-    """A batch in a list."""
 
     session_id: str
     state: SessionStateName
-    distributed: bool
-    caller: Annotated[str, Field(description="Name of the token that it belongs to; empty for the main token.")]
-    created_at: Annotated[float, Field(description="Unix time, in seconds.")]
-    ended_at: float | None
-    urls: Annotated[int, Field(description="Number of URLs that were sent.")]
-    first_url: str
-    progress: Progress
+    """`finished` if the batch had ended before."""
 
 
-class SessionList(BaseModel):
+class SessionList(Struct, frozen=True, kw_only=True):
     """Batches, newest first."""
 
-    model_config = with_examples(
-        {
-            "sessions": [
-                {
-                    "session_id": _SESSION, "state": "running", "distributed": False, "caller": "",
-                    "created_at": 1767225600.5, "ended_at": None, "urls": 3, "first_url": URL,
-                    "progress": {
-                        "total": 3, "ready": 1, "waiting": 0, "in_flight": 1, "done": 1, "failed": 0, "results": 1,
-                    },
-                }
-            ]
-        }
-    )  # fmt: skip
-
-    sessions: list[SessionEntry]
+    sessions: list[SessionSummary]
 
 
-class CeleryMember(BaseModel):
-    """A Celery worker."""
-
-    name: str
-    pid: int
-    answers: Annotated[bool, Field(description="It replied to the last poll.")]
-
-
-class DistributedStatus(BaseModel):
+class DistributedStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether `distributed: true` works at the moment."""
-
-    model_config = with_examples(
-        {
-            "distributed_available": True, "message": "Redis connected", "workers": 1,
-            "members": [{"name": "celery@crawl-1", "pid": 4711, "answers": True}],
-        }
-    )  # fmt: skip
 
     distributed_available: bool
     message: str
-    workers: Annotated[
-        int | None, Field(description="Number of workers that respond; `null` if the broker cannot be reached.")
-    ] = None
-    members: Annotated[list[CeleryMember], Field(description="Workers that responded within the last seconds.")] = []
+    workers: int | None = None
+    """Number of workers that respond; `null` if the broker cannot be reached."""
+    members: list[CeleryWorker] = []
+    """Workers that responded within the last seconds."""
 
 
 router = APIRouter(prefix="/api/crawl", tags=["crawl"], route_class=BoundedRoute)
@@ -316,8 +218,8 @@ SessionId = Annotated[str, Path(max_length=100, pattern=PRINTABLE, description="
 
 @router.post(
     "/batch",
-    response_model=BatchAnswer,
-    responses={202: {"model": SessionStarted}, **problems(401, 413, 422, 429, 503)},
+    response_model=answer(BatchAnswer),
+    responses={202: {"model": answer(SessionStarted)}, **problems(401, 413, 422, 429, 503)},
     summary="Crawl a batch of URLs",
 )
 async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
@@ -330,42 +232,46 @@ async def crawl_batch(batch: BatchRequest, request: Request) -> Response:
     if options.render is not None:
         await server.check_rendering(distributed=batch.distributed)
     session = await service.create(
-        batch.urls, options, caller=request.state.caller, address=request.state.address,
+        batch.urls,
+        options,
+        caller=request.state.caller,
+        address=request.state.address,
         webhook=_make_webhook(server, batch),
-    )  # fmt: skip
+    )
     if not batch.wait:
-        started = {
-            "session_id": session.id,
-            "state": "running",
-            "distributed": batch.distributed,
-            "status_url": f"/api/crawl/{session.id}",
-            "stream_url": f"/api/crawl/{session.id}/stream",
-        }
-        return json_response(started, 202, {"Location": f"/api/crawl/{session.id}"})
+        location = f"/api/crawl/{session.id}"
+        started = SessionStarted(
+            session_id=session.id,
+            state="running",
+            distributed=batch.distributed,
+            status_url=location,
+            stream_url=f"{location}/stream",
+        )
+        return json_response(started, 202, {"Location": location})
     await session.wait(batch.timeout)
     encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
-    found = await SessionResults(session).read_all()
+    results = await SessionResults(session).read_all()
     begin = {"session_id": session.id, "state": await session.state()}
-    end = {"stats": found.stats, "distributed": session.settings.distributed}
-    return await encoder.respond(encoder.elements(begin, "results", found.portions, lambda: end))
+    end = {"stats": results.stats, "distributed": session.settings.distributed}
+    return await encoder.respond(encoder.elements(begin, "results", results.portions, lambda: end))
 
 
-@router.get("", response_model=SessionList, responses=problems(401, 422, 503))
+@router.get("", response_model=answer(SessionList), responses=problems(401, 422, 503))
 async def list_sessions(
     request: Request, limit: Annotated[int, Query(ge=1, le=100, description="Number of newest batches.")] = 20
 ) -> Response:
     """Your batches with their progress, newest first. The role `admin` sees those of all callers."""
     caller = None if allows(request, "admin") else request.state.caller
-    return json_response({"sessions": await server_of(request).list_sessions(caller, limit)})
+    return json_response(SessionList(sessions=await server_of(request).list_sessions(caller, limit)))
 
 
-@router.get("/distributed/status", response_model=DistributedStatus, responses=problems(401))
+@router.get("/distributed/status", response_model=answer(DistributedStatus), responses=problems(401))
 async def distributed_status(request: Request) -> Response:
     """Whether batches can run on Celery workers, and if not, why."""
     return json_response(await server_of(request).remote.status())
 
 
-@router.get("/{session_id}", response_model=SessionPage, responses=problems(401, 404, 422, 429, 503))
+@router.get("/{session_id}", response_model=answer(SessionPage), responses=problems(401, 404, 422, 429, 503))
 async def read_session(
     session_id: SessionId,
     request: Request,
@@ -376,15 +282,17 @@ async def read_session(
     fewer than `limit` results, to bound its size."""
     session, server = await find_session(request, session_id), server_of(request)
     begin = {
-        "session_id": session.id, "state": await session.state(), "distributed": session.settings.distributed,
+        "session_id": session.id,
+        "state": await session.state(),
+        "distributed": session.settings.distributed,
         "progress": await session.progress(),
-    }  # fmt: skip
+    }
     encoder = EntryEncoder(server.answers, caller_of(request), server.config.serve.max_answer_bytes)
     page = encoder.page(begin, "results", SessionResults(session).portions(after, limit), limit, after)
     return await encoder.respond(page)
 
 
-@router.delete("/{session_id}", response_model=SessionState, responses=problems(401, 404, 422, 503))
+@router.delete("/{session_id}", response_model=answer(SessionState), responses=problems(401, 404, 422, 503))
 async def cancel_session(session_id: SessionId, request: Request) -> Response:
     """Cancel a batch: fetch no more pages. You can still read its results."""
     session = await find_session(request, session_id)

@@ -5,94 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Literal
+from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, model_validator
+from msgspec import Struct
+from msgspec.structs import asdict
+from pydantic import Field, model_validator
 
 from shoal.api.batch.options import StrictModel
 from shoal.api.resources.common import PRINTABLE, record_action, with_examples
+from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BoundedRoute
 from shoal.api.server.errors import ProblemError, problems, public_message
 from shoal.api.server.responses import json_response
 from shoal.api.server.state import server_of
 from shoal.config import Config
 from shoal.errors import ConfigError, CoordinatorAwayError, CoordinatorError
-from shoal.ports import ClusterView, Coordinator, Counts
+from shoal.ports import ClusterEvent, ClusterView, Coordinator, Counts
 from shoal.runs.cluster import open_coordinator
-from shoal.runs.cluster.election import roles
-
-# Bodies of `/api/clusters`.
+from shoal.runs.cluster.election import Role, roles
 
 
-class CountsModel(BaseModel):
-    """Number of Runners and Backup Runners."""
-
-    runner: int
-    backup: int
-
-
-class MemberModel(BaseModel):
-    """A live member of the cluster."""
-
-    name: str
-    age: Annotated[float, Field(description="Seconds since its last heartbeat.")]
-    fit: Annotated[bool, Field(description="Whether it can reach the frontier.")]
-    doing: str
-    where: str
-
-
-class SlotModel(BaseModel):
-    """A slot: the right of one member to crawl."""
-
-    index: int
-    holder: Annotated[str, Field(description="Name of the member that holds it, or an empty string.")]
-    epoch: int
-
-
-class ClusterEventModel(BaseModel):
-    """An event in the cluster."""
-
-    at: float
-    what: Literal["joined", "left", "lost", "elected", "took over", "retired", "scaled"]
-    member: str
-    slot: int | None
-    epoch: int
-    detail: str
-
-
-class ClusterPage(BaseModel):
+class ClusterPage(ClusterView, frozen=True, kw_only=True):
     """The current state of a cluster and its latest events."""
 
-    model_config = with_examples(
-        {
-            "cluster": "books", "roles": {"crawler_1": "Runner", "crawler_2": "Backup Runner"},
-            "counts": {"runner": 1, "backup": 1},
-            "members": [
-                {"name": "crawler_1", "age": 0.4, "fit": True, "doing": "20 in flight", "where": "a-12-9f"},
-                {"name": "crawler_2", "age": 0.2, "fit": True, "doing": "", "where": "b-7-03"},
-            ],
-            "slots": [{"index": 0, "holder": "crawler_1", "epoch": 1}],
-            "events": [
-                {"at": 1771156800.0, "what": "elected", "member": "crawler_1", "slot": 0, "epoch": 1, "detail": ""}
-            ],
-        }
-    )  # fmt: skip
-
     cluster: str
-    roles: dict[str, Literal["Runner", "Backup Runner", "Spare"]]
-    counts: CountsModel
-    members: list[MemberModel]
-    slots: list[SlotModel]
-    events: Annotated[list[ClusterEventModel], Field(description="The latest events, oldest first.")]
+    roles: dict[str, Role]
+    events: list[ClusterEvent]
+    """The latest events, oldest first."""
 
 
 class ScaleCluster(StrictModel):
     """The number of Runners and Backup Runners you want. Omitted numbers stay as they are."""
 
-    model_config = with_examples({"runner": 3, "backup": 2}, {"runner": 5}, strict=True)
+    model_config = with_examples({"runner": 3, "backup": 2}, {"runner": 5})
 
     runner: Annotated[int | None, Field(ge=1, le=10_000)] = None
     backup: Annotated[int | None, Field(ge=0, le=10_000)] = None
@@ -104,19 +51,15 @@ class ScaleCluster(StrictModel):
         return self
 
 
-class Scaled(BaseModel):
+class Scaled(Struct, frozen=True, kw_only=True):
     """The numbers before and after the change."""
 
-    model_config = with_examples(
-        {"cluster": "books", "before": {"runner": 1, "backup": 1}, "after": {"runner": 3, "backup": 1}}
-    )
-
     cluster: str
-    before: CountsModel
-    after: CountsModel
+    before: Counts
+    after: Counts
 
 
-# Coordinators of clusters, for one request each.
+# -- coordinators of clusters, for one request each
 
 
 _TIMEOUT = 10.0  # seconds for all calls of the coordinator
@@ -160,7 +103,7 @@ Name = Annotated[
 ]
 
 
-@router.get("/{name}", response_model=ClusterPage, responses=problems(401, 404, 422, 503))
+@router.get("/{name}", response_model=answer(ClusterPage), responses=problems(401, 404, 422, 503))
 async def read_cluster(
     name: Name,
     request: Request,
@@ -170,10 +113,10 @@ async def read_cluster(
     async with opened_coordinator(server_of(request).config, name) as coordinator:
         view = await read_view(coordinator)
         last = await coordinator.events(events) if events else []
-    return json_response({"cluster": name, "roles": roles(view), **msgspec.structs.asdict(view), "events": last})
+    return json_response(ClusterPage(cluster=name, roles=roles(view), events=last, **asdict(view)))
 
 
-@router.post("/{name}/scale", response_model=Scaled, responses=problems(401, 404, 422, 503))
+@router.post("/{name}/scale", response_model=answer(Scaled), responses=problems(401, 404, 422, 503))
 async def scale(name: Name, target: ScaleCluster, request: Request) -> Response:
     """Change the number of Runners and Backup Runners. The nodes apply it: they promote Backup Runners, or Runners
     finish their work and step down."""
@@ -185,4 +128,4 @@ async def scale(name: Name, target: ScaleCluster, request: Request) -> Response:
         )
         await coordinator.scale(after)
     await record_action(request, "scale", name, f"{after.runner} Runners, {after.backup} Backup Runners")
-    return json_response({"cluster": name, "before": before, "after": after})
+    return json_response(Scaled(cluster=name, before=before, after=after))

@@ -1,27 +1,27 @@
-"""Types that several schemas share."""
+"""What several resources share: types of parameters, finding a run, the log of user actions."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 from fastapi import Path, Request
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from shoal.api.batch.spider import BatchSpider
-from shoal.api.server.errors import ProblemError
+from shoal.api.server.errors import ProblemError, public_message
 from shoal.api.server.state import Server, server_of
-from shoal.errors import FrontierError
+from shoal.errors import FrontierError, SinkError, SpiderError
 from shoal.operations.actions import ActionLog
 from shoal.ports import Frontier, Run
 
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 """Text without control characters. No store has a key with one."""
 URL = "http://127.0.0.1:8080/"
-RUN_ID = "20260215_120000_3fa9"
 
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 
@@ -42,14 +42,9 @@ Scalar: TypeAlias = Annotated[
 ]
 
 
-def with_examples(*examples: Mapping[str, object], strict: bool = False) -> ConfigDict:
-    """Model settings that show ``examples`` in OpenAPI. ``strict`` rejects unknown keys."""
-    return ConfigDict(
-        extra="forbid" if strict else None, json_schema_extra={"examples": list(cast("tuple[JsonDict, ...]", examples))}
-    )
-
-
-# Finds the run that a request is about.
+def with_examples(*examples: JsonDict) -> ConfigDict:
+    """Settings of a body that show ``examples`` in OpenAPI."""
+    return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
 RunId = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="`run_id` of the run.")]
@@ -68,7 +63,13 @@ async def open_frontier(server: Server, run_id: str) -> Frontier:
     return await server.store.frontier(run.run_id)
 
 
-# Writes what callers of the API do to the log of user actions.
+@contextmanager
+def spider_problems() -> Iterator[None]:
+    """A spider or an output that cannot be started is the caller's error (422), not the server's."""
+    try:
+        yield
+    except (SpiderError, SinkError) as exc:
+        raise ProblemError(422, "bad request", public_message(exc)) from exc
 
 
 log = logging.getLogger("shoal.server")

@@ -1,4 +1,4 @@
-"""`/health` and `/ready`: liveness and readiness."""
+"""`/health` and `/ready`: liveness and readiness. `/metrics`: counters for Prometheus."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BaseModel
+from msgspec import Struct
 
 from shoal.api.batch.service import BatchService
 from shoal.api.batch.spider import BatchSpider
+from shoal.api.server.answers import answer
+from shoal.api.server.auth import check_role
 from shoal.api.server.errors import problem, problems
 from shoal.api.server.responses import json_response
 from shoal.api.server.state import Server, server_of
@@ -33,38 +35,37 @@ from shoal.ports import Stats
 router = APIRouter(tags=["health"])
 
 
-class Health(BaseModel):
+class Health(Struct, frozen=True, kw_only=True):
     """The server responds."""
 
     status: str
     sessions: int
 
 
-@router.get("/health", response_model=Health)
+@router.get("/health", response_model=answer(Health))
 async def health(request: Request) -> Response:
     """Liveness: the process responds. It checks no other server."""
-    return json_response({"status": "ok", "sessions": server_of(request).local.running})
+    return json_response(Health(status="ok", sessions=server_of(request).local.running))
 
 
-@router.get("/ready", response_model=Health, responses=problems(503))
+@router.get("/ready", response_model=answer(Health), responses=problems(503))
 async def ready(request: Request) -> Response:
     """Readiness: the frontier responds too."""
     reason = await server_of(request).why_not_ready()
     return problem(503, "not ready", reason) if reason else await health(request)
 
 
-# `/metrics`: counters of this server and of the runs in its store.
+# -- counters of this server and of the runs in its store
 
-
-metrics_router = APIRouter(tags=["health"])
 
 _TIMEOUT = 1.0  # seconds for the stores
 _MAX_RUNS = 20  # the newest unfinished ones; each is a label, and Prometheus should have few
 _MAX_HOSTS = 20
 
 
-@metrics_router.get(
+@router.get(
     "/metrics",
+    dependencies=[Depends(check_role)],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format"}, **problems(401)},
 )
@@ -81,7 +82,7 @@ async def metrics(request: Request) -> Response:
         families += of_frontier(own, up=False)
     with suppress(TimeoutError):  # there may be very many runs
         async with asyncio.timeout(_TIMEOUT):
-            families += of_problems((each.kind, each.severity) for each in await server.current_problems())
+            families += of_problems((problem.kind, problem.severity) for problem in await server.current_problems())
     return Response(render(families), media_type=CONTENT_TYPE)
 
 

@@ -2,105 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, model_validator
+from msgspec import UNSET, Struct
+from pydantic import Field, model_validator
 
 from shoal.api.batch.options import StrictModel
-from shoal.api.resources.common import PRINTABLE, RUN_ID, Word, find_run, record_action, with_examples
+from shoal.api.resources.common import PRINTABLE, Word, find_run, record_action, with_examples
+from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BoundedRoute
 from shoal.api.server.errors import ProblemError, problems
 from shoal.api.server.responses import json_response
 from shoal.api.server.state import Server, server_of
-from shoal.errors import ConfigError
-from shoal.operations.hosts import host_name, hosts_of, report_host
+from shoal.operations.hosts import HostReport, change_host, host_name, hosts_of, report_host
 from shoal.operations.snapshot import ACTIVE, MAX_RUNS
-from shoal.ports import HostUpdate, Run
-
-# Bodies of `/api/hosts`.
+from shoal.ports import HostState, HostUpdate, Run
 
 
-_HOST = {
-    "host": "127.0.0.1:8080", "delay": 2.0, "why": "set for this host", "concurrency": 1, "in_flight": 1, "ready": 58,
-    "blocked_for": 0.0, "block_reason": "",
-}  # fmt: skip
-
-
-class HostModel(BaseModel):
-    """The politeness settings in force for a host, across all runs and workers of the frontier."""
-
-    model_config = with_examples(_HOST)
-
-    host: str
-    delay: Annotated[float, Field(description="Seconds from the end of one fetch to the start of the next.")]
-    why: Annotated[str, Field(description="Where the delay comes from.")]
-    concurrency: int
-    in_flight: int
-    ready: int
-    blocked_for: Annotated[float, Field(description="Seconds; 0 if the host is not blocked.")]
-    block_reason: str
-
-
-class HostList(BaseModel):
+class HostList(Struct, frozen=True, kw_only=True):
     """Hosts, busiest first."""
 
-    model_config = with_examples({"hosts": [_HOST]})
-
-    hosts: list[HostModel]
-
-
-class RobotsModel(BaseModel):
-    """A robots.txt, as workers read it."""
-
-    origin: str
-    text: Annotated[str, Field(description="Empty if the host has none.")]
-    is_cut: Annotated[bool, Field(description="Whether the file is longer than `text`.")]
-    crawl_delay: Annotated[float | None, Field(description="Seconds that it asks for.")]
-
-
-class IdentityModel(BaseModel):
-    """An identity (a proxy) on this host."""
-
-    identity: str
-    state: Literal["active", "resting", "given up", "removed"]
-    host: Annotated[str, Field(description="Empty if it was removed from all hosts.")]
-    reason: str
-    returns_in: Annotated[float | None, Field(description="Seconds until it returns.")]
-
-
-class HostDetails(BaseModel):
-    """All that the frontier knows of a host."""
-
-    model_config = with_examples(
-        {
-            "state": _HOST, "ready_by_run": {RUN_ID: 58},
-            "robots": [
-                {
-                    "origin": "http://127.0.0.1:8080", "text": "User-agent: *\nDisallow: /private\n", "is_cut": False,
-                    "crawl_delay": None,
-                }
-            ],
-            "identities": [],
-            "needs": {"/product/*": "browser"},
-        }
-    )  # fmt: skip
-
-    state: Annotated[HostModel, Field(description="`ready` counts the requests of all unfinished runs.")]
-    ready_by_run: Annotated[dict[str, int], Field(description="Ready requests by run.")]
-    robots: list[RobotsModel]
-    identities: list[IdentityModel]
-    needs: Annotated[
-        dict[str, Literal["http", "browser"]], Field(description="Which pages need a browser, by kind of page.")
-    ]
+    hosts: list[HostState]
 
 
 class SetHost(StrictModel):
     """Changes to a host's settings. Omitted settings stay as they are; `null` restores the default."""
 
-    model_config = with_examples({"delay": 2.0}, {"delay": 0, "concurrency": 4}, {"reset": True}, strict=True)
+    model_config = with_examples({"delay": 2.0}, {"delay": 0, "concurrency": 4}, {"reset": True})
 
     delay: Annotated[float | None, Field(ge=0, le=1e9, description="Seconds from one fetch to the next.")] = None
     concurrency: Annotated[
@@ -118,7 +48,7 @@ class SetHost(StrictModel):
 class BlockHost(StrictModel):
     """How long to block a host, and why."""
 
-    model_config = with_examples({"seconds": 3600, "reason": "the site asked us to"}, {}, strict=True)
+    model_config = with_examples({"seconds": 3600, "reason": "the site asked us to"}, {})
 
     seconds: Annotated[float, Field(ge=1, le=1e9)] = 86400.0
     reason: Word = "by hand"
@@ -138,7 +68,7 @@ Host = Annotated[
 ]
 
 
-@router.get("", response_model=HostList, responses=problems(401, 404, 422, 503))
+@router.get("", response_model=answer(HostList), responses=problems(401, 404, 422, 503))
 async def list_hosts(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=_MAX_HOSTS, description="Number of hosts, busiest first.")] = 30,
@@ -151,17 +81,17 @@ async def list_hosts(
     return await _list_hosts(server_of(request), limit, run, search.lower())
 
 
-@router.get("/{host}", response_model=HostDetails, responses=problems(401, 409, 422, 503))
+@router.get("/{host}", response_model=answer(HostReport), responses=problems(401, 409, 422, 503))
 async def read_host(host: Host, request: Request) -> Response:
     """One host: its settings in force, its robots.txt as read, its identities, which of its pages need a browser."""
     server = server_of(request)
     return json_response(await report_host(server.store, await _runs(server), server.config, host_name(host)))
 
 
-@router.put("/{host}", response_model=HostList, responses=problems(401, 409, 422, 503))
+@router.put("/{host}", response_model=answer(HostList), responses=problems(401, 409, 422, 503))
 async def set_host(host: Host, change: SetHost, request: Request) -> Response:
     """Change a host's delay or concurrency. It takes effect immediately, for all workers."""
-    default = None if change.reset else msgspec.UNSET
+    default = None if change.reset else UNSET
     update = HostUpdate(
         delay=change.delay if "delay" in change.model_fields_set else default,
         concurrency=change.concurrency if "concurrency" in change.model_fields_set else default,
@@ -171,7 +101,7 @@ async def set_host(host: Host, change: SetHost, request: Request) -> Response:
     return await _update(request, host, update, "set host", detail)
 
 
-@router.post("/{host}/block", response_model=HostList, responses=problems(401, 409, 422, 503))
+@router.post("/{host}/block", response_model=answer(HostList), responses=problems(401, 409, 422, 503))
 async def block(host: Host, request: Request, options: BlockHost | None = None) -> Response:
     """Stop fetching from a host for a while. Its requests stay queued. It does not shorten a longer block."""
     options = options or BlockHost()
@@ -179,26 +109,21 @@ async def block(host: Host, request: Request, options: BlockHost | None = None) 
     return await _update(request, host, update, "block host", f"for {options.seconds:g} s: {options.reason}")
 
 
-@router.post("/{host}/unblock", response_model=HostList, responses=problems(401, 409, 422, 503))
+@router.post("/{host}/unblock", response_model=answer(HostList), responses=problems(401, 409, 422, 503))
 async def unblock(host: Host, request: Request) -> Response:
     """End the block of a host, including one from a Retry-After header."""
     return await _update(request, host, HostUpdate(block_for=None), "unblock host")
 
 
 async def _update(request: Request, text: str, update: HostUpdate, what: str, detail: str = "") -> Response:
-    server, host = server_of(request), host_name(text)
-    if host == "*" and update.block_for is not msgspec.UNSET:
-        raise ConfigError(
-            "cannot block '*': it stands for the default delay and concurrency. To stop all hosts, pause the run"
-        )
+    server = server_of(request)
     runs = await _runs(server)
-    frontier = await server.store.frontier(runs[0].run_id)
-    await frontier.update_host(host, update)
+    host = await change_host(await server.store.frontier(runs[0].run_id), text, update)
     await record_action(request, what, host, detail)
     if host == "*":
         return await _list_hosts(server, _MAX_HOSTS)
     report = await report_host(server.store, runs, server.config, host)
-    return json_response({"hosts": [report.state]})
+    return json_response(HostList(hosts=[report.state]))
 
 
 async def _runs(server: Server) -> list[Run]:
@@ -214,5 +139,4 @@ async def _list_hosts(server: Server, limit: int, run_id: str = "", search: str 
         runs = [await find_run(server, run_id)]
     else:
         runs = list(await server.store.list_runs(states=ACTIVE, limit=MAX_RUNS))
-    found = await hosts_of(server.store, runs, _MAX_HOSTS if search else limit)
-    return json_response({"hosts": [each for each in found if search in each.host][:limit]})
+    return json_response(HostList(hosts=await hosts_of(server.store, runs, limit, search)))

@@ -1,4 +1,5 @@
-"""`/api/runs/compare`, and `/history`, `/workers`, `/failures`, `/items/recent` of a run."""
+"""Reports about runs: `/api/runs/compare`, and `/history`, `/workers`, `/failures`, `/items/recent`, `/charts` of each.
+Reports about all runs: `/api/charts/speed`, `/api/workers`."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
+from msgspec import Struct, convert
 from msgspec.structs import asdict
-from pydantic import BaseModel, Field
 
 from shoal.api.batch.urls import redacted
-from shoal.api.resources.common import PRINTABLE, RUN_ID, URL, RunId, find_run, open_frontier, with_examples
-from shoal.api.resources.runs import RequestCounts, RunStateName
+from shoal.api.resources.common import PRINTABLE, RunId, find_run, open_frontier
+from shoal.api.resources.runs import RequestCounts
+from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BoundedRoute
 from shoal.api.server.errors import problems
 from shoal.api.server.responses import json_response
@@ -21,111 +23,60 @@ from shoal.crawling.outcome import Verdict
 from shoal.crawling.stats import ledger
 from shoal.errors import StoreAwayError
 from shoal.operations.charts import Chart, speed_chart, state_chart
-from shoal.operations.compare import RunFigures, compare_runs
-from shoal.operations.dead_requests import dead_examples
-from shoal.operations.processes import ProcessState, read_run_processes
-from shoal.operations.snapshot import read_fleet
-from shoal.runs.reports import field_coverage, read_processes, read_recent_items
+from shoal.operations.compare import Difference, RunFigures, compare_runs
+from shoal.operations.dead_requests import DeadKind, dead_examples
+from shoal.operations.processes import RunProcess, read_run_processes
+from shoal.operations.snapshot import FleetProcess, read_fleet
+from shoal.ports import RunState
+from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.runs.samples import RunSample, Speed, read_history, speeds, spread
 
-# Bodies of the reports below `/api/runs`.
 
-
-_AT = 1771156800.0
-_FIGURES = {
-    "run_id": RUN_ID, "spider": "books", "state": "finished", "ending": "finished", "outcome": "good",
-    "created_at": _AT, "seconds": 60.0, "pages": 1000, "items": 980, "failed": 3, "failed_kinds": {"http 500": 3},
-    "left": 0,
-}  # fmt: skip
-
-
-class SampleModel(RequestCounts):
+class Sample(RequestCounts, frozen=True, kw_only=True):
     """The counts of a run at one moment."""
 
-    at: Annotated[float, Field(description="Unix time, in seconds.")]
-    incoming: Annotated[int, Field(description="Links of done pages that are not queued yet.")]
-    pages_per_second: Annotated[float | None, Field(description="Since the previous sample; `null` for the first one.")]
+    at: float
+    """Unix time, in seconds."""
+    incoming: int
+    """Links of done pages that are not queued yet."""
+    pages_per_second: float | None
+    """Since the previous sample; `null` for the first one."""
     items_per_second: float | None
 
 
-class HistoryPage(BaseModel):
+class HistoryPage(Struct, frozen=True, kw_only=True):
     """The counts of a run over time, oldest first. Times in which no process worked on it have no samples."""
 
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID,
-            "samples": [
-                {
-                    "at": _AT, "pushed": 120, "ready": 60, "waiting": 0, "in_flight": 20, "done": 39, "failed": 1,
-                    "left": 80, "items": 39, "incoming": 0, "duplicates": 310, "pages_per_second": 8.0,
-                    "items_per_second": 7.8,
-                }
-            ],
-        }
-    )  # fmt: skip
-
     run_id: str
-    samples: list[SampleModel]
+    samples: list[Sample]
 
 
-PROCESS = {
-    "name": "crawler-1-4711-9f2c", "state": "working", "role": "worker", "machine": "crawler-1", "pid": 4711,
-    "slot": "crawler-1-4711-9f2c", "epoch": 1, "started_at": _AT, "last_seen": 1.2, "leases": 20, "pages": 39,
-    "items": 39, "failed": 1, "pages_per_second": 8.0, "memory": 90000000, "browser": "", "tor": "",
-}  # fmt: skip
-
-
-class ProcessModel(BaseModel):
-    """A process that works on a run, or did so."""
-
-    name: str
-    state: Annotated[
-        ProcessState,
-        Field(
-            description="`stuck`: a callback blocks it. `silent`: its heartbeat is late. `lost`: killed or cut off. "
-            "`ended`: stopped normally."
-        ),
-    ]
-    role: Annotated[
-        Literal["crawl", "worker", "runner", "server"],
-        Field(description="`runner`: a node of a cluster. `server`: a run in a server."),
-    ]
-    machine: str
-    pid: int
-    slot: Annotated[str, Field(description="Its name in leases; empty if it needs none.")]
-    epoch: int
-    started_at: Annotated[float | None, Field(description="Unix time; `null` if it has not reported yet.")]
-    last_seen: Annotated[float, Field(description="Seconds since its last heartbeat or report.")]
-    leases: Annotated[int, Field(description="Requests that it has in flight.")]
-    pages: int
-    items: int
-    failed: int
-    pages_per_second: Annotated[float, Field(description="Over the last minute.")]
-    memory: Annotated[int, Field(description="Bytes of resident memory; 0 if unknown.")]
-    browser: str
-    tor: str
-
-
-class ProcessList(BaseModel):
+class ProcessList(Struct, frozen=True, kw_only=True):
     """The processes of a run, those that work first."""
 
-    model_config = with_examples({"run_id": RUN_ID, "total": 1, "workers": [PROCESS]})
-
     run_id: str
-    total: Annotated[int, Field(description="Number of all processes, also those beyond `limit`.")]
-    workers: list[ProcessModel]
+    total: int
+    """Number of all processes, also those beyond `limit`."""
+    workers: list[RunProcess]
 
 
-class FailureExample(BaseModel):
+class FleetPage(Struct, frozen=True, kw_only=True):
+    """The processes of all unfinished runs, those that work first."""
+
+    processes: list[FleetProcess]
+
+
+class FailureExample(Struct, frozen=True, kw_only=True):
     """A failed request."""
 
     url: str
-    status: Annotated[int, Field(description="HTTP status of the last response; 0 if there was none.")]
+    status: int
+    """HTTP status of the last response; 0 if there was none."""
     attempts: int
     reason: str
 
 
-class FailureKind(BaseModel):
+class FailureKind(Struct, frozen=True, kw_only=True):
     """The failed requests of one kind."""
 
     kind: str
@@ -133,60 +84,42 @@ class FailureKind(BaseModel):
     examples: list[FailureExample]
 
 
-class FailureKinds(BaseModel):
+class FailureKinds(Struct, frozen=True, kw_only=True):
     """The failed requests of a run by kind, most frequent first."""
-
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID,
-            "kinds": [
-                {
-                    "kind": "http 500", "count": 3,
-                    "examples": [{"url": f"{URL}b", "status": 500, "attempts": 3, "reason": "HTTP 500"}],
-                }
-            ],
-        }
-    )  # fmt: skip
 
     run_id: str
     kinds: list[FailureKind]
 
 
-class FieldModel(BaseModel):
+class FieldShare(FieldCoverage, frozen=True, kw_only=True):
     """How often a field of the items has a value: neither null nor empty."""
 
-    type: Annotated[str, Field(description="Class name of the items; `item` for a dict.")]
-    field: str
-    filled: int
-    items: Annotated[int, Field(description="Items of this type whose fields were counted.")]
     share: float
 
 
-class RecentItemsPage(BaseModel):
+class RecentItemsPage(Struct, frozen=True, kw_only=True):
     """The last items of a run, newest first, and which fields its items have."""
 
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID, "items": ['{"title":"A Light in the Attic"}'],
-            "fields": [{"type": "item", "field": "title", "filled": 39, "items": 39, "share": 1.0}],
-        }
-    )  # fmt: skip
-
     run_id: str
-    items: Annotated[list[str], Field(description="JSON text. An item of more than 2,000 characters is cut.")]
-    fields: Annotated[list[FieldModel], Field(description="Counted on up to 50 items per second and process.")]
+    items: list[str]
+    """JSON text. An item of more than 2,000 characters is cut."""
+    fields: list[FieldShare]
+    """Counted on up to 50 items per second and process."""
 
 
-class FiguresModel(BaseModel):
+class Figures(Struct, frozen=True, kw_only=True):
     """The results of a run, so far or at its end."""
 
     run_id: str
     spider: str
-    state: RunStateName
-    ending: Annotated[str, Field(description="How it ended, as text: `finished`, or at which limit it stopped.")]
-    outcome: Annotated[Verdict | None, Field(description="`null` unless it is finished.")]
+    state: RunState
+    ending: str
+    """How it ended, as text: `finished`, or at which limit it stopped."""
+    outcome: Verdict | None
+    """`null` unless it is finished."""
     created_at: float
-    seconds: Annotated[float, Field(description="From its creation to its end, or to now.")]
+    seconds: float
+    """From its creation to its end, or to now."""
     pages: int
     items: int
     failed: int
@@ -194,57 +127,56 @@ class FiguresModel(BaseModel):
     left: int
 
 
-class DifferenceModel(BaseModel):
+class RelativeDifference(Difference, frozen=True, kw_only=True):
     """A figure of two runs; `null` if a run does not have it."""
 
-    name: str
-    unit: Literal["count", "seconds", "per second", "share"]
-    a: float | None
-    b: float | None
-    change: Annotated[float | None, Field(description="0.1 if `b` is 10 % larger; `null` if undefined.")]
+    change: float | None
+    """0.1 if `b` is 10 % larger; `null` if undefined."""
 
 
-class ComparisonPage(BaseModel):
+class ComparisonPage(Struct, frozen=True, kw_only=True):
     """Two runs, and their figures side by side."""
 
-    model_config = with_examples(
-        {
-            "a": _FIGURES, "b": {**_FIGURES, "pages": 1100},
-            "differences": [{"name": "pages", "unit": "count", "a": 1000.0, "b": 1100.0, "change": 0.1}],
-        }
-    )  # fmt: skip
-
-    a: FiguresModel
-    b: FiguresModel
-    differences: list[DifferenceModel]
+    a: Figures
+    b: Figures
+    differences: list[RelativeDifference]
 
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
 
 _LATEST = 4_102_444_800.0  # the year 2100
 
-Compared = Annotated[str, Query(min_length=1, max_length=200, pattern=PRINTABLE, description="`run_id` of a run.")]
+ComparedId = Annotated[str, Query(min_length=1, max_length=200, pattern=PRINTABLE, description="`run_id` of a run.")]
 
 
-@router.get("/compare", response_model=ComparisonPage, responses=problems(401, 404, 422, 503))
-async def compare(a: Compared, b: Compared, request: Request) -> Response:
+@router.get("/compare", response_model=answer(ComparisonPage), responses=problems(401, 404, 422, 503))
+async def compare(a: ComparedId, b: ComparedId, request: Request) -> Response:
     """Compare two runs, the older one first: pages, items, failures by kind, duration, speed, coverage of fields."""
     server = server_of(request)
-    found = await compare_runs(server.store, await find_run(server, a), await find_run(server, b))
-    differences = [{**asdict(each), "change": each.change} for each in found.differences]
-    return json_response({"a": _figures(found.a), "b": _figures(found.b), "differences": differences})
+    comparison = await compare_runs(server.store, await find_run(server, a), await find_run(server, b))
+    differences = convert(comparison.differences, list[RelativeDifference], from_attributes=True)
+    return json_response(ComparisonPage(a=_figures(comparison.a), b=_figures(comparison.b), differences=differences))
 
 
-def _figures(run: RunFigures) -> dict[str, object]:
+def _figures(run: RunFigures) -> Figures:
     stats = run.stats
-    return {
-        "run_id": run.run_id, "spider": run.spider, "state": run.state, "ending": run.ending, "outcome": run.outcome,
-        "created_at": run.created_at, "seconds": round(run.seconds, 3), "pages": stats.done, "items": stats.items,
-        "failed": stats.dead, "failed_kinds": run.failed_kinds, "left": stats.remaining,
-    }  # fmt: skip
+    return Figures(
+        run_id=run.run_id,
+        spider=run.spider,
+        state=run.state,
+        ending=run.ending,
+        outcome=run.outcome,
+        created_at=run.created_at,
+        seconds=round(run.seconds, 3),
+        pages=stats.done,
+        items=stats.items,
+        failed=stats.failed,
+        failed_kinds=run.failed_kinds,
+        left=stats.left,
+    )
 
 
-@router.get("/{run_id}/history", response_model=HistoryPage, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/history", response_model=answer(HistoryPage), responses=problems(401, 404, 422, 503))
 async def read_samples(
     run_id: RunId,
     request: Request,
@@ -255,92 +187,56 @@ async def read_samples(
     minute for a day, every quarter of an hour for a week, and every hour beyond that."""
     server = server_of(request)
     await find_run(server, run_id)
-    samples = spread([each for each in await read_history(server.store, run_id) if each.at > since], points)
-    shown = [_shown(sample, speed) for sample, speed in zip(samples, speeds(samples), strict=True)]
-    return json_response({"run_id": run_id, "samples": shown})
+    samples = spread([sample for sample in await read_history(server.store, run_id) if sample.at > since], points)
+    with_speeds = [_sample(sample, speed) for sample, speed in zip(samples, speeds(samples), strict=True)]
+    return json_response(HistoryPage(run_id=run_id, samples=with_speeds))
 
 
-def _shown(sample: RunSample, speed: Speed | None) -> dict[str, object]:
+def _sample(sample: RunSample, speed: Speed | None) -> Sample:
+    pages, items = (None, None) if speed is None else (speed.pages, speed.items)
     counts = ledger(sample.stats)
-    for name in ("seeding", "rewinds"):
-        del counts[name]
-    return {
-        "at": sample.at, **counts,
-        "pages_per_second": None if speed is None else speed.pages,
-        "items_per_second": None if speed is None else speed.items,
-    }  # fmt: skip
+    return convert({**counts, "at": sample.at, "pages_per_second": pages, "items_per_second": items}, Sample)
 
 
-@router.get("/{run_id}/workers", response_model=ProcessList, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/workers", response_model=answer(ProcessList), responses=problems(401, 404, 422, 503))
 async def read_workers(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> Response:
     """The processes that work on a run, or did so: machine, role, slot, last heartbeat, speed, memory."""
     frontier = await open_frontier(server_of(request), run_id)
-    found = await read_run_processes(server_of(request).store, frontier, run_id)
-    return json_response({"run_id": run_id, "total": len(found), "workers": found[:limit]})
+    processes = await read_run_processes(server_of(request).store, frontier, run_id)
+    return json_response(ProcessList(run_id=run_id, total=len(processes), workers=processes[:limit]))
 
 
-@router.get("/{run_id}/failures", response_model=FailureKinds, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/failures", response_model=answer(FailureKinds), responses=problems(401, 404, 422, 503))
 async def read_failures(
     run_id: RunId,
     request: Request,
     examples: Annotated[int, Query(ge=0, le=20, description="Examples of each kind.")] = 3,
 ) -> Response:
     """Failed requests by kind, with examples. A rare kind may have no example if very many requests failed."""
-    found = await dead_examples(await open_frontier(server_of(request), run_id), examples)
-    kinds = [
-        {
-            "kind": kind.kind, "count": kind.count,
-            "examples": [
-                {"url": each.url, "status": each.status, "attempts": each.attempts, "reason": redacted(each.reason)}
-                for each in kind.examples
-            ],
-        }
-        for kind in found
-    ]  # fmt: skip
-    return json_response({"run_id": run_id, "kinds": kinds})
+    kinds = await dead_examples(await open_frontier(server_of(request), run_id), examples)
+    return json_response(FailureKinds(run_id=run_id, kinds=[_failure_kind(kind) for kind in kinds]))
 
 
-@router.get("/{run_id}/items/recent", response_model=RecentItemsPage, responses=problems(401, 404, 422, 503))
+def _failure_kind(kind: DeadKind) -> FailureKind:
+    examples = [
+        FailureExample(url=page.url, status=page.status, attempts=page.attempts, reason=redacted(page.reason))
+        for page in kind.examples
+    ]
+    return FailureKind(kind=kind.kind, count=kind.count, examples=examples)
+
+
+@router.get("/{run_id}/items/recent", response_model=answer(RecentItemsPage), responses=problems(401, 404, 422, 503))
 async def read_recent(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
     """The last items of a run, and how often each field of its items has a value."""
     server = server_of(request)
     await find_run(server, run_id)
+    items = await read_recent_items(server.store, run_id, limit)
     coverage = field_coverage(await read_processes(server.store, run_id))
-    return json_response(
-        {
-            "run_id": run_id,
-            "items": await read_recent_items(server.store, run_id, limit),
-            "fields": [{**asdict(each), "share": round(each.share, 4)} for each in coverage],
-        }
-    )
+    fields = [FieldShare(**asdict(field), share=round(field.share, 4)) for field in coverage]
+    return json_response(RecentItemsPage(run_id=run_id, items=items, fields=fields))
 
 
-# Bodies of the charts.
-
-
-class SeriesModel(BaseModel):
-    """One line of a chart."""
-
-    label: str
-    colour: Annotated[str, Field(description="A colour of the dashboard: `done`, `dead`, `leased`, `waiting`...")]
-    values: list[float]
-
-
-class ChartModel(BaseModel):
-    """Lines over time. Empty if nothing is known yet."""
-
-    model_config = with_examples(
-        {
-            "times": [1771156800.0, 1771156810.0],
-            "series": [{"label": "pages/s", "colour": "accent", "values": [12.5, 13.0]}],
-        }
-    )
-
-    times: Annotated[list[float], Field(description="Unix times, in seconds.")]
-    series: list[SeriesModel]
-
-
-# Charts of the history of runs, as the dashboard draws them.
+# -- charts of the history of runs, as the dashboard draws them
 
 
 charts_router = APIRouter(prefix="/api", tags=["charts"])
@@ -354,7 +250,7 @@ ChartName = Annotated[
 ]
 
 
-@charts_router.get("/charts/speed", response_model=ChartModel, responses=problems(401, 422, 503))
+@charts_router.get("/charts/speed", response_model=answer(Chart), responses=problems(401, 422, 503))
 async def read_speed(
     request: Request, hours: Annotated[float, Query(gt=0, le=24, description="How far back.")] = 1.0
 ) -> Response:
@@ -368,7 +264,9 @@ async def read_speed(
     return json_response(await server.cache.get(("speed", hours), _FRESH_OF_ALL, read))
 
 
-@charts_router.get("/runs/{run_id}/charts/{chart}", response_model=ChartModel, responses=problems(401, 404, 422, 503))
+@charts_router.get(
+    "/runs/{run_id}/charts/{chart}", response_model=answer(Chart), responses=problems(401, 404, 422, 503)
+)
 async def read_chart(
     run_id: RunId,
     chart: ChartName,
@@ -386,36 +284,19 @@ async def read_chart(
 async def _draw(server: Server, run_id: str, chart: str, hours: float | None) -> Chart:
     samples = await read_history(server.store, run_id)
     if hours is not None:
-        samples = [each for each in samples if each.at >= time.time() - 3600 * hours]
+        samples = [sample for sample in samples if sample.at >= time.time() - 3600 * hours]
     if chart == "states":
         return state_chart(samples)
     return speed_chart([samples], samples[0].at, samples[-1].at) if samples else Chart([], [])
 
 
-# Bodies of `/api/workers`.
-
-
-class FleetProcessModel(ProcessModel):
-    """A process of one of the unfinished runs."""
-
-    run_id: str
-
-
-class FleetPage(BaseModel):
-    """The processes of all unfinished runs, those that work first."""
-
-    model_config = with_examples({"processes": [{"run_id": RUN_ID, **PROCESS}]})
-
-    processes: list[FleetProcessModel]
-
-
-# `/api/workers`: the processes of all unfinished runs.
+# -- the processes of all unfinished runs
 
 
 workers_router = APIRouter(prefix="/api/workers", tags=["workers"], route_class=BoundedRoute)
 
 
-@workers_router.get("", response_model=FleetPage, responses=problems(401, 422, 503))
+@workers_router.get("", response_model=answer(FleetPage), responses=problems(401, 422, 503))
 async def list_processes(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000, description="Number of processes.")] = 200
 ) -> Response:
@@ -425,4 +306,5 @@ async def list_processes(
     snapshot = await server.snapshots.get()
     if snapshot.away:
         raise StoreAwayError(snapshot.away)
-    return json_response({"processes": (await read_fleet(server.store, snapshot))[:limit]})
+    processes = await read_fleet(server.store, snapshot)
+    return json_response(FleetPage(processes=processes[:limit]))

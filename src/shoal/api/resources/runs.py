@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
-import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, field_validator
+from msgspec import Struct, convert
+from msgspec.structs import asdict, replace
+from pydantic import Field, field_validator
 
 from shoal.api.batch.options import StrictModel, at_most
 from shoal.api.batch.results import Entry
@@ -20,7 +20,6 @@ from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import UrlList, redacted
 from shoal.api.resources.common import (
     PRINTABLE,
-    RUN_ID,
     URL,
     RunId,
     Scalar,
@@ -28,38 +27,29 @@ from shoal.api.resources.common import (
     find_run,
     open_frontier,
     record_action,
+    spider_problems,
     with_examples,
 )
+from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BoundedRoute
 from shoal.api.server.budgets import caller_of
 from shoal.api.server.errors import ProblemError, problems, public_message
 from shoal.api.server.responses import EntryEncoder, json_response
 from shoal.api.server.state import Server, server_of
-from shoal.crawling.outcome import Outcome
-from shoal.crawling.stats import STATE_NAMES, ledger
-from shoal.errors import RunError, ShoalError, SinkError, SpiderError
+from shoal.crawling.outcome import Outcome, Verdict
+from shoal.crawling.stats import STATE_NAMES, LimitReached, ledger
+from shoal.errors import RunError, ShoalError
 from shoal.http import Request as Page
 from shoal.item import decode_item
 from shoal.operations.dead_requests import DeadFilter, RetryResult, retry_failed, retry_request
 from shoal.operations.hosts import matching_runs
-from shoal.operations.url_report import read_agent, read_url_items, report_url
-from shoal.ports import Frontier, History, LoggedItem, Run, RunState
+from shoal.operations.url_report import Hop, read_agent, read_url_items, report_url
+from shoal.ports import Fault, Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.outcome import announce_end, closing, limit_of, read_outcome
 from shoal.runs.start import start_run
 from shoal.spider import Spider
 from shoal.urls.normalize import written_url
-
-# Bodies of `/api/runs`.
-
-
-RunStateName: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
-
-_STATS = {
-    "pushed": 120, "ready": 60, "waiting": 0, "in_flight": 20, "done": 39, "failed": 1, "left": 80, "duplicates": 310,
-    "items": 39, "seeding": False,
-}  # fmt: skip
-_PAGE = {"run_id": RUN_ID, "spider": "books", "state": "running", "created_at": 1771156800.0, "stats": _STATS}
 
 
 class StartRun(StrictModel):
@@ -68,7 +58,6 @@ class StartRun(StrictModel):
     model_config = with_examples(
         {"spider": "Books", "arguments": {"category": "travel"}},
         {"spider": "Books", "urls": [URL], "mode": "distributed", "new_run": True},
-        strict=True,
     )
 
     spider: Annotated[str, Field(min_length=1, max_length=200, description="Name of the spider in the registry.")]
@@ -98,31 +87,25 @@ class StartRun(StrictModel):
         return arguments
 
 
-class RunStarted(BaseModel):
+class RunStarted(Struct, frozen=True, kw_only=True):
     """A run that was started or resumed."""
 
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID, "status": "queued", "spider": "books", "mode": "distributed", "enqueued": 1,
-            "duplicates": 0, "out_of_scope": 0, "unreadable": 0,
-            "worker_command": f"shoal worker Books --run-id {RUN_ID} --batch-size 50",
-        }
-    )  # fmt: skip
-
     run_id: str
-    status: RunStateName
-    spider: Annotated[str, Field(description="`name` of the spider class.")]
+    status: RunState
+    spider: str
+    """`name` of the spider class."""
     mode: Literal["single", "distributed"]
-    enqueued: Annotated[
-        int | None, Field(description="Start requests pushed. `null` if they are pushed while the run works.")
-    ]
+    enqueued: int | None
+    """Start requests pushed. `null` if they are pushed while the run works."""
     duplicates: int | None
     out_of_scope: int | None
-    unreadable: Annotated[int | None, Field(description="Start URLs that are not valid URLs.")]
-    worker_command: Annotated[str | None, Field(description="Command that starts a worker.")]
+    unreadable: int | None
+    """Start URLs that are not valid URLs."""
+    worker_command: str | None
+    """Command that starts a worker."""
 
 
-class RequestCounts(BaseModel):
+class RequestCounts(Struct, frozen=True, kw_only=True):
     """Requests of a run by state, and its items."""
 
     pushed: int
@@ -131,69 +114,72 @@ class RequestCounts(BaseModel):
     in_flight: int
     done: int
     failed: int
-    left: Annotated[int, Field(description="Ready, waiting and in flight, and links that are not queued yet.")]
+    left: int
+    """Ready, waiting and in flight, and links that are not queued yet."""
     duplicates: int
     items: int
 
 
-class RunStats(RequestCounts):
+class RunStats(RequestCounts, frozen=True, kw_only=True):
     """Request counts of a run: pushed = ready + waiting + in_flight + done + failed."""
 
-    model_config = with_examples(_STATS)
+    seeding: bool
+    """Not all start requests are pushed yet."""
+    incoming: int
+    """Links of done pages that are not queued yet."""
+    rewinds: int
+    """How often the store went back in time."""
 
-    seeding: Annotated[bool, Field(description="Not all start requests are pushed yet.")]
 
-
-class RunOutcome(BaseModel):
+class RunOutcome(Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
-    verdict: Annotated[Literal["good", "degraded", "failed"], Field(description="See the page about outcomes.")]
-    accounted: Annotated[str, Field(description="What became of its pages.")]
-    reasons: Annotated[list[str], Field(description="Why the verdict is not better.")]
+    verdict: Verdict
+    """See the page about outcomes."""
+    accounted: str
+    """What became of its pages."""
+    reasons: list[str]
+    """Why the verdict is not better."""
+    failed_hooks: list[str]
+    """Those reasons that came after the end: hooks that failed."""
     headline: str
 
 
-class LimitModel(BaseModel):
+class RunLimit(LimitReached, frozen=True, kw_only=True):
     """The limit at which a run stopped before it had fetched everything."""
 
-    setting: Annotated[str, Field(description="Such as `scope.max_pages`. Empty if the spider called `stop`.")]
-    value: int | float
-    left: Annotated[int, Field(description="Requests in the queue when it stopped.")]
-    at: Annotated[float, Field(description="Unix time, in seconds.")]
-    reason: Annotated[str, Field(description="What the spider passed to `stop`.")]
     message: str
 
 
-class RunPage(BaseModel):
+class RunPage(Struct, frozen=True, kw_only=True):
     """A run and its current counts."""
-
-    model_config = with_examples({**_PAGE, "outcome": None, "error": "", "limit": None})
 
     run_id: str
     spider: str
-    state: RunStateName
-    created_at: Annotated[float, Field(description="Unix time, in seconds.")]
+    state: RunState
+    created_at: float
+    """Unix time, in seconds."""
     stats: RunStats
-    outcome: Annotated[RunOutcome | None, Field(description="`null` until the run is finished.")] = None
-    error: Annotated[str, Field(description="Why the run failed in this server, or an empty string.")] = ""
-    limit: Annotated[
-        LimitModel | None, Field(description="At which limit it stopped. `null` if it is not finished, or complete.")
-    ] = None
+    outcome: RunOutcome | None
+    """`null` until the run is finished."""
+    error: str
+    """Why the run failed in this server, or an empty string."""
+    limit: RunLimit | None
+    """At which limit it stopped. `null` if it is not finished, or complete."""
 
 
-class RunList(BaseModel):
+class RunList(Struct, frozen=True, kw_only=True):
     """Runs, newest first."""
 
-    model_config = with_examples({"runs": [{**_PAGE, "outcome": None, "error": ""}], "total": 1})
-
     runs: list[RunPage]
-    total: Annotated[int, Field(description="Number of all runs, also those beyond `limit`.")]
+    total: int
+    """Number of all runs, also those beyond `limit`."""
 
 
 class RetryFailed(StrictModel):
     """Which failed requests to retry."""
 
-    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {"url": "*/products/*"}, {}, strict=True)
+    model_config = with_examples({"kinds": ["http 500", "timeout"]}, {"url": "*/products/*"}, {})
 
     kinds: Annotated[
         list[Word] | None,
@@ -210,193 +196,131 @@ class RetryFailed(StrictModel):
 class RetryUrl(StrictModel):
     """The failed URL to retry."""
 
-    model_config = with_examples({"url": URL}, strict=True)
+    model_config = with_examples({"url": URL})
 
     url: Annotated[str, Field(min_length=1, max_length=8192, description="The URL as it was found, or normalized.")]
 
 
-class Retried(BaseModel):
+class Retried(Struct, frozen=True, kw_only=True):
     """How many failed requests are ready again, and what their run needs."""
-
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID, "retried": 3, "reopened": True, "state": "running", "workers": 2,
-            "message": f"3 requests are queued again. Run {RUN_ID} is running again: 2 processes work on it",
-        }
-    )  # fmt: skip
 
     run_id: str
     retried: int
-    reopened: Annotated[bool, Field(description="The run was finished, and is running again.")]
-    state: RunStateName
-    workers: Annotated[int, Field(description="Processes that work on the run now.")]
-    message: Annotated[str, Field(description="What happened, and what continues the run.")]
+    reopened: bool
+    """The run was finished, and is running again."""
+    state: RunState
+    workers: int
+    """Processes that work on the run now."""
+    message: str
+    """What happened, and what continues the run."""
 
 
-class Removed(BaseModel):
+class Removed(Struct, frozen=True, kw_only=True):
     """A run that was deleted."""
-
-    model_config = with_examples({"run_id": RUN_ID, "removed": True})
 
     run_id: str
     removed: bool
 
 
-class LoggedItemModel(BaseModel):
+class ItemEntry(Struct, frozen=True, kw_only=True):
     """An item of the item log. Retries of its page do not change `key`."""
 
     seq: int
     key: str
-    type: Annotated[str, Field(description="Class name of the item; `item` for a dict.")]
+    type: str
+    """Class name of the item; `item` for a dict."""
     item: dict[str, object]
 
 
-class ItemPage(BaseModel):
+class ItemPage(Struct, frozen=True, kw_only=True):
     """One page of a run's items, in log order."""
 
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID, "next": 1,
-            "items": [
-                {
-                    "seq": 1, "key": "0f343b0931126a20f133d67c2b018a3b-0", "type": "item",
-                    "item": {"title": "A book", "price": "9.99"},
-                }
-            ],
-        }
-    )  # fmt: skip
-
     run_id: str
-    items: list[LoggedItemModel]
-    next: Annotated[int, Field(description="Pass it as `after` to get the next page.")]
+    items: list[ItemEntry]
+    next: int
+    """Pass it as `after` to get the next page."""
 
 
-class FaultModel(BaseModel):
-    """Something that is missing in the store, or contradicts the rest. See `shoal audit`."""
-
-    kind: str
-    count: int
-    what: str
-    example: Annotated[str, Field(description="One of the URLs, hosts or roles that it is about, or empty.")]
-    repairable: Annotated[bool, Field(description="Whether `shoal audit --repair` restores it.")]
-
-
-class Ledger(RunStats):
+class Ledger(RunStats, frozen=True, kw_only=True):
     """Request counts, recounted from the requests themselves."""
-
-    model_config = with_examples(
-        {
-            **_STATS, "run_id": RUN_ID, "balanced": True, "failed_kinds": {"http 500": 1}, "faults": [],
-        }
-    )  # fmt: skip
 
     run_id: str
     failed_kinds: dict[str, int]
-    balanced: Annotated[
-        bool, Field(description="Whether pushed = ready + waiting + in_flight + done + failed, without faults.")
-    ]
-    faults: Annotated[list[FaultModel], Field(description="What is missing in the store, or contradicts the rest.")]
+    balanced: bool
+    """Whether pushed = ready + waiting + in_flight + done + failed, without faults."""
+    faults: tuple[Fault, ...]
+    """What is missing in the store, or contradicts the rest."""
 
 
-class EventModel(BaseModel):
+class UrlEvent(Struct, frozen=True, kw_only=True):
     """An event in the life of a request."""
 
-    at: Annotated[float, Field(description="Unix time, in seconds.")]
-    what: Annotated[str, Field(description="What happened, or the state it has now.")]
+    at: float
+    """Unix time, in seconds."""
+    what: str
+    """What happened, or the state it has now."""
     detail: str
-    worker: Annotated[str, Field(description="The worker that held the lease; empty if none did.")]
+    worker: str
+    """The worker that held the lease; empty if none did."""
 
 
-_HISTORY = {
-    "url": f"{URL}a", "state": "done", "depth": 1, "priority": 0.0, "attempts": 1, "status": 200, "items": 1,
-    "parent": URL, "reason": "", "kind": "", "worker": "crawler-1",
-    "events": [
-        {"at": 1771156800.0, "what": "attempt 1 failed", "detail": "HTTP 503; waits 2 s", "worker": "crawler-2"},
-        {"at": 1771156802.0, "what": "done", "detail": "", "worker": "crawler-1"},
-    ],
-}  # fmt: skip
-
-
-class HistoryModel(BaseModel):
+class UrlHistory(Struct, frozen=True, kw_only=True):
     """The history of a URL."""
-
-    model_config = with_examples(_HISTORY)
 
     url: str
     state: Literal["ready", "waiting", "in flight", "done", "failed"]
     depth: int
     priority: float
     attempts: int
-    status: Annotated[int, Field(description="HTTP status of the last response; 0 if there was none.")]
+    status: int
+    """HTTP status of the last response; 0 if there was none."""
     items: int
-    parent: Annotated[str | None, Field(description="The page that links to it; `null` for a start request.")]
+    parent: str | None
+    """The page that links to it; `null` for a start request."""
     reason: str
-    kind: Annotated[str, Field(description="Kind of the failure; empty if it did not fail.")]
-    events: list[EventModel]
-    worker: Annotated[str, Field(description="The worker that holds its lease, or held the last one.")]
+    kind: str
+    """Kind of the failure; empty if it did not fail."""
+    events: list[UrlEvent]
+    worker: str
+    """The worker that holds its lease, or held the last one."""
 
 
-class HopModel(BaseModel):
+class RedirectHop(Struct, frozen=True, kw_only=True):
     """One page of a chain of redirects."""
 
     url: str
-    state: Annotated[str | None, Field(description="Of its request. `null` if the run does not have it.")]
+    state: str | None
+    """Of its request. `null` if the run does not have it."""
     status: int
-    kind: Annotated[str, Field(description="Kind of failure, if it failed.")]
+    kind: str
+    """Kind of failure, if it failed."""
     reason: str
-    found_on: Annotated[
-        str | None,
-        Field(description="If the run had this page already: the page it was found on; empty for a start request."),
-    ]
+    found_on: str | None
+    """If the run had this page already: the page it was found on; empty for a start request."""
 
 
-class UrlModel(HistoryModel):
+class UrlPage(UrlHistory, frozen=True, kw_only=True):
     """The history of a URL, and what led to it."""
 
-    model_config = with_examples(
-        {
-            **_HISTORY, "parents": [URL], "robots": "allowed", "first_items": ['{"title":"Dune"}'], "redirects": [],
-            "outcome": "",
-        }
-    )  # fmt: skip
-
-    parents: Annotated[
-        list[str], Field(description="`parent`, the page that links to that one, and so on; at most 20.")
-    ]
-    robots: Annotated[str, Field(description="What the robots.txt of its host says about it, as last read.")]
-    first_items: Annotated[
-        list[str],
-        Field(
-            description="Its first items as JSON, at most 5. Long ones are cut. Empty if the item log no longer has "
-            "them, or a short search does not find them."
-        ),
-    ]
-    redirects: Annotated[
-        list[HopModel],
-        Field(description="The chain of redirects that it belongs to, from the first URL to the last. At most 25."),
-    ]
-    outcome: Annotated[str, Field(description="How that chain ended. Empty if there is none.")]
+    parents: tuple[str, ...]
+    """`parent`, the page that links to that one, and so on; at most 20."""
+    robots: str
+    """What the robots.txt of its host says about it, as last read."""
+    first_items: list[str]
+    """Its first items as JSON, at most 5. Long ones are cut. Empty if the item log no longer has them, or a short
+    search does not find them."""
+    redirects: list[RedirectHop]
+    """The chain of redirects that it belongs to, from the first URL to the last. At most 25."""
+    outcome: str
+    """How that chain ended. Empty if there is none."""
 
 
-class FailedPage(BaseModel):
+class FailedPage(Struct, frozen=True, kw_only=True):
     """Failed requests: counts by error kind, and some of the requests."""
-
-    model_config = with_examples(
-        {
-            "run_id": RUN_ID, "kinds": {"http 500": 1},
-            "failed": [
-                {
-                    "url": f"{URL}b", "state": "failed", "depth": 1, "priority": 0.0, "attempts": 3, "status": 500,
-                    "items": 0, "parent": URL, "reason": "http 500: HTTP 500", "events": [],
-                    "kind": "http 500", "worker": "crawler-1",
-                }
-            ],
-        }
-    )  # fmt: skip
 
     run_id: str
     kinds: dict[str, int]
-    failed: list[HistoryModel]
+    failed: list[UrlHistory]
 
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=BoundedRoute)
@@ -409,45 +333,52 @@ _MAX_ITEM_NUMBER = 10**13  # larger than any log, small enough for every store
 # -- starting and listing
 
 
-@router.post("", status_code=201, response_model=RunStarted, responses=problems(401, 404, 409, 413, 422, 429, 503))
+@router.post(
+    "", status_code=201, response_model=answer(RunStarted), responses=problems(401, 404, 409, 413, 422, 429, 503)
+)
 async def start(body: StartRun, request: Request) -> Response:
     """Start a spider of the registry by name. Its file, arguments and outputs come from the registry: a request
     contains no code. `single` runs in this server. `distributed` waits for workers; `worker_command` starts one. The
     same request again resumes an interrupted run, unless `new_run` is true."""
     server = server_of(request)
     urls = None if body.urls is None else await UrlList.parse(body.urls, written_url)
-    with _spider_problems():
+    with spider_problems():
         chosen = await _choose(server, body)
         start_chosen = _queue if chosen.mode == "distributed" else _run_here
         started = await start_chosen(server, chosen, urls, new_run=body.new_run)
-    await record_action(request, "start", str(started["run_id"]), f"{body.spider}, {chosen.mode}")
-    return json_response({**started, "mode": chosen.mode}, 201, {"Location": f"/api/runs/{started['run_id']}"})
+    await record_action(request, "start", started.run_id, f"{body.spider}, {chosen.mode}")
+    return json_response(started, 201, {"Location": f"/api/runs/{started.run_id}"})
 
 
 async def _choose(server: Server, body: StartRun) -> Chosen:
     orchestrator = server.orchestrator()
     if body.spider not in orchestrator.registry:
-        known = ", ".join(orchestrator.registry) or "none"
+        names = ", ".join(orchestrator.registry) or "none"
         raise ProblemError(
-            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {known}"
+            404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {names}"
         )
     # A spider's file may be slow to import.
     return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
 
 
-async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
+async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> RunStarted:
     try:
         async with asyncio.timeout(_SEED_TIMEOUT):
             started = await start_run(
-                server.store, chosen.spider, chosen.config, urls=_valid_urls(urls), outputs=chosen.outputs,
-                new_run=new_run, networks=server.config.serve.allow,
-            )  # fmt: skip
+                server.store,
+                chosen.spider,
+                chosen.config,
+                urls=_valid_urls(urls),
+                outputs=chosen.outputs,
+                new_run=new_run,
+                networks=server.config.serve.allow,
+            )
     except TimeoutError:
         message = f"could not push all start requests within {_SEED_TIMEOUT:g} s; send the same request again to resume"
         raise ProblemError(503, "not started", message) from None
     invalid = 0 if urls is None else len(urls.invalid)
-    answer = queued(started, chosen, server.flags_for_workers())
-    return {**answer, "unreadable": started.unreadable + invalid}
+    values = queued(started, chosen, server.flags_for_workers())
+    return convert({**values, "unreadable": started.unreadable + invalid, "mode": chosen.mode}, RunStarted)
 
 
 def _valid_urls(urls: UrlList | None) -> list[str] | None:
@@ -457,25 +388,25 @@ def _valid_urls(urls: UrlList | None) -> list[str] | None:
     return [url for position, url in enumerate(urls.normalized) if position not in urls.invalid]
 
 
-async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> dict[str, object]:
+async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> RunStarted:
     if server.ui_only:
         message = "`shoal ui` crawls nothing itself: start the run with mode `distributed`, or use `shoal serve`"
         raise ProblemError(409, "not here", message)
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
-    unknown = dict.fromkeys(("enqueued", "duplicates", "out_of_scope", "unreadable", "worker_command"))
-    return {"status": "running", "run_id": run.run_id, "spider": run.spider, **unknown}
+    return RunStarted(
+        run_id=run.run_id,
+        status="running",
+        spider=run.spider,
+        mode="single",
+        enqueued=None,
+        duplicates=None,
+        out_of_scope=None,
+        unreadable=None,
+        worker_command=None,
+    )
 
 
-@contextmanager
-def _spider_problems() -> Iterator[None]:
-    """A spider or an output that cannot be started is the caller's error (422), not the server's."""
-    try:
-        yield
-    except (SpiderError, SinkError) as exc:
-        raise ProblemError(422, "bad request", public_message(exc)) from exc
-
-
-@router.get("", response_model=RunList, responses=problems(401, 422, 503))
+@router.get("", response_model=answer(RunList), responses=problems(401, 422, 503))
 async def list_runs(
     request: Request,
     spider: Annotated[
@@ -491,40 +422,40 @@ async def list_runs(
     server = server_of(request)
     states = None if state is None else [state]
     runs = await server.store.list_runs(spider, server.config.project_name, states=states)
-    found = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
+    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
     pages = []
-    for run in found[:limit]:
+    for run in matching[:limit]:
         try:
             pages.append(await _describe(server, run))
         except RunError:  # deleted in the meantime
             continue
-    return json_response({"runs": pages, "total": len(found)})
+    return json_response(RunList(runs=pages, total=len(matching)))
 
 
 # -- one run
 
 
-@router.get("/{run_id}", response_model=RunPage, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}", response_model=answer(RunPage), responses=problems(401, 404, 422, 503))
 async def read_run(run_id: RunId, request: Request) -> Response:
     """The state and the request counts of a run."""
     server = server_of(request)
     return json_response(await _describe(server, await find_run(server, run_id)))
 
 
-@router.post("/{run_id}/pause", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
+@router.post("/{run_id}/pause", response_model=answer(RunPage), responses=problems(401, 404, 409, 422, 503))
 async def pause(run_id: RunId, request: Request) -> Response:
     """Pause a run: requests in flight finish, no others start. Workers wait."""
     return await _transition(request, run_id, "paused", "pause")
 
 
-@router.post("/{run_id}/resume", response_model=RunPage, responses=problems(401, 404, 409, 422, 429, 503))
+@router.post("/{run_id}/resume", response_model=answer(RunPage), responses=problems(401, 404, 409, 422, 429, 503))
 async def resume(run_id: RunId, request: Request) -> Response:
     """Resume a run that was paused or cancelled. Workers that wait continue; start workers if there are none. A run
     that worked in this server continues here."""
     return await _transition(request, run_id, "running", "resume")
 
 
-@router.post("/{run_id}/cancel", response_model=RunPage, responses=problems(401, 404, 409, 422, 503))
+@router.post("/{run_id}/cancel", response_model=answer(RunPage), responses=problems(401, 404, 409, 422, 503))
 async def cancel(run_id: RunId, request: Request) -> Response:
     """Cancel a run: its workers exit. Nothing is deleted, and you can resume it."""
     return await _transition(request, run_id, "cancelled", "cancel")
@@ -544,7 +475,7 @@ async def _transition(request: Request, run_id: str, state: RunState, what: str)
     return json_response(await _describe(server, run))
 
 
-@router.post("/{run_id}/retry-failed", response_model=Retried, responses=problems(401, 404, 409, 422, 503))
+@router.post("/{run_id}/retry-failed", response_model=answer(Retried), responses=problems(401, 404, 409, 422, 503))
 async def retry_some(run_id: RunId, request: Request, which: RetryFailed | None = None) -> Response:
     """Retry the failed requests of a run: all, or those of some kinds, a host or a pattern of URLs. Each gets
     its full number of attempts again. Requests that robots.txt disallows stay failed unless you name the kind `robots`.
@@ -569,18 +500,21 @@ async def _retried(request: Request, result: RetryResult, detail: str) -> Respon
             await server.jobs.resume(run)
         except ShoalError as exc:  # its requests are queued, whatever happens here
             hint = f"this server cannot continue it ({public_message(exc)}); resume it later"
-            result = msgspec.structs.replace(result, hint=hint)
+            result = replace(result, hint=hint)
     if server.jobs.has(run.run_id):
-        result = msgspec.structs.replace(result, workers=max(1, result.workers))
-    return json_response(
-        {
-            "run_id": run.run_id, "retried": result.count, "reopened": result.reopened, "state": result.run.state,
-            "workers": result.workers, "message": str(result),
-        }
-    )  # fmt: skip
+        result = replace(result, workers=max(1, result.workers))
+    retried = Retried(
+        run_id=run.run_id,
+        retried=result.count,
+        reopened=result.reopened,
+        state=run.state,
+        workers=result.workers,
+        message=str(result),
+    )
+    return json_response(retried)
 
 
-@router.delete("/{run_id}", response_model=Removed, responses=problems(401, 404, 409, 422, 503))
+@router.delete("/{run_id}", response_model=answer(Removed), responses=problems(401, 404, 409, 422, 503))
 async def remove(
     run_id: RunId,
     request: Request,
@@ -594,13 +528,13 @@ async def remove(
     await server.jobs.forget(run_id)
     await server.store.delete_run(run_id)
     await record_action(request, "delete", run_id, f"of {run.spider}, {run.state}")
-    return json_response({"run_id": run_id, "removed": True})
+    return json_response(Removed(run_id=run_id, removed=True))
 
 
 # -- contents
 
 
-@router.get("/{run_id}/items", response_model=ItemPage, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/items", response_model=answer(ItemPage), responses=problems(401, 404, 422, 503))
 async def read_items(
     run_id: RunId,
     request: Request,
@@ -631,18 +565,17 @@ def _show_item(item: LoggedItem, whole: bool) -> dict[str, object]:
     return {"seq": item.seq, "key": item.key, "type": name, "item": content}
 
 
-@router.get("/{run_id}/ledger", response_model=Ledger, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/ledger", response_model=answer(Ledger), responses=problems(401, 404, 422, 503))
 async def read_ledger(run_id: RunId, request: Request) -> Response:
     """Recount the requests of a run. If the counts balance, no request is lost."""
     frontier = await open_frontier(server_of(request), run_id)
     counted = await frontier.audit()
     kinds = await frontier.dead_kinds()
-    faults = [msgspec.structs.asdict(fault) for fault in counted.faults]
-    found = {"failed_kinds": kinds, "balanced": counted.balanced, "faults": faults}
-    return json_response({"run_id": run_id, **ledger(counted), **found})
+    values = {**ledger(counted), "run_id": run_id, "failed_kinds": kinds, "balanced": counted.balanced}
+    return json_response(convert({**values, "faults": counted.faults}, Ledger))
 
 
-@router.get("/{run_id}/url", response_model=UrlModel, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/url", response_model=answer(UrlPage), responses=problems(401, 404, 422, 503))
 async def read_url(
     run_id: RunId,
     request: Request,
@@ -655,21 +588,23 @@ async def read_url(
     if report is None:
         raise _no_such_url(run_id, url)
     items = await read_url_items(server.store, frontier, run_id, report.history)
-    hops = [
-        {
-            **msgspec.structs.asdict(hop), "state": hop.state and STATE_NAMES.get(hop.state, hop.state),
-            "reason": redacted(hop.reason),
-        }
-        for hop in report.redirects
-    ]  # fmt: skip
-    found = {
-        "parents": report.parents, "robots": report.robots, "first_items": items, "redirects": hops,
-        "outcome": redacted(report.outcome),
-    }  # fmt: skip
-    return json_response({**_redact_history(report.history), **found})
+    page = UrlPage(
+        **asdict(_show_history(report.history)),
+        parents=report.parents,
+        robots=report.robots,
+        first_items=items,
+        redirects=[_show_hop(hop) for hop in report.redirects],
+        outcome=redacted(report.outcome),
+    )
+    return json_response(page)
 
 
-@router.post("/{run_id}/url/retry", response_model=Retried, responses=problems(401, 404, 409, 422, 503))
+def _show_hop(hop: Hop) -> RedirectHop:
+    state = None if hop.state is None else STATE_NAMES.get(hop.state, hop.state)
+    return RedirectHop(**(asdict(hop) | {"state": state, "reason": redacted(hop.reason)}))
+
+
+@router.post("/{run_id}/url/retry", response_model=answer(Retried), responses=problems(401, 404, 409, 422, 503))
 async def retry_url(run_id: RunId, which: RetryUrl, request: Request) -> Response:
     """Retry one failed URL, with its full number of attempts. `retried` is 0 if it has not failed, or robots.txt or the
     scope forbids it. A finished run is `running` afterwards, as with `retry-failed`."""
@@ -687,54 +622,58 @@ def _no_such_url(run_id: str, url: str) -> ProblemError:
     return ProblemError(404, "no such url", message)
 
 
-@router.get("/{run_id}/failed", response_model=FailedPage, responses=problems(401, 404, 422, 503))
+@router.get("/{run_id}/failed", response_model=answer(FailedPage), responses=problems(401, 404, 422, 503))
 async def read_failed(run_id: RunId, request: Request, limit: Annotated[int, Query(ge=0, le=1000)] = 100) -> Response:
     """Failed requests: counts by error kind, and up to `limit` requests, in any order."""
     frontier = await open_frontier(server_of(request), run_id)
     kinds = await frontier.dead_kinds()
     failed = await _read_failed(frontier, limit) if limit else []
-    return json_response({"run_id": run_id, "kinds": kinds, "failed": failed})
+    return json_response(FailedPage(run_id=run_id, kinds=kinds, failed=failed))
 
 
-async def _read_failed(frontier: Frontier, limit: int) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+async def _read_failed(frontier: Frontier, limit: int) -> list[UrlHistory]:
+    histories: list[UrlHistory] = []
     async with closing(frontier.dead()) as dead:
         async for history in dead:
-            found.append(_redact_history(history))
-            if len(found) == limit:
+            histories.append(_show_history(history))
+            if len(histories) == limit:
                 break
-    return found
+    return histories
 
 
-def _redact_history(history: History) -> dict[str, object]:
+def _show_history(history: History) -> UrlHistory:
     """Redact internal addresses in the reasons."""
     events = [
-        {"at": event.at, "what": event.what, "detail": redacted(event.detail), "worker": event.worker}
+        UrlEvent(at=event.at, what=event.what, detail=redacted(event.detail), worker=event.worker)
         for event in history.events
     ]
     state = STATE_NAMES.get(history.state, history.state)
-    shown = msgspec.structs.asdict(history)
-    del shown["fingerprint"]
-    return {**shown, "state": state, "reason": redacted(history.reason), "events": events}
+    values = asdict(history) | {"state": state, "reason": redacted(history.reason), "events": events}
+    return convert(values, UrlHistory)
 
 
-async def _describe(server: Server, run: Run) -> dict[str, object]:
+async def _describe(server: Server, run: Run) -> RunPage:
     frontier = await server.store.frontier(run.run_id)
     stats = await frontier.stats()
     outcome = await read_outcome(server.store, run, frontier, server.config.outcome)
     limit = await limit_of(server.store, run)
-    return {
-        "run_id": run.run_id,
-        "spider": run.spider,
-        "state": run.state,
-        "created_at": run.created_at,
-        "stats": ledger(stats),
-        "outcome": None if outcome is None else _outcome(outcome),
-        "error": server.jobs.failure(run.run_id),
-        "limit": None if limit is None else {**msgspec.structs.asdict(limit), "message": str(limit)},
-    }
+    return RunPage(
+        run_id=run.run_id,
+        spider=run.spider,
+        state=run.state,
+        created_at=run.created_at,
+        stats=convert(ledger(stats), RunStats),
+        outcome=None if outcome is None else _show_outcome(outcome),
+        error=server.jobs.failure(run.run_id),
+        limit=None if limit is None else RunLimit(**asdict(limit), message=str(limit)),
+    )
 
 
-def _outcome(outcome: Outcome) -> dict[str, object]:
-    reasons = [redacted(reason) for reason in outcome.reasons]
-    return {**msgspec.structs.asdict(outcome), "reasons": reasons, "headline": outcome.headline()}
+def _show_outcome(outcome: Outcome) -> RunOutcome:
+    return RunOutcome(
+        verdict=outcome.verdict,
+        accounted=outcome.accounted,
+        reasons=[redacted(reason) for reason in outcome.reasons],
+        failed_hooks=[redacted(reason) for reason in outcome.failed_hooks],
+        headline=outcome.headline(),
+    )

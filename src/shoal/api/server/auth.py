@@ -22,7 +22,7 @@ from shoal.config import ServerSettings, find_short_tokens
 from shoal.errors import ConfigError, StoreAwayError
 from shoal.ports import clock
 
-# Finds the caller of a token, and slows those who guess.
+# -- the caller of a token, and those who guess
 #
 # An address may try `BURST` wrong tokens at once and then one each second; beyond that, its tokens are not checked.
 # Users behind one proxy share an address, so a token that worked from there lately always works, and so does
@@ -69,21 +69,21 @@ class CallerTokens:
     def find(self, sent: bytes, address: str) -> str | None:
         """The name of the caller with this token; None: nobody. A ProblemError (429) if the address must wait."""
         visitor = self._visit(address)
-        found = None
+        caller = None
         for name, token in self._encoded.items():  # compare with all, so that the time reveals nothing
             if hmac.compare_digest(sent, token):
-                found = name
+                caller = name
         guess = hash(sent)
-        if visitor.credit < 1 and found not in visitor.callers and guess not in visitor.wrong:
+        if visitor.credit < 1 and caller not in visitor.callers and guess not in visitor.wrong:
             self._warn(visitor, address)
             message = "too many wrong tokens came from your address; try again in a second"
             raise ProblemError(429, "too many guesses", message)
-        if found is not None:
-            visitor.callers.add(found)
+        if caller is not None:
+            visitor.callers.add(caller)
         elif guess not in visitor.wrong:
             visitor.wrong.append(guess)
             visitor.credit -= 1
-        return found
+        return caller
 
     def _visit(self, address: str) -> _Visitor:
         key, now = _network(address), self._now()
@@ -115,7 +115,7 @@ def _network(address: str) -> str:
     return parsed.exploded[:19] if mapped is None else str(mapped)
 
 
-# What a proxy in front of the server says about its clients. Only proxies that the operator trusts are believed.
+# -- what trusted proxies in front of the server say about its clients
 
 
 def client_address(scope: Scope) -> str:
@@ -351,9 +351,9 @@ def _ask_for_token(scope: Scope, headers: Headers) -> Response:
     path = scope["path"]
     if path == "/" or path.startswith("/ui"):
         query = scope["query_string"].decode("latin-1")
-        wanted = quote(f"{path}?{query}" if query else path, safe="")
+        next_path = quote(f"{path}?{query}" if query else path, safe="")
         if "text/html" in headers.get("accept", ""):
-            return RedirectResponse(f"{LOGIN}?next={wanted}", 303)
+            return RedirectResponse(f"{LOGIN}?next={next_path}", 303)
     message = "missing or unknown token: send it as `Authorization: Bearer TOKEN`"
     return problem(401, "no token", message, headers={"WWW-Authenticate": "Bearer"})
 

@@ -137,9 +137,9 @@ async def drain(receive: Receive) -> None:
 
 def find_model(annotation: object) -> type[BaseModel] | None:
     """The model in ``Model`` or ``Model | None``."""
-    for each in (annotation, *get_args(annotation)):
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
     return None
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from shoal.api.batch.admission import TooManySessionsError
 from shoal.api.batch.urls import redacted
+from shoal.api.server.answers import answer
 from shoal.api.server.bodies import BodyError, find_model, hint_for_field
 from shoal.api.server.responses import json_response
 from shoal.errors import (
@@ -63,30 +64,16 @@ _KINDS = {
 }
 
 
-class ProblemDetail(BaseModel):
+class ProblemDetail(Struct, frozen=True, kw_only=True):
     """What failed: `kind` for programs, `message` for people."""
 
     kind: str
     message: str
-    details: list[dict[str, str]] = []
+    details: list[dict[str, str]]
 
 
-class Problem(BaseModel):
+class Problem(Struct, frozen=True):
     """The body of every error response."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "error": {
-                        "kind": "bad request",
-                        "message": "body.timeout: Input should be greater than 0",
-                        "details": [{"where": "body.timeout", "message": "Input should be greater than 0"}],
-                    }
-                }
-            ]
-        }
-    )
 
     error: ProblemDetail
 
@@ -99,8 +86,8 @@ def problem(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     details = [{name: _clean(text) for name, text in detail.items()} for detail in details or []]
-    body = {"error": {"kind": kind, "message": _clean(message, _MAX_MESSAGE_CHARACTERS), "details": details}}
-    return json_response(body, status, headers)
+    error = ProblemDetail(kind=kind, message=_clean(message, _MAX_MESSAGE_CHARACTERS), details=details)
+    return json_response(Problem(error), status, headers)
 
 
 def _clean(text: str, max_characters: int = _MAX_DETAIL_CHARACTERS) -> str:
@@ -124,7 +111,7 @@ class ProblemError(Exception):
 
 def problems(*statuses: int) -> dict[int | str, dict[str, object]]:
     """The error responses of a route, for OpenAPI."""
-    return {status: {"model": Problem} for status in statuses}
+    return {status: {"model": answer(Problem)} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
@@ -167,7 +154,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ShoalError)
     async def _handle_shoal(request: Request, exc: ShoalError) -> Response:
-        status, kind = next((_STATUSES[each] for each in type(exc).__mro__ if each in _STATUSES), (500, "internal"))
+        status, kind = next((_STATUSES[error] for error in type(exc).__mro__ if error in _STATUSES), (500, "internal"))
         retry = {"Retry-After": "5"} if status in (429, 503) else {}
         return problem(status, kind, public_message(exc, kind), headers=retry)
 

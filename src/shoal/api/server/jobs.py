@@ -127,9 +127,15 @@ class Jobs:
             raise TooManySessionsError(f"this server is at its limit of {self._limit} runs; try again later")
         chosen = job_request.chosen
         return Crawl(
-            chosen.spider, chosen.resolved, outputs=chosen.outputs, new_run=True, collect=False, urls=job_request.urls,
-            store=self._store, networks=self._networks,
-        )  # fmt: skip
+            chosen.spider,
+            chosen.resolved,
+            outputs=chosen.outputs,
+            new_run=True,
+            collect=False,
+            urls=job_request.urls,
+            store=self._store,
+            networks=self._networks,
+        )
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
         for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):
@@ -201,11 +207,11 @@ async def _wait_until_started(job: Job) -> None:
         raise failure
 
 
-# Runs of schedules in this server. If a server dies, another one, or its restart, resumes them.
+# -- runs of schedules in this server
 #
-# A server holds the role ``server`` of each run that it works on, and renews it. When the server dies, the role
-# expires, and another one takes it. Leases of the dead server are released when its heartbeats have been missing
-# for too long.
+# If a server dies, another one, or its restart, resumes them: a server holds the role ``server`` of each run that it
+# works on, and renews it. When the server dies, the role expires, and another one takes it. Leases of the dead server
+# are released when its heartbeats have been missing for too long.
 
 
 _ROLE = "server"

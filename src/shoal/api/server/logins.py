@@ -1,4 +1,5 @@
-"""Which logins to the dashboard have ended. All servers of a store share this, so a logout counts everywhere."""
+"""Logins to the dashboard: signed cookies, and which sessions have ended. All servers of a store share this, so a
+logout counts everywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from shoal.errors import StoreAwayError
 from shoal.ports import Documents
 from shoal.ports.documents import StoredValue
 
-# Sessions of the dashboard: a signed cookie for people who logged in with a token.
+# -- the cookie
 #
 # The cookie names the token and when it expires. All servers with the same tokens accept it. It ends when a token
 # is changed, and when its session ends (`shoal.api.server.logins`).

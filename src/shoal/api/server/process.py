@@ -27,7 +27,7 @@ from shoal.errors import ConfigError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.runs.loop_thread import collect_rarely
 
-# Closes connections of clients that hold them without use, and limits how many there are.
+# -- connections of clients that hold them without use
 #
 # A client could keep many connections open with half a request each, or with an answer that it does not read.
 
@@ -220,12 +220,18 @@ def serve(config: Config, *, ui_only: bool = False) -> None:
     _check_address(config.serve.host, config.serve.port)
     process = _Process(
         uvicorn.Config(
-            app, host=config.serve.host, port=config.serve.port, log_level=config.log_level.lower(), access_log=False,
-            server_header=False, proxy_headers=False, timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
+            app,
+            host=config.serve.host,
+            port=config.serve.port,
+            log_level=config.log_level.lower(),
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
             http=protocol_with_timeout(config.serve.request_timeout, _connections(config.serve.max_connections)),
         ),
         app,
-    )  # fmt: skip
+    )
     collect_rarely()
     allow_many_lookups()
     keep_freed_memory()

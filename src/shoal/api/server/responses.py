@@ -41,9 +41,9 @@ def json_pieces(value: object) -> Iterator[bytes]:
     """The value in JSON, in pieces of limited size, however large its texts, lists and objects are."""
     if isinstance(value, dict):
         yield b"{"
-        for index, (key, each) in enumerate(value.items()):
+        for index, (key, member) in enumerate(value.items()):
             yield (b"," if index else b"") + _encode({key: 0})[1:-2]
-            yield from json_pieces(each)
+            yield from json_pieces(member)
         yield b"}"
     elif isinstance(value, list):
         yield b"["
@@ -106,9 +106,13 @@ class EntryEncoder:
         return self.elements(begin, name, portions, lambda: {"next": self._last}, limit)
 
     async def elements(
-        self, begin: Mapping[str, object], name: str, portions: AsyncGenerator[list[Entry]],
-        end: Callable[[], Mapping[str, object]], limit: int | None = None,
-    ) -> AsyncGenerator[Piece]:  # fmt: skip
+        self,
+        begin: Mapping[str, object],
+        name: str,
+        portions: AsyncGenerator[list[Entry]],
+        end: Callable[[], Mapping[str, object]],
+        limit: int | None = None,
+    ) -> AsyncGenerator[Piece]:
         """An object with a list of results, and with values before and after it. All pieces but the last one are worth
         sending. Without a limit, results that do not fit lose their content; with one, the list ends there."""
         entries: list[Entry] = []
@@ -149,9 +153,12 @@ class EntryEncoder:
         return _encode({**begin, name: results, **end()})
 
     async def _elements(
-        self, begin: bytes, portions: AsyncIterator[list[Entry]], end: Callable[[], Mapping[str, object]],
+        self,
+        begin: bytes,
+        portions: AsyncIterator[list[Entry]],
+        end: Callable[[], Mapping[str, object]],
         limit: int | None,
-    ) -> AsyncGenerator[Piece]:  # fmt: skip
+    ) -> AsyncGenerator[Piece]:
         """The same in pieces."""
         self._add(begin)
         async for portion in portions:
@@ -285,9 +292,14 @@ class LimitedStream(StreamingResponse):
     """A response that takes one from a budget until it is sent, or its client is gone. BusyError if there is none."""
 
     def __init__(
-        self, content: AsyncGenerator[Piece] | AsyncGenerator[str], budget: Budget, caller: str, *, media_type: str,
+        self,
+        content: AsyncGenerator[Piece] | AsyncGenerator[str],
+        budget: Budget,
+        caller: str,
+        *,
+        media_type: str,
         headers: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(cast(AsyncGenerator[bytes], content), headers=headers, media_type=media_type)
         budget.take(caller)
         self._content, self._budget, self._caller = content, budget, caller

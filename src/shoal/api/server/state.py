@@ -10,17 +10,18 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
+from msgspec import Struct
 
 from shoal.api.batch.local_work import LocalWork
 from shoal.api.batch.service import BatchService, Executor, SessionSummary, send_webhook
 from shoal.api.batch.session import Session
 from shoal.api.batch.spider import BatchSpider
 from shoal.api.celery.remote import RemoteBatches
-from shoal.api.dashboard.attention import ADMIN_ONLY, NAVIGATION, SERVED_ONLY, Attention
-from shoal.api.dashboard.live import LiveViews, SharedSnapshot
+from shoal.api.dashboard.attention import Attention, SharedSnapshot
+from shoal.api.dashboard.live import LiveViews
 from shoal.api.server.budgets import AnswerBudgets, Budget
 from shoal.api.server.jobs import Jobs, ScheduledRuns
 from shoal.api.server.logins import Logins
@@ -44,9 +45,6 @@ from shoal.runs.crawl import open_served
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
 
-# A cache for values that many readers share for a short time.
-
-
 T = TypeVar("T")
 
 _LIMIT = 300
@@ -68,8 +66,8 @@ class TimedCache:
                 self._values.pop(key, None)
                 self._values[key] = (time.monotonic(), value)
                 self._limit()
-            found: T = value
-            return found
+            fresh: T = value
+            return fresh
 
     def _limit(self) -> None:
         while len(self._values) > _LIMIT:
@@ -94,12 +92,15 @@ OVERRIDDEN = "command line or code"
 """Source of settings that come neither from the file nor from the environment."""
 
 
-class SettingInForce(NamedTuple):
-    """A setting, its value, and where the value comes from."""
+class SettingInForce(Struct, frozen=True):
+    """A setting of the server."""
 
     key: str
+    """Dotted key, as in `shoal.toml` and `--set`."""
     value: object
+    """The value in force. Secrets are masked."""
     source: str
+    """`default`, a file, an environment variable, or `command line or code`."""
 
 
 class Server:
@@ -176,9 +177,12 @@ class Server:
 
     def _make_service(self, store: Store, executor: Executor, *, distributed: bool) -> BatchService:
         return BatchService(
-            store, executor, self.config, distributed=distributed,
+            store,
+            executor,
+            self.config,
+            distributed=distributed,
             notify=lambda session: send_webhook(self.fetcher.http.limited_to(self.config.http.max_body_bytes), session),
-        )  # fmt: skip
+        )
 
     @property
     def _services(self) -> list[BatchService]:
@@ -202,15 +206,17 @@ class Server:
         return ["--frontier", mask(self.config.frontier)] if "frontier" in self._overrides else []
 
     async def find_session(self, session_id: str) -> Session | None:
-        found = await self.local.find(session_id)
-        if found is None and (self.remote.opened is not None or self.remote.is_configured):
-            found = await (await self.remote.service()).find(session_id)
-        return found
+        session = await self.local.find(session_id)
+        if session is None and (self.remote.opened is not None or self.remote.is_configured):
+            session = await (await self.remote.service()).find(session_id)
+        return session
 
     async def list_sessions(self, caller: str | None, limit: int) -> list[SessionSummary]:
         """The newest sessions of a caller, local and distributed, or those of all callers with None."""
-        found = {each.session_id: each for service in self._services for each in await service.list(caller, limit)}
-        return sorted(found.values(), key=lambda each: -each.created_at)[:limit]
+        sessions = {
+            session.session_id: session for service in self._services for session in await service.list(caller, limit)
+        }
+        return sorted(sessions.values(), key=lambda session: -session.created_at)[:limit]
 
     async def check_rendering(self, *, distributed: bool) -> None:
         """BrowserError if this server cannot start its browser, RequestError if it does not render pages. The browsers
@@ -228,17 +234,16 @@ class Server:
         except ShoalError as exc:
             return [store_away(time.time(), str(exc))]
 
-    def navigation(self, role: str) -> tuple[tuple[str, str], ...]:
-        """The screens of the dashboard that someone with this role may see, with their names."""
-        hidden = {*(SERVED_ONLY if self.ui_only else ()), *(() if role == "admin" else ADMIN_ONLY)}
-        return tuple(each for each in NAVIGATION if each[0] not in hidden)
-
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
         return Vitals(
-            worker=self.worker_id, run_id="batch local", spider=BatchSpider.name, counters=self.work.counters,
-            in_flight=self.work.in_flight, looped_at=time.monotonic(),  # the event loop runs: it serves this request
-        )  # fmt: skip
+            worker=self.worker_id,
+            run_id="batch local",
+            spider=BatchSpider.name,
+            counters=self.work.counters,
+            in_flight=self.work.in_flight,
+            looped_at=time.monotonic(),  # the event loop runs: it serves this request
+        )
 
     async def why_not_ready(self) -> str:
         """Return why the server is not ready, or an empty string."""

@@ -189,7 +189,7 @@ async def list_batches(
         progress, where = session.progress, "celery" if session.distributed else "server"
         print(
             f"{session.session_id:<32} {session.state:<10} {where:<7} {local_time(session.created_at)} "
-            f"{progress['done']:>7} {progress['failed']:>7} {progress['total']:>7}  {printable(session.first_url)}"
+            f"{progress.done:>7} {progress.failed:>7} {progress.total:>7}  {printable(session.first_url)}"
         )
 
 
@@ -212,6 +212,8 @@ async def show(
     With --json, each line is a result with its content.
     """
 
+    import msgspec
+
     from shoal.api.batch.results import SessionResults
 
     async with _opened_session(session_id, frontier, readonly=True) as session:
@@ -220,8 +222,10 @@ async def show(
             print_json(result for _, result in await results.read(0, limit, _MAX_ANSWER))
             return
         progress = await session.progress()
-        counts = ", ".join(f"{progress[name]} {name.replace('_', ' ')}" for name in progress if name != "results")
-        print(f"session {session.id} is {await session.state()}: {counts}")
+        counts = msgspec.structs.asdict(progress)
+        del counts["results"]
+        shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+        print(f"session {session.id} is {await session.state()}: {shown}")
         for _, result in await results.read_outlines(0, limit, _MAX_ANSWER):
             error = result.get("error")
             text = f"{error['kind']}: {error['message']}" if isinstance(error, dict) else str(result["title"] or "")

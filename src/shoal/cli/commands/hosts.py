@@ -182,16 +182,14 @@ async def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = No
 async def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
     from msgspec import UNSET
 
-    from shoal.operations.hosts import host_name
+    from shoal.operations.hosts import change_host, host_name
 
     outer, run_id = context.obj
     host = host_name(host)
-    if host == "*" and update.block_for is not UNSET:
-        raise ConfigError("cannot block '*': it sets default delays and concurrency. Use `shoal pause RUN`")
 
     async with opened_run(frontier or outer, run_id) as (store, _, queue):
         hosts = [state.host for state in await queue.host_states(_MAX_LISTED)]
-        await queue.update_host(host, update)
+        await change_host(queue, host, update)
         await record_action(store, what, host, _describe(update))
         _print_hosts([state for state in await queue.host_states(_MAX_LISTED) if host in (state.host, "*")], {})
     if host != "*" and host not in hosts:

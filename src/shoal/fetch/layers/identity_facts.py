@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -211,11 +211,14 @@ class IdentityCounts(Struct):
 # The identities of a store, for people: what each does on which host, and why.
 
 
+IdentityStateName: TypeAlias = Literal["active", "resting", "given up", "removed", "free"]
+
+
 class IdentityState(Struct, frozen=True):
     """One identity on one host. Without a host: on no host, or removed from all."""
 
     identity: str
-    state: str
+    state: IdentityStateName
     """``active`` (assigned to the host), ``resting``, ``given up`` (the host blocks it), ``removed``, or ``free``."""
     host: str = ""
     reason: str = ""
@@ -236,7 +239,7 @@ async def _rows(facts: IdentityFacts, name: str, assigned: dict[str, str | None]
     rows = []
     for host, chosen in assigned.items():
         if (rest := await facts.resting(name, host)) is not None:
-            state = "given up" if rest.is_final else "resting"
+            state: IdentityStateName = "given up" if rest.is_final else "resting"
             rows.append(IdentityState(name, state, host, rest.reason, max(0.0, rest.returns - time.time())))
         elif chosen == name:
             rows.append(IdentityState(name, "active", host))

@@ -185,7 +185,9 @@ class Definition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     time_zone: str = "UTC"
     jitter: float = 0.0
     overlap: OverlapPolicy = "skip"
+    """If the previous run is still active: skip the time, wait until the run ends, or cancel it."""
     missed: MissedPolicy = "one"
+    """Times at which no server ran: start a run for the latest, for all of them, or for none."""
     keep: int | None = None
     """How many ended runs to keep. None: all."""
 
