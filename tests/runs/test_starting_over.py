@@ -14,7 +14,7 @@ from shoal.api.batch.options import BatchOptions
 from shoal.api.batch.session import Session
 from shoal.api.celery.dispatch import _Dispatch
 from shoal.api.celery.page_worker import _OpenSession, _TaskRunner
-from shoal.api.celery.remote import CeleryWatch
+from shoal.api.celery.watch import CeleryWatch
 from shoal.config import Config
 from shoal.crawling.onion import SharedFetcher
 from shoal.errors import StoreAwayError, StoreRewoundError

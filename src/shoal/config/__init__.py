@@ -5,7 +5,7 @@ value is checked, whether you write it by hand (``HttpSettings(proxy=...)``), ch
 load it from files, environment and command line with ``load_config``. A bad value raises a ``ConfigError`` that names
 its key. Durations are in seconds. Passwords never appear in a ``repr`` or a message, and ``flatten`` masks them.
 
-This room may import only `errors` and `messages`. Start with `sections`: it has every setting.
+This room may import only `errors` and `messages`. Start with `settings`: it has all of them.
 """
 
 from __future__ import annotations

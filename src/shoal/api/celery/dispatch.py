@@ -20,8 +20,8 @@ from msgspec import Struct
 from shoal.api.batch.session import OVER, Session
 from shoal.api.celery.broker import publish, queue_is_empty
 from shoal.api.celery.page_worker import lease_ttl
-from shoal.api.celery.remote import CeleryWatch
 from shoal.api.celery.settings import ROBOTS_TASK, TASK, distributed_frontier, store_name
+from shoal.api.celery.watch import CeleryWatch
 from shoal.config import Config
 from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler

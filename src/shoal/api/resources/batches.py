@@ -16,7 +16,7 @@ from shoal.api.batch.options import BatchOptions, StrictModel
 from shoal.api.batch.results import SessionResults
 from shoal.api.batch.service import SessionSummary
 from shoal.api.batch.session import OVER, Progress, Session, Webhook
-from shoal.api.celery.remote import CeleryWorker
+from shoal.api.celery.watch import CeleryWorker
 from shoal.api.resources.common import PRINTABLE, URL, with_examples
 from shoal.api.server.answers import answer
 from shoal.api.server.auth import allows

@@ -250,7 +250,7 @@ async def workers(as_json: AsJson = False) -> None:
     The broker is that of CELERY_BROKER_URL.
     """
     with _needs_api():
-        from shoal.api.celery.remote import CeleryWatch
+        from shoal.api.celery.watch import CeleryWatch
 
     watch = CeleryWatch()
     try:
