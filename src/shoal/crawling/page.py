@@ -40,7 +40,6 @@ from shoal.fetch.layers.throttle import RetryPolicy
 from shoal.http import LinkBatch, Request, Response
 from shoal.http.exchange import Exchange, captured, redirected_request
 from shoal.http.files import FILE_CALLBACK
-from shoal.http.sitemaps import read_period
 from shoal.ports import Completion, Failure, Fetch, Lease
 from shoal.spider import Spider
 from shoal.urls.normalize import LinkJoiner, join_url, resolve
@@ -514,6 +513,8 @@ def read_directives(texts: Iterable[str], names: frozenset[str], now: datetime) 
             elif name in ("nofollow", "noindex"):
                 directives.add(name)
             elif name == "unavailable_after":
+                from shoal.http.sitemaps import read_period  # few pages need it
+
                 if _WEEKDAY.fullmatch(value):  # "Friday, 25-Jun-10 15:00:00 GMT"
                     value = "".join(parts[number + 1 : number + 2])
                 period = read_period(value)
