@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LIMITS = {"local": 59, "distributed": 87}
-"""The current numbers, 57 and 85, and a few more: tasks in the background may run at the same time. Lower them when a
+LIMITS = {"local": 47, "distributed": 70}
+"""The current numbers, 45 and 66, and a few more: tasks in the background may run at the same time. Lower them when a
 module leaves the path."""
 SPIDER = """from shoal import Spider
 

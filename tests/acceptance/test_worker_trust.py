@@ -18,7 +18,7 @@ from shoal.ports import Run
 from shoal.runs.start import RunSettings
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 from tests.acceptance.fleets import SHOAL, SPIDER, frontier_url
 from tests.support import forking
 from tests.support.servers import MisbehavingServer, ProxyServer

@@ -54,7 +54,7 @@ from shoal.http.exchange import redirected_request
 from shoal.item import encode_item
 from shoal.operations.notifications.channels import sign
 from shoal.ports import Completion, FrontierOptions, Leased, LoggedItem, Run
-from shoal.urls.scope import Scope as UrlScope
+from shoal.urls.normalize import Scope as UrlScope
 
 URL = "http://example.com/"
 LARGE = 1 << 20

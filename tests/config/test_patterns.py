@@ -18,7 +18,7 @@ from shoal.runs.trust import with_run_settings
 from shoal.scrapy.adapter import adapt
 from shoal.scrapy.settings import Settings
 from shoal.scrapy.spiders import SitemapSpider as ScrapySitemapSpider
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 POISON = "(?:a|a)*!$"
 

@@ -26,7 +26,7 @@ from shoal.http.files import FILE_CALLBACK
 from shoal.item import decode_item, encode_item
 from shoal.ports import Failure
 from shoal.spider import Spider
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 from tests.support.fakes import CONFIG, SITE, Web, memory_frontier
 from tests.support.loops import event_loop_policy
 

@@ -11,7 +11,7 @@ from shoal.config import ScopeSettings
 from shoal.errors import RequestError, SpiderError, TooComplexError
 from shoal.http import LinkBatch, Response
 from shoal.runs.command_spiders import PageSpider, page_spider, parse_fields
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 URL = "http://ex.com/"
 PAGE = """<html><head><title> A shop </title></head><body><nav><a href=/x>X</a></nav>

@@ -28,7 +28,7 @@ from shoal.frontier.memory import MemoryStore
 from shoal.http import LinkBatch, Request
 from shoal.ports import Completion, Frontier, FrontierOptions, Pushed, Run
 from shoal.testing import FakeClock
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 from tests.support.names import steady
 
 URL = "http://ex.com/"

@@ -17,7 +17,7 @@ from shoal.errors import RequestError, StoreError, StoreRewoundError
 from shoal.frontier.memory.requests import Fingerprints
 from shoal.frontier.memory.store import MemoryFrontier
 from shoal.http import Request
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 from tests.support.fakes import memory_frontier
 
 

@@ -17,7 +17,7 @@ from shoal.crawling.stats import Counters
 from shoal.errors import SitemapError, SpiderError
 from shoal.http import Request, Response
 from shoal.http.sitemaps import SitemapEntry
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 SITE = "http://ex.com"
 MAP = SITE + "/map.xml"

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError, RunError, SpiderError
 from shoal.http import Request, Response
 from shoal.runs.crawl import crawl
 from shoal.spider import Spider, create_spider, load_spider, spiders_in
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 
 class Books(Spider):

@@ -23,7 +23,7 @@ from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.run_choice import WantedRun, choose_run
 from shoal.runs.start import RunSettings
 from shoal.testing import FakeClock
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 START = 1_700_000_000.0 // 3600 * 3600
 

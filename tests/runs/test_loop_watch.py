@@ -17,7 +17,7 @@ from shoal.http import Request, Response
 from shoal.ports import Store
 from shoal.runs import recorder
 from shoal.runs.recorder import LoopWatch, what_runs
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from shoal.item import decode_item, encode_item
 from shoal.sinks.downloads import FileKeeper, FolderStore, open_file_store
 from shoal.sinks.thumbnails import make_thumbnails
 from shoal.spider import SpiderStats
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 from tests.support import forking
 
 PDF = b"%PDF-1.7 text"

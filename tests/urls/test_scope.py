@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from shoal.config import ScopeSettings
 from shoal.errors import ConfigError
-from shoal.urls import scope as scope_module
-from shoal.urls.normalize import normalize_url
-from shoal.urls.scope import Scope
+from shoal.urls import normalize as scope_module
+from shoal.urls.normalize import Scope, normalize_url
 
 
 def test_without_rules_all_belongs() -> None:

@@ -10,8 +10,7 @@ from shoal.config import ScopeSettings
 from shoal.crawling.scheduler import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import Request
-from shoal.urls.normalize import host_of, normalize_url, resolve, url_fingerprint
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope, host_of, normalize_url, resolve, url_fingerprint
 
 SECONDS, MEGABYTES = 4.0, 256.0  # for 2 MB of links
 

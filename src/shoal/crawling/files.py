@@ -22,8 +22,7 @@ from shoal.http.files import FILE_CALLBACK, FileEntry
 from shoal.item import decode_item, encode_item, encode_record
 from shoal.sinks.downloads import FileKeeper
 from shoal.spider import SpiderStats
-from shoal.urls.normalize import join_url
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope, join_url
 
 log = logging.getLogger("shoal.files")
 

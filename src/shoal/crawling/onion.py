@@ -25,8 +25,7 @@ from shoal.messages import did_you_mean, pip_install
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.selector.parsing import limit_trees
 from shoal.spider import Spider
-from shoal.urls.normalize import host_of
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope, host_of
 
 if TYPE_CHECKING:
     from shoal.fetch.aiohttp_fetcher import HttpFetcher

@@ -15,8 +15,7 @@ from shoal.errors import FrontierError, RequestError
 from shoal.http import LinkBatch, Request
 from shoal.ports import Frontier, FrontierOptions, Leased
 from shoal.spider import Spider
-from shoal.urls.normalize import folder_of, origin_of, resolve_within_limits
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope, folder_of, origin_of, resolve_within_limits
 
 # A cache of the links that the frontier of a run already has.
 

@@ -11,41 +11,39 @@ from shoal.ports.cluster import ClusterEvent, ClusterStep, ClusterView, Coordina
 from shoal.ports.documents import Document, Documents, Run, RunState
 from shoal.ports.fetching import Fetch, Fetcher, Middleware
 from shoal.ports.hosts import Heartbeat, Hosts, HostState, HostUpdate, SilentWorker, Workers, WorkerState
-from shoal.ports.inspection import (
+from shoal.ports.queue import (
     MAX_RETRIED,
     REPAIRED_LEASE,
-    Event,
-    EventKind,
-    Fault,
-    History,
-    Inspection,
-    LeaseHolder,
-    LeaseKey,
-    LeaseOutcome,
-    Rewind,
-    Stats,
-    Waits,
-)
-from shoal.ports.queue import (
     Claim,
     Completion,
     CookieWrite,
+    Event,
+    EventKind,
     Failure,
+    Fault,
     FrontierOptions,
+    History,
     Holder,
+    Inspection,
     ItemLog,
     Lease,
     Leased,
+    LeaseHolder,
+    LeaseKey,
+    LeaseOutcome,
     LoggedItem,
     OutputCount,
     Overflow,
     Pushed,
     Queue,
     RequestState,
+    Rewind,
     Roles,
     RoleState,
     Sink,
     SinkOptions,
+    Stats,
+    Waits,
 )
 from shoal.ports.store import Frontier, ItemSource, Room, RunView, Store
 

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from shoal.ports.documents import Documents, Run, RunState
 from shoal.ports.hosts import Hosts, Workers
-from shoal.ports.inspection import Inspection, Rewind
-from shoal.ports.queue import FrontierOptions, Holder, ItemLog, Queue, Roles
+from shoal.ports.queue import FrontierOptions, Holder, Inspection, ItemLog, Queue, Rewind, Roles
 
 _RESERVE = 256 << 20  # bytes
 

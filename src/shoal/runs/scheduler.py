@@ -18,7 +18,7 @@ from shoal.ports import Completion, Failure, Frontier, Lease, Store
 from shoal.runs.loop_thread import LoopThread
 from shoal.runs.run_choice import WantedRun, choose_run, start_settings
 from shoal.spider import Spider
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 log = logging.getLogger("shoal.scheduler")
 

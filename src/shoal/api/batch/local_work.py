@@ -23,7 +23,7 @@ from shoal.ports import Frontier, Leased
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Output, Plan
 from shoal.runs.worker_session import new_worker_id
-from shoal.urls.scope import Scope
+from shoal.urls.normalize import Scope
 
 # Shares hosts and page slots fairly among sessions.
 #
