@@ -15,10 +15,9 @@ import msgspec
 import pytest
 
 from shoal.crawling import pacing as itemlog
-from shoal.crawling.leases import LeaseKeeper
+from shoal.crawling.leases import LeaseKeeper, Persistence
 from shoal.crawling.onion import _guarded
 from shoal.crawling.pacing import ItemLogKeeper
-from shoal.crawling.retrying import Persistence
 from shoal.errors import FencedError, FrontierError, QueueFullError, SinkError, StoreAwayError
 from shoal.fetch.layers import Postponed
 from shoal.frontier.memory import MemoryStore

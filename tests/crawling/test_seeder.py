@@ -9,7 +9,7 @@ import pytest
 
 from shoal.config import Config
 from shoal.crawling import seeder as seeding
-from shoal.crawling.retrying import Persistence
+from shoal.crawling.leases import Persistence
 from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters

@@ -18,10 +18,10 @@ import pytest
 
 from shoal.errors import FencedError, QueueFullError, StoreError, StoreRewoundError
 from shoal.frontier.host_policy import effective_concurrency, effective_delay
-from shoal.frontier.memory.backlog import Backlog
 from shoal.frontier.memory.items import ItemSpace, MemoryItemLog, MemoryRoles
 from shoal.frontier.memory.requests import (
     NO_PARENT,
+    Backlog,
     Fingerprints,
     Head,
     Records,

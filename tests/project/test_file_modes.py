@@ -14,7 +14,7 @@ import pytest
 from shoal.config import CacheSettings
 from shoal.fetch.layers.cache import Cache
 from shoal.frontier import open_store
-from shoal.frontier.memory.backlog import Spill
+from shoal.frontier.memory.requests import Spill
 from shoal.http import Request, Response
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.autoscale import LocalPool

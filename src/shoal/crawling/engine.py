@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from shoal.crawling.leases import LeaseKeeper, Settler, lease_of, lost_before
+from shoal.crawling.leases import LeaseKeeper, Persistence, Settler, StorageWatch, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
 from shoal.crawling.participation import Drain, Participation
-from shoal.crawling.retrying import Persistence, StorageWatch
 from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters, CrawlSnapshot

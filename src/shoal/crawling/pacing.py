@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from shoal.crawling.retrying import Persistence
+from shoal.crawling.leases import Persistence
 from shoal.errors import FrontierError
 from shoal.ports import Frontier, HostState, ItemSource, Leased, LeaseHolder, RoleState, Stats, Waits
 from shoal.sinks.drainer import COLLECTORS, PREFIX, output_name, position_of

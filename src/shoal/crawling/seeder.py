@@ -13,8 +13,8 @@ from inspect import isawaitable
 from typing import cast
 
 from shoal.config import Config
+from shoal.crawling.leases import Persistence
 from shoal.crawling.participation import Source
-from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import EngineScheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError, describe

@@ -20,9 +20,9 @@ import msgspec
 from shoal.config import Config
 from shoal.crawling.callbacks import SpiderHooks
 from shoal.crawling.engine import Engine
+from shoal.crawling.leases import Persistence
 from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
-from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import EngineScheduler, make_scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError, describe

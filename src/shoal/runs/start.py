@@ -18,8 +18,8 @@ import msgspec
 from shoal.config import Config, Count, Seconds, Weight
 from shoal.config.checks import check_regexes, linear, unmarked
 from shoal.config.layers import read_settings
+from shoal.crawling.leases import Persistence
 from shoal.crawling.participation import Source
-from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import frontier_options, make_scheduler
 from shoal.crawling.seeder import Seeder, start_requests, url_requests
 from shoal.crawling.stats import Counters

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from shoal.config import Config
 from shoal.crawling.engine import Engine
-from shoal.crawling.retrying import Persistence
+from shoal.crawling.leases import Persistence
 from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError

@@ -23,7 +23,7 @@ from shoal.api.celery.page_worker import lease_ttl
 from shoal.api.celery.settings import ROBOTS_TASK, TASK, distributed_frontier, store_name
 from shoal.api.celery.watch import CeleryWatch
 from shoal.config import Config
-from shoal.crawling.retrying import Persistence
+from shoal.crawling.leases import Persistence
 from shoal.crawling.scheduler import make_scheduler
 from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.fetch.layers.robots import fact_name

@@ -21,10 +21,9 @@ from shoal.api.batch.urls import redacted
 from shoal.api.celery.messages import check_belongs, read_task
 from shoal.api.celery.settings import distributed_frontier, store_name
 from shoal.config import Config, find_config_file, load_config
-from shoal.crawling.leases import LeaseKeeper, Settler
+from shoal.crawling.leases import LeaseKeeper, Persistence, Settler
 from shoal.crawling.onion import SharedFetcher, make_onion
 from shoal.crawling.page import PageHandler, Settlement
-from shoal.crawling.retrying import Persistence
 from shoal.crawling.scheduler import make_scheduler
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, ShoalError, StoreRewoundError

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.frontier.memory.backlog import Backlog
 from shoal.frontier.memory.items import MemoryItemLog, MemoryRoles
-from shoal.frontier.memory.requests import NO_PARENT, NewRequests, Requests, decode_request, encode_request
+from shoal.frontier.memory.requests import NO_PARENT, Backlog, NewRequests, Requests, decode_request, encode_request
 from shoal.frontier.politeness import Lane
 from shoal.frontier.rules import (
     DEAD,
@@ -22,28 +21,26 @@ from shoal.frontier.rules import (
     LOST_KIND,
     MAX_LEASES,
     NOTE_EVENT,
+    POLL,
     READY,
     STATE_NAMES,
     WAITING,
+    E,
+    MovedLinks,
+    Portion,
     check_nonce,
     check_queue_size,
+    count_moved,
     failure_event,
+    first_of_each,
+    incoming_history,
     is_fenced,
     lost_reason,
     new_nonce,
     push_fingerprint,
     reissued_token,
-    token_base,
-)
-from shoal.frontier.staging import (
-    POLL,
-    E,
-    MovedLinks,
-    Portion,
-    count_moved,
-    first_of_each,
-    incoming_history,
     split_large,
+    token_base,
 )
 from shoal.http import Request
 from shoal.ports import (
@@ -65,7 +62,7 @@ from shoal.ports import (
 
 
 class MemoryStages:
-    """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.staging`."""
+    """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.rules`."""
 
     def __init__(self, requests: Requests, clock: Callable[[], float]) -> None:
         self.incoming = 0

@@ -40,8 +40,11 @@ from shoal.frontier.rules import (
     MAX_LEASES,
     STATE_NAMES,
     UNREADABLE,
+    MovedLinks,
     child_fingerprint,
     claim_token,
+    count_moved,
+    incoming_history,
     new_nonce,
     push_fingerprint,
     queue_full,
@@ -52,7 +55,6 @@ from shoal.frontier.rules import (
     sought_urls,
     token_base,
 )
-from shoal.frontier.staging import MovedLinks, count_moved, incoming_history
 from shoal.http import Request
 from shoal.ports import (
     Claim,

@@ -17,31 +17,29 @@ from shoal.frontier.rules import (
     DONE,
     MAX_LEASES,
     NOTE_EVENT,
+    POLL,
     STATE_NAMES,
     WAITING,
+    E,
+    MovedLinks,
+    Portion,
     check_nonce,
     check_queue_size,
     child_fingerprint,
+    count_moved,
     encode_request,
     failure_event,
+    first_of_each,
+    incoming_history,
     new_nonce,
     push_fingerprint,
     room_for_links,
+    split_large,
 )
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
 from shoal.frontier.sqlite.lanes import NewRequest
 from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases, storable
 from shoal.frontier.sqlite.run_file import Ledger, RunFile, Seen
-from shoal.frontier.staging import (
-    POLL,
-    E,
-    MovedLinks,
-    Portion,
-    count_moved,
-    first_of_each,
-    incoming_history,
-    split_large,
-)
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -64,7 +62,7 @@ _decode = msgspec.msgpack.Decoder(Request).decode
 
 
 class Stages:
-    """The staged links of a run: a row for each portion, in order. See `shoal.frontier.staging`."""
+    """The staged links of a run: a row for each portion, in order. See `shoal.frontier.rules`."""
 
     def __init__(
         self, run: RunFile, seen: Seen, add_links: Callable[[Sequence[NewRequest], Ledger, float], Counter[int | None]]
