@@ -18,8 +18,8 @@ ROOMS = (
 `testing` and `scrapy` are leaves: no room imports `testing`, and only `cli` imports `scrapy`."""
 _HEAD = """# Modules
 
-Every module of Shoal with the first line of its docstring, from the lowest room to the highest: a room may import those
-above it in this list. `scripts/modules` writes this page, and the tests compare it with the source.
+Every module of Shoal with the first line of its docstring, from the highest room to the lowest: a room may import those
+below it in this list. `scripts/modules` writes this page, and the tests compare it with the source.
 [Architecture](architecture.md) explains how the rooms work together, and which file to edit for what.
 """
 
@@ -27,7 +27,7 @@ above it in this list. `scripts/modules` writes this page, and the tests compare
 def page() -> str:
     """The text of the page."""
     parts = [_HEAD]
-    for room in ROOMS:
+    for room in reversed(ROOMS):
         folder = SOURCE / room
         if folder.is_dir():
             parts.append("\n".join([f"## {room}", "", _paragraph(folder / "__init__.py"), "", *_rows(folder)]) + "\n")

@@ -1,4 +1,4 @@
-"""The layers around the fetcher: robots.txt, the spider's own, cookies, throttling, retries, cache, identities."""
+"""The layers around the fetcher: robots.txt, the spider's own, throttling, statuses, cookies, cache, identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that all frontiers share: states, names of requests, tokens, fencing, politeness."""
+"""Rules that all frontiers share: states, names of requests, tokens, fencing, large pages."""
 
 from __future__ import annotations
 

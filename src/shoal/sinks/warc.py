@@ -61,7 +61,7 @@ _KIND = b"WARC-Type: "
 
 
 class WarcArchive:
-    """The archive of a process. See `shoal.crawling.engine_options.Archive`. Call ``open`` first, ``close`` last."""
+    """The archive of a process: `archive` of a `Participation`. Call ``open`` first, ``close`` last."""
 
     def __init__(
         self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str

@@ -1,4 +1,4 @@
-"""Learns a delay for each host: from 429 and 503, and from answers that become slower."""
+"""Learns a delay for each host: from 429 and 503, and from answers that become slower. Which statuses are errors."""
 
 from __future__ import annotations
 
