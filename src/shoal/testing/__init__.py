@@ -20,7 +20,8 @@ a frontier, write one `Harness` and a few lines::
 A frontier on a server must also pass `ServerFaultContract`, a coordinator `CoordinatorContract`,
 a sink `SinkContract` (see `shoal.testing.sinks`).
 
-This room may import `sinks` and what is below it; no room imports it. Start with `FrontierContract` below, then `leasing` and `model`.
+This room may import `sinks` and what is below it; no room imports it. Start with `FrontierContract` below, then
+`leasing` and `model`.
 """
 
 from __future__ import annotations
