@@ -1,5 +1,8 @@
-"""Renews and drops the leases of a worker (`LeaseKeeper`), and settles their pages (`Settler`). Repeats failed calls of
-the frontier (`Persistence`) and of other stores (`StorageWatch`): a full disk may get room, a server may come back."""
+"""The leases of a worker: renewed in time, dropped before they end, and settled when their pages are handled.
+
+`Persistence` repeats calls of the frontier, and `StorageWatch` calls of other stores: a full disk may get room, and a
+server may come back.
+"""
 
 from __future__ import annotations
 

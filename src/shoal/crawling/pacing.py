@@ -1,8 +1,7 @@
-"""When the engine leases and settles, and why it waits.
+"""When the engine leases and settles: one strategy for a store in this process, one for a store on a server. Both wait
+for outputs that are far behind.
 
-`Pacing` is for a store in this process, `RemotePacing` for a store on a server. `ItemLogKeeper` stops leasing while an
-output is far behind. `WaitWatch` logs why a worker has nothing to do although its run has requests. `explain_wait`
-finds the reason from facts that the frontier tells.
+`WaitWatch` logs why a worker has nothing to do although its run has requests. `explain_wait` finds the reason.
 """
 
 from __future__ import annotations

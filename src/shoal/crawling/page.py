@@ -1,4 +1,4 @@
-"""Handles one page: fetches it, calls the spider's callbacks, and makes a settlement for the frontier.
+"""One page: fetched, handed to the callbacks of the spider, and turned into a settlement for the frontier.
 
 `PageDirectives` applies what a page says to crawlers: nofollow and noindex, in its links, its meta tags and its
 X-Robots-Tag headers. `robots.nofollow` and `robots.noindex` turn it on. Both are off by default, and cost nothing then.

@@ -1,4 +1,4 @@
-"""Politeness in one process: when a host may be contacted, by how many requests at once, and by which run.
+"""Politeness: when a host may be contacted, and by how many requests at once.
 
 The rules are in `shoal.frontier.host_policy`. Frontiers that live in one process keep their state here. A `Host`
 belongs to the store, so all runs share its politeness. A `Lane` is the queue of one run for one host. `Turns` are the

@@ -1,4 +1,7 @@
-"""The queue of a run in memory (`MemoryQueue`), and the links of large pages that wait to enter it (`MemoryStages`)."""
+"""The queue of a run in memory: requests enter, are leased, and are completed, failed or released.
+
+`MemoryStages` holds the links of large pages until they enter it.
+"""
 
 from __future__ import annotations
 

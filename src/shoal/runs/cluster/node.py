@@ -1,4 +1,4 @@
-"""A node of a cluster: a worker while it has a slot, a Backup Runner while it has none. With a class for ZooKeeper."""
+"""A node of a cluster: a worker while it has a slot, a Backup Runner while it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slot of a node: `HeldSlot` takes and holds it. `NodeSlot` also runs a worker under it, and stops it in time."""
+"""The slot of a node: takes it, runs a worker under it, stops the worker in time, and handles how it ended."""
 
 from __future__ import annotations
 
