@@ -2,7 +2,7 @@
 
 `Engine.run` starts the helper tasks (seeder, lease keeper, item log, drainers) and then loops: it settles finished
 pages with the frontier in one batch, fills free places with new leases, and starts one task for each lease. A task
-waits only for its own page. Requests wait in the frontier for delays, backoff and blocks.
+waits only for its own page. A request that must wait, for a delay, a retry or a block, waits in the frontier.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Engine:
         spider, config, archive = part.spider, part.config, part.archive
         self.counters = Counters()
         self.concurrency = config.concurrency
-        """How many pages may be in flight. It may be changed at any time."""
+        """How many pages may be in flight. You may change it at any time."""
         self.looped_at = time.monotonic()
         """When the loop last ran, on the monotonic clock."""
         self.stopping = False
@@ -87,9 +87,9 @@ class Engine:
         )
         self._waiting = WaitWatch(self._frontier, part.run_id)
         self._idle_since = 0.0
-        """Since when there is nothing to do, on the monotonic clock. 0: there is."""
+        """When the engine ran out of work, on the monotonic clock. 0: it has work."""
         self._leased: Leased | None = None
-        """The answer to the last lease call, if it gave nothing."""
+        """The answer to the last lease call, if it held no leases."""
         self._active: dict[int, tuple[asyncio.Task[None], Lease]] = {}
         """The leases that have begun, by token."""
         self._ahead: deque[Lease] = deque()
@@ -100,7 +100,7 @@ class Engine:
         """The leases that were settled last."""
         self._kept_open = False  # the spider wants to wait for more requests
         self._isolating = False
-        """Whether a request that may kill its worker waits for its last attempt. It must be in flight alone."""
+        """Whether a request on its last attempt may kill its worker. It must be in flight alone."""
         self._check_again, self._halted, self._helpers = 0.0, False, list[asyncio.Task[None]]()
         self._failure: BaseException | None = None
         self._interruption: FrontierError | None = None
@@ -114,10 +114,10 @@ class Engine:
     # -- the loop
 
     async def run(self) -> None:
-        """Crawl until the run is finished, its page limit is reached, or ``stop``. Unfinished leases are released.
+        """Crawl until the run is finished, it reaches its page limit, or ``stop``. Release unfinished leases.
 
-        Raises the error that ended the crawl: of the frontier, of a sink, or of the spider's ``start``. When the store
-        went back in time, or the process was fenced, it starts over from the store's state.
+        Raises the error that ended the crawl: of the frontier, of a sink, or of the spider's ``start``. If the store
+        went back in time, or the process was fenced, the engine starts over from the store's state.
         """
         while True:
             try:
@@ -147,7 +147,7 @@ class Engine:
         try:
             await self._pump()
         except StoreAwayError:
-            if not self.stopping:  # otherwise it was given up on purpose: the leases expire
+            if not self.stopping:  # a stop gives up on purpose, and the leases expire
                 raise
         finally:
             await self._wind_down()
@@ -165,11 +165,11 @@ class Engine:
         return fenced or isinstance(error, StoreRewoundError)
 
     async def start_over(self, error: FrontierError) -> None:
-        """Drop all work. After a rewind of the store, record it and drop everything cached from the store; after a
-        fence, join again. Then ``run`` may be called again: it continues from the store's state, like a new process."""
+        """Drop all work and all that is cached from the store. After a rewind, record it. After a fence, join again.
+        Then ``run`` may be called again. It continues from the store's state, like a new process."""
         log.error("%s", error)
         leases = [lease_of(settlement) for settlement in self._settled]
-        # The rewound store may still have the leases that were settled last. No other process would release them.
+        # A rewound store may still hold the leases that were settled last. No other process would release them.
         leases += self._recent
         self._recent.clear()
         self._settled, self._interruption = [], None
@@ -189,7 +189,7 @@ class Engine:
                 await drain.start_over()
 
     async def reopen(self) -> None:
-        """Prepare another ``run``: the run has requests again after its outputs were finished."""
+        """Prepare another ``run``, because the run has requests again after its outputs were finished."""
         self._scheduler.forget()
         for drain in self._drains:
             await drain.start_over()
@@ -227,16 +227,16 @@ class Engine:
         return pause if wait is None or pause < wait else wait
 
     def _end_wait(self) -> None:
-        """There is something to do, or another reason to do nothing."""
+        """End the wait: there is work, or the engine rests for another reason."""
         if self._idle_since and self._waiting.reason:
             self._waiting.work()
         self._idle_since = 0.0
 
     async def _settle_and_lease(self, *, lingers: bool) -> float | None:
-        """Store finished pages, unless ``lingers``, and fill the free places. Returns the same as `_lease_more`."""
+        """Settle finished pages, unless ``lingers``, and fill the free places. Returns what `_lease_more` returns."""
         leases = not self.stopping and not self._halted
         if self.pacing.overlaps and lingers:
-            return None  # one round trip will do for both
+            return None  # later, one round trip does both
         if self.pacing.overlaps and self._settled and leases and not self._isolating:
             results = await asyncio.gather(self._settle(), self._lease_more(), return_exceptions=True)
             for result in results:
@@ -278,7 +278,7 @@ class Engine:
         return self.pacing.room(self.concurrency - len(self._active), len(self._ahead), self.concurrency)
 
     async def _lease_more(self) -> float | None:
-        """Fill the free places. Returns the seconds until the next poll; None: until something happens."""
+        """Fill the free places. Returns the seconds until the next poll. None: sleep until something happens."""
         room = self._room()
         if room <= 0:
             return self.pacing.pause()
@@ -312,10 +312,10 @@ class Engine:
         return self.pacing.after(leased, short=len(leased.leases) < room, has_place=has_place)
 
     async def _isolate_suspects(self, leases: list[Lease]) -> list[Lease]:
-        """The leases without the suspects: requests on their last attempt that lost a worker before.
+        """Return the leases without suspects. A suspect is a request on its last attempt that has lost a worker.
 
-        Suspects are released, and then leased one by one when nothing else is in flight. So a page that kills its
-        worker costs the other pages in flight an attempt, but never their last one."""
+        Release the suspects. The engine then leases them one by one, when nothing else is in flight. So a page that
+        kills its worker never costs another page its last attempt."""
         max_attempts = self._config.retry.max_attempts
         last = [lease for lease in leases if lease.attempt >= max_attempts > 1]
         suspects = await self._persist(lambda: lost_before(self._frontier, last)) if last else []
@@ -330,7 +330,8 @@ class Engine:
     def _fill(self) -> None:
         """Start tasks for leases that have not begun, while places are free.
 
-        Not while the store is away: it may come back older, and then each host must have a rest before its next page.
+        While the store is away, start none: it may come back older, and then each host needs a pause before its next
+        page.
         """
         while self._ahead and len(self._active) < self.concurrency and not self.stopping and not self._persist.away:
             lease = self._ahead.popleft()
@@ -339,7 +340,7 @@ class Engine:
                 self._active[lease.token] = task, lease
 
     def stop(self, grace: float | None = None) -> None:
-        """Lease nothing more. Pages in flight have ``grace`` seconds (default ``shutdown_grace``) to end; then they are
+        """Lease nothing more. Pages in flight have ``grace`` seconds to end (default ``shutdown_grace``). Then they are
         released."""
         if self.stopping:
             return
@@ -351,11 +352,11 @@ class Engine:
             loop.call_later(grace + patience, self._give_up)
             loop.call_later(grace + 2 * patience, self._persist.give_up)
         else:
-            loop.call_later(grace + HURRY, self._persist.give_up_if_away)  # a file, on a disk that is full
+            loop.call_later(grace + HURRY, self._persist.give_up_if_away)  # a local file, if its disk is full
         self.release_ahead()
 
     def abort(self) -> None:
-        """Stop now: pages in flight are dropped, and released if the store still answers."""
+        """Stop now. Drop the pages in flight, and release them if the store still answers."""
         self.stop(0.0)
         self._cancel_active()
 
@@ -366,7 +367,7 @@ class Engine:
 
     @property
     def why_nothing(self) -> str:
-        """Why the run has no requests at all, if it has none. Empty if another process seeds it."""
+        """Why the run has no requests at all. Empty if it has some, or if another process seeds it."""
         return self._seeder.why_nothing
 
     @property
@@ -381,7 +382,7 @@ class Engine:
         self._waker.wake()
 
     def poll_now(self) -> None:
-        """Lease without waiting for the next poll: there may be due requests."""
+        """Lease without waiting for the next poll: requests may be due."""
         self.pacing.poll_now()
         self._waker.wake()
 
@@ -412,13 +413,12 @@ class Engine:
             self._persist.give_up()
 
     def _drop(self, lease: Lease) -> None:
-        """Stop the work on a lease that was lost."""
-        for ahead in self._ahead:  # it may have been renewed since
+        """Stop work on a lost lease."""
+        for ahead in self._ahead:  # a renewal may have replaced ``lease``
             if ahead.fingerprint == lease.fingerprint and ahead.token == lease.token:
                 self._ahead.remove(ahead)
-                self._settled.append(
-                    ReleasedLease(ahead, contacted=False)
-                )  # if it is still ours, this costs no attempt
+                # If the lease is still ours, its release costs no attempt.
+                self._settled.append(ReleasedLease(ahead, contacted=False))
                 self._waker.wake()
                 break
         if lease.token in self._active:
@@ -427,7 +427,7 @@ class Engine:
     # -- one request
 
     async def _work(self, lease: Lease) -> None:
-        """Handle one lease. It always ends as a settlement."""
+        """Handle one lease. Every lease ends as a settlement."""
         settlement: Settlement = ReleasedLease(lease, contacted=True)
         try:
             good = self._leases.is_good(lease)
@@ -499,17 +499,17 @@ class Engine:
                 self.interrupt(error)
                 return
             if self.stopping and isinstance(error, StoreAwayError):
-                return  # it was given up on purpose
+                return  # the stop gave up on purpose
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """End the crawl with this error. Its pages stay in the frontier."""
+        """End the crawl with this error. Its requests stay in the frontier."""
         self._failure = self._failure or error
         self.stop()
 
     async def _wind_down(self) -> None:
-        """Release whatever is still leased."""
-        self.release_ahead()  # first, so that no page begins when others end
+        """Release all leases."""
+        self.release_ahead()  # first, so that no page begins when another ends
         tasks = [*self._helpers, *(task for task, _ in self._active.values())]
         for task in tasks:
             task.cancel()

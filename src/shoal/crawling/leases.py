@@ -1,4 +1,8 @@
-"""The leases of a worker: renewed in time, dropped before they end, and settled when their pages are handled."""
+"""The leases of a worker: renewed in time, dropped before they end, and settled when their pages are handled.
+
+`Persistence` repeats calls of the frontier, and `StorageWatch` calls of other stores: a full disk may get room, and a
+server may come back.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,9 @@ if TYPE_CHECKING:
     from shoal.fetch.sessions.session import Session
     from shoal.sinks.warc import WarcArchive
 
-# Retries calls of the frontier and of other stores: a full disk may get room, a server may come back.
-
-
 T = TypeVar("T")
 StorageError: TypeAlias = FileStoreError | SinkError
-"""A failure of the store of files, or of the archive."""
+"""A failure of the file store or of the archive."""
 
 store_log = logging.getLogger("shoal.frontier")
 
@@ -47,7 +48,7 @@ _PERMANENT = (QueueFullError, FencedError, StoreError, StoreBusyError, StoreRewo
 
 
 class Persistence:
-    """Repeats a call of the frontier until it succeeds. While the server is away it waits, until ``give_up``.
+    """Repeats a call of the frontier until it succeeds. While the server is away, it waits until ``give_up``.
 
     A call whose answer was lost may have been applied. That is safe: every call of a frontier can be repeated.
     """
@@ -60,11 +61,11 @@ class Persistence:
         self._end: asyncio.Future[None] | None = None
         self._given_up = False
         self._waiting = 0
-        """Calls that found the server away, and wait. Others may succeed: one that is read-only answers queries."""
+        """Calls that found the server away, and wait. Other calls may succeed: a read-only server answers queries."""
 
     @property
     def away(self) -> bool:
-        """Whether a call found the server away, and waits for it."""
+        """Whether a call has found the server away, and waits for it."""
         return self._waiting > 0
 
     async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
@@ -94,7 +95,7 @@ class Persistence:
         return result
 
     def _note(self, error: FrontierError, failures: int, change: int) -> None:
-        """Log a failure. ``change``: how many more calls wait for the server."""
+        """Log a failure. ``change``: how many more calls than before wait for the server."""
         if change > 0 and not self._waiting:
             store_log.warning("%s is away, waiting for it: %s", self._name, error)
         elif not isinstance(error, StoreAwayError):
@@ -110,12 +111,12 @@ class Persistence:
             self._end = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(step)
         task.add_done_callback(_retrieve_error)
-        either: set[asyncio.Future[T] | asyncio.Future[None]] = {task, self._end}
+        futures: set[asyncio.Future[T] | asyncio.Future[None]] = {task, self._end}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             raise
         if task.done():
             return task.result()
@@ -128,20 +129,20 @@ class Persistence:
             self.give_up()
 
     def give_up(self) -> None:
-        """Stop waiting for the server: calls that hang fail now, and so does every later call."""
+        """Stop waiting for the server. Calls that hang fail now, and so does every later call."""
         self._given_up = True
         if self._end is not None and not self._end.done():
             self._end.set_result(None)
 
 
 class StorageWatch:
-    """Waits for a store in which pages must be before they are done: that of files, or the archive. While it is down,
-    the engine leases nothing."""
+    """Waits for the file store or the archive, which must have a page before the page is done. While it is down, the
+    engine leases nothing."""
 
     def __init__(
         self, patience: Patience, on_return: Callable[[], None], on_failure: Callable[[BaseException], None]
     ) -> None:
-        """``on_failure`` is called with the error if a retry cannot help, or the patience is at its end."""
+        """``on_failure`` is called with the error if a retry cannot help, or if the patience ends."""
         self._patience = patience
         self._on_return = on_return
         self._on_failure = on_failure
@@ -167,7 +168,7 @@ class StorageWatch:
                     error = exc
                     if not _is_temporary(error):
                         break
-                except FrontierError:  # the engine meets it too, and knows what to do
+                except FrontierError:  # the engine meets the same error, and handles it
                     return
                 else:
                     self._patience.worked()
@@ -189,7 +190,7 @@ def _is_temporary(error: StorageError) -> bool:
 
 
 def _retrieve_error(task: asyncio.Future[T]) -> None:
-    """Keep asyncio from logging the error of a call that is no longer awaited."""
+    """Keep asyncio from logging the error of a call that nobody awaits any more."""
     if not task.cancelled():
         task.exception()
 
@@ -197,10 +198,10 @@ def _retrieve_error(task: asyncio.Future[T]) -> None:
 log = logging.getLogger("shoal.engine")
 
 _CHECK = 0.25
-"""Seconds between two checks that a process may still work."""
+"""Seconds between two checks whether the process may still work."""
 
 Outcome: TypeAlias = RequestState | Literal["lost", "released"]
-"""The new state of a request. ``lost``: its lease was lost, and nothing was changed."""
+"""The new state of a request. ``lost``: its lease was lost, so nothing changed."""
 
 
 def lease_of(settlement: Settlement) -> Lease:
@@ -208,9 +209,9 @@ def lease_of(settlement: Settlement) -> Lease:
 
 
 class LeaseKeeper:
-    """Renews leases, and drops those that it could not renew before they end, whether or not the store answers.
+    """Renews leases. Drops each lease that it could not renew before the lease ends, even if the store does not answer.
 
-    So work on a page stops before another worker may begin it."""
+    So work on a page stops before another worker may begin the page."""
 
     def __init__(
         self,
@@ -219,7 +220,7 @@ class LeaseKeeper:
         drop: Callable[[Lease], None],
         may_work: Callable[[], bool] | None = None,
     ) -> None:
-        """``drop`` is called with each lease that is lost, or is about to end without a renewal. ``may_work``: see
+        """``drop``: called with each lease that is lost, or that is about to end without a renewal. ``may_work``: see
         `Participation`."""
         self._frontier = frontier
         self._ttl = ttl
@@ -237,8 +238,8 @@ class LeaseKeeper:
             del self._held[lease.fingerprint]
 
     def is_good(self, lease: Lease) -> bool:
-        """Whether work on it may begin. Checks the deadline too: a process that was suspended may call this before
-        ``_fence`` runs again."""
+        """Whether work on a lease may begin. Checks the deadline too: after a suspension, the process may call this
+        before ``_fence`` runs."""
         held = self._held.get(lease.fingerprint)
         good = held is not None and held.token == lease.token and held.deadline > clock.now()
         return good and (self._may_work is None or self._may_work())
@@ -290,9 +291,9 @@ class LeaseKeeper:
 
 
 async def lost_before(frontier: Inspection, leases: Sequence[Lease]) -> list[Lease]:
-    """The leases whose request has lost a worker before: it killed the worker, or was in flight when the worker died.
+    """The leases whose request has lost a worker: it killed the worker, or was in flight when the worker died.
 
-    Requests that are not filtered are left out: `find` may have to search the whole run for them.
+    Unfiltered requests are left out: for them, `find` may have to search the whole run.
     """
     suspects = []
     for lease in leases:
@@ -318,8 +319,8 @@ class Settler:
         archive: WarcArchive | None = None,
         session: Session | None = None,
     ) -> None:
-        """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: calls that
-        overlap cannot tell that the store was rewound. ``on_items``: called when items were stored."""
+        """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: overlapping
+        calls cannot tell that the store was rewound. ``on_items``: called when items were stored."""
         self._queue = queue
         self._scheduler = scheduler
         self._counters = counters
@@ -369,15 +370,15 @@ class Settler:
         await self._scheduler.log_pushed(children, duplicates, refused=bool(refused))
         if self._learns:
             for page, pushed in zip(parsed, results, strict=True):
-                # All counts are 0 if the page had no links, or if the call was a repeat.
+                # If the page had no links, or the call was a repeat, all counts are 0.
                 if pushed is not None and pushed.added + pushed.duplicates + pushed.refused:
                     self._scheduler.learn(page.admitted)
         outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
         self._count(completions, outcomes)
-        return {id(each): outcome for each, outcome in zip(parsed, outcomes, strict=True)}
+        return {id(page): outcome for page, outcome in zip(parsed, outcomes, strict=True)}
 
     async def _store(self, completions: list[Completion]) -> list[Pushed | None]:
-        """Complete pages. Who leases a link of these pages reads the cookies that they have set."""
+        """Complete pages together with the cookies that they set, which workers need for the links of these pages."""
         if self._session is not None and self._session.jars.has_changes:
             return await self._session.jars.flush(completions)
         return await self._queue.complete(completions)

@@ -1,5 +1,8 @@
 """When the engine leases and settles: one strategy for a store in this process, one for a store on a server. Both wait
-for outputs that are far behind."""
+for outputs that are far behind.
+
+`WaitWatch` logs why a worker has nothing to do although its run has requests. `explain_wait` finds the reason.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ log = logging.getLogger("shoal.engine")
 _GIVE_UP_AFTER = 0.4
 """Seconds that releasing leases may take after the grace period."""
 _MAX_LAG = 50_000
-"""Items that the slowest drainer may be behind before leasing pauses."""
+"""How many items the slowest drainer may be behind before leasing pauses."""
 _IDLE_FACTOR = 8
-"""An idle item log is polled up to this many times less often."""
+"""The engine polls an idle item log up to this many times less often."""
 
 
 class Waker:
@@ -63,20 +66,20 @@ class Waker:
 
 
 class Pacing:
-    """Decides how many leases the engine asks for, and when it settles finished pages. This one is for a store in this
-    process: lease whenever a place is free, and settle at once."""
+    """Decides how many leases the engine asks for, and when it settles finished pages. For a store in this process:
+    lease whenever a place is free, and settle at once."""
 
     poll_after = 0.0
-    """Seconds between polls that the store asks for because many workers are idle. 0: no limit."""
+    """Seconds between polls that the store asks for while many workers are idle. 0: no limit."""
     give_up_after: float | None = None
-    """Seconds after the grace period of a stop after which the engine no longer waits for the store. None: it waits."""
+    """Seconds that the engine waits for the store after the grace period of a stop. None: it waits without a limit."""
     overlaps = False
-    """Whether the engine may lease before its settlements are answered."""
+    """Whether the engine may lease before the store has answered its settlements."""
 
     async def let_pages_end(self, settled: Sized, active: Sized, concurrency: int) -> None:
-        """Let pages end that are about to, so that they are settled together with those in ``settled``."""
-        # Settling costs nearly the same for one page and for ten. So it waits while pages end one after the other, as
-        # long as enough others are in flight.
+        """Wait for pages that are about to end, so that they are settled together with those in ``settled``."""
+        # Settling ten pages costs little more than settling one. So wait while pages end one after the other and
+        # enough others are in flight.
         ended = 0
         while ended < len(settled) and 4 * len(active) > concurrency:
             ended = len(settled)
@@ -95,8 +98,8 @@ class Pacing:
         return None
 
     def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
-        """Seconds until the next poll after an answer. ``short``: fewer leases than asked for. None: until something
-        happens."""
+        """Seconds until the next poll after an answer. None: until something happens. ``short``: the answer has fewer
+        leases than the engine asked for."""
         return leased.wait
 
     def poll_now(self) -> None:
@@ -107,15 +110,15 @@ class RoundTrip(NamedTuple):
     """Times in seconds that fit a store at some distance."""
 
     linger: float
-    """How long a settlement waits for others while there is enough to do."""
+    """How long a settlement waits for others while the engine has enough to do."""
     first_poll: float
-    """Until the second poll of a queue that other processes may fill."""
+    """Between the first two polls of a queue that other processes may fill."""
     last_poll: float
     """Between two polls, at most."""
     ahead: float
-    """The share of the places for which requests are leased ahead. They count as in flight at their hosts."""
+    """The share of places for which to lease requests ahead. These count as in flight at their hosts."""
     enough: float
-    """With work for a larger share of the places there is enough to do."""
+    """The engine has enough to do if it has work for a larger share of its places."""
 
 
 _ON_A_SERVER = RoundTrip(0.02, 0.05, 0.5, 1.0, 0.75)
@@ -123,16 +126,16 @@ _ON_THIS_MACHINE = RoundTrip(0.005, 0.002, 0.01, 0.25, 0.25)
 
 
 class RemotePacing(Pacing):
-    """The store is a round trip away, and other processes use it too.
+    """For a store that is a round trip away, and that other processes use too.
 
-    Settlements wait for each other for a moment. Some requests are leased ahead, so that no place stays empty during a
-    round trip. A queue without due requests is polled, less often if the store asks for it.
+    Settlements wait a moment for each other. The engine leases some requests ahead, so that no place stays empty during
+    a round trip. It polls a queue without due requests, less often if the store asks for that.
     """
 
     def __init__(self, batch: int, *, near: bool = False) -> None:
-        """``batch``: requests in one call, at most. ``near``: another process of this machine has the store."""
+        """``batch``: the most requests in one call. ``near``: another process of this machine owns the store."""
         self.give_up_after = _GIVE_UP_AFTER
-        self.overlaps = near  # the owner begins calls in order, and nothing can rewind its store
+        self.overlaps = near  # safe: the owner begins calls in order, and nothing can rewind its store
         self._batch = batch
         self._times = _ON_THIS_MACHINE if near else _ON_A_SERVER
         self._poll = self._times.first_poll
@@ -175,8 +178,8 @@ class RemotePacing(Pacing):
 
 
 class ItemLogKeeper:
-    """Decides when leasing must wait for a drainer, of any process. Trims the items that all drainers have written,
-    unless ``keep``."""
+    """Decides when leasing must wait for a drainer of any process. Unless ``keep``, trims the items that all drainers
+    have written."""
 
     def __init__(self, frontier: ItemSource, persist: Persistence, *, keep: bool, every: float) -> None:
         self._frontier = frontier
@@ -187,7 +190,7 @@ class ItemLogKeeper:
         self.far_behind = False
         """Whether a running drainer is so far behind that the engine should lease nothing."""
         self._unwritten: set[str] = set()
-        """The outputs that nobody writes, of which a warning told."""
+        """The outputs that nobody writes and that a warning has named."""
 
     def expect_items(self) -> None:
         """Poll again: pages of this process may have items."""
@@ -222,8 +225,8 @@ class ItemLogKeeper:
         self.far_behind = lag > _MAX_LAG
 
     def _warn_of_unwritten(self, logged: int, roles: Sequence[RoleState]) -> None:
-        """Tell once of an output that nobody writes, for which the log keeps growing. Fetching goes on: perhaps its
-        machine is gone."""
+        """Warn once about an output that nobody writes, because the log keeps growing for it. Fetching goes on: the
+        machine of the output may be gone."""
         for role in roles:
             lag = logged - position_of(role.cursor)
             if not role.held and _counts(role) and lag > _MAX_LAG and role.role not in self._unwritten:
@@ -240,33 +243,28 @@ def _counts(role: RoleState) -> bool:
     return role.held or not role.role.startswith(COLLECTORS)
 
 
-# Why a worker has nothing to do although its run has requests.
-#
-# `explain_wait` decides, from facts that a frontier tells. `WaitWatch` asks for them, seldom, while a worker waits.
-
-
 FIRST_REPORT = 5.0
 """Seconds without work before the first report."""
 _EVERY = 30.0
 """Seconds between two reports of the same reason."""
 _AGAIN = 300.0
-"""The same, if the worker has worked in between."""
+"""The same, if the worker had work in between."""
 _CHECK_EVERY = 5.0
-"""Seconds between two questions whether the reason has changed."""
+"""Seconds between two checks whether the reason has changed."""
 _PER_POLL = 20.0
-"""Where many idle workers poll, each asks this many times less often than it polls."""
+"""Where many idle workers poll, each checks this many times less often than it polls."""
 _HOSTS = 100
 _LONG_DELAY = 2.0
-"""Seconds. A shorter wait for the delay of a host is not worth a report."""
+"""Seconds. A shorter wait for a host's delay is not reported."""
 _MOST = 3
 """Reasons in one report."""
 
 _MOST_AUDITED = 200_000
-"""Requests of a run that a worker audits by itself while it waits. More would take too long."""
+"""The largest run, in requests, that a waiting worker audits by itself. A larger one would take too long."""
 _STUCK_AFTER = 10.0
-"""Seconds without a change and without a reason after which the run is audited, once."""
+"""Seconds without a change and without a reason after which the worker audits the run once."""
 _MOST_SILENT = 300.0
-"""The same, if all requests are in flight: a page may take long."""
+"""The same, if all requests are in flight: a page may take a long time."""
 
 WaitKind: TypeAlias = Literal["blocked", "busy", "delay", "retry", "in flight", "incoming", "seeding", "fault"]
 
@@ -280,12 +278,12 @@ class WaitReason(Struct, frozen=True, kw_only=True):
     workers have leased them. ``incoming``: the store moves the links of a large page into the queue. ``seeding``:
     another process pushes the start requests. ``fault``: something is missing in the store."""
     requests: int
-    """How many requests wait for this reason, as far as it is known."""
+    """How many requests wait for this reason, as far as the worker knows."""
     text: str
     subject: tuple[str, ...] = ()
-    """The runs, workers or hosts that it is about. Two reasons of one kind and subject are the same, later."""
+    """The runs, workers or hosts that it is about. Reasons with the same kind and subject are the same reason."""
     is_alarming: bool = False
-    """Whether it does not end by itself soon: a long block, or a worker that may be dead."""
+    """Whether the wait will not end soon by itself: a long block, or a worker that may be dead."""
 
 
 class WaitFacts(Struct, frozen=True, kw_only=True):
@@ -320,8 +318,8 @@ def explain_wait(facts: WaitFacts) -> list[WaitReason]:
     if stats.waiting and facts.waits.retry_in:
         reasons.append(_retry(stats.waiting, facts.waits))
     if stats.leased and not stats.ready and not stats.waiting:
-        few = "the last request is" if stats.leased == 1 else f"all {stats.leased} requests are"
-        reasons.append(WaitReason(kind="in flight", requests=stats.leased, text=f"{few} in flight at other workers"))
+        which = "the last request is" if stats.leased == 1 else f"all {stats.leased} requests are"
+        reasons.append(WaitReason(kind="in flight", requests=stats.leased, text=f"{which} in flight at other workers"))
     if stats.incoming:
         text = f"{stats.incoming} links of large pages are on their way into the queue"
         reasons.append(WaitReason(kind="incoming", requests=stats.incoming, text=text))
@@ -339,7 +337,7 @@ def _names(hosts: Sequence[HostState]) -> str:
 
 
 def _subject(hosts: Sequence[HostState]) -> tuple[str, ...]:
-    """The host, if there is only one. Which hosts of many wait changes all the time."""
+    """The host, if there is only one. A longer list would change all the time."""
     return (hosts[0].host,) if len(hosts) == 1 else ()
 
 
@@ -396,10 +394,10 @@ def _retry(waiting: int, waits: Waits) -> WaitReason:
 
 
 class WaitWatch:
-    """Logs why a worker has nothing to do: once, when the reason changes, and then every half minute."""
+    """Logs why a worker has nothing to do: when the reason changes, and then every half minute."""
 
     def __init__(self, frontier: Frontier, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """``run_id``: empty if nothing is to be logged."""
+        """``run_id``: empty to log nothing."""
         self._clock = clock
         self.reason = ""
         """Why the worker waits, for people. Empty while it works."""
@@ -411,7 +409,7 @@ class WaitWatch:
         self._last: Stats | None = None
         self._changed_at = 0.0
         self._faults: list[WaitReason] | None = None
-        """What an audit found since the counters have changed last. None: there was none."""
+        """What an audit has found since the counters last changed. None: there was no audit."""
 
     def work(self) -> None:
         """The worker has something to do."""
@@ -419,7 +417,7 @@ class WaitWatch:
 
     async def wait(self, leased: Leased) -> float:
         """The worker has had nothing to do for `FIRST_REPORT` seconds. ``leased``: the answer to its last lease call.
-        Returns the seconds after which to call it again."""
+        Returns the seconds until the next call of this method."""
         if not self._run_id:
             return _EVERY
         now = self._clock()
@@ -439,8 +437,8 @@ class WaitWatch:
         return [*await self._find_faults(stats, reasons), *reasons]
 
     async def _find_faults(self, stats: Stats, reasons: Sequence[WaitReason]) -> list[WaitReason]:
-        """Faults of the store, if nothing happens and nothing explains that. A healthy store hands out what is ready,
-        so this costs nothing while a run works."""
+        """Faults of the store, if nothing happens and nothing explains that. A healthy store leases what is ready, so
+        a run that works pays nothing for this."""
         now = self._clock()
         if stats != self._last:
             self._last, self._changed_at, self._faults = stats, now, None
@@ -451,14 +449,14 @@ class WaitWatch:
             text = f"nothing happens, and nothing explains it: see `shoal audit {self._run_id}`"
             return [WaitReason(kind="fault", requests=stats.ready, text=text, subject=("unknown",), is_alarming=True)]
         if self._faults is None:
-            counted = await self._frontier.audit()
+            audit = await self._frontier.audit()
             advice = f"see `shoal audit {self._run_id}`"
             self._faults = [
                 WaitReason(
                     kind="fault", requests=fault.count, text=f"{fault.what}; {advice}", subject=(fault.kind,),
                     is_alarming=True,
                 )
-                for fault in counted.faults
+                for fault in audit.faults
             ]  # fmt: skip
         return self._faults
 

@@ -1,4 +1,8 @@
-"""One page: fetched, handed to the callbacks of the spider, and turned into a settlement for the frontier."""
+"""One page: fetched, handed to the callbacks of the spider, and turned into a settlement for the frontier.
+
+`PageDirectives` applies what a page says to crawlers: nofollow and noindex, in its links, its meta tags and its
+X-Robots-Tag headers. `robots.nofollow` and `robots.noindex` turn it on. Both are off by default, and cost nothing then.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +54,14 @@ _MAX_REASONS = 5  # of dropped items, in the history of a page
 
 
 class ReleasedLease(Struct):
-    """A lease that is released: its page was not handled."""
+    """A lease to release: its page was not handled."""
 
     lease: Lease
     contacted: bool
 
 
 class ParsedPage(Struct):
-    """A page that was handled, and the links that the scheduler remembers once the frontier has stored it."""
+    """A handled page. The scheduler remembers its links once the frontier has stored the page."""
 
     completion: Completion
     admitted: AdmittedLinks
@@ -69,7 +73,7 @@ Settlement: TypeAlias = ParsedPage | Failure | ReleasedLease
 
 
 def _is_robots(exchange: Exchange, lease: Lease) -> bool:
-    """Whether an exchange was for robots.txt, and not for the page."""
+    """Whether an exchange fetched robots.txt, not the page."""
     return exchange.url != lease.request.url and urlsplit(exchange.url).path == "/robots.txt"
 
 
@@ -87,8 +91,8 @@ class PageHandler:
         captures: bool = False,
         on_store_failure: Callable[[FileStoreError], None] = lambda error: None,
     ) -> None:
-        """``captures``: add the exchange of its page to each settlement. ``on_store_failure``: called when the store of
-        files fails. Pages that need it are released."""
+        """``captures``: add to each settlement the exchange of its page. ``on_store_failure``: called when the file
+        store fails. Pages that need the store are released."""
         self.counters = counters
         self._captures = captures
         self._on_store_failure = on_store_failure
@@ -101,18 +105,18 @@ class PageHandler:
         if config.robots.nofollow or config.robots.noindex:
             self._directives = PageDirectives(config.robots, config.user_agent, counters)
         self._has_quit = False
-        """Whether the user has quit a debugger: no other callback begins, which might stop there again."""
+        """Whether the user has quit a debugger. Then no callback begins: it might stop there again."""
         self.files = FileChains(config, scheduler.scope, spider.stats)
         self.callbacks = Callbacks(spider, counters, self.files)
 
     async def handle(self, lease: Lease) -> Settlement:
-        """Fetch and parse the page of a lease. Raises only what ends a task or the process: a failure is a settlement
-        too."""
+        """Fetch and parse the page of a lease. A failure is a settlement too: only what ends the task or the process
+        is raised."""
         try:
             return await (self._capture(lease) if self._captures else self._handle(lease))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as exc:  # a bug, or a library that panics, costs one request and is logged
+        except BaseException as exc:  # a bug, or a library that panics, costs only this request
             self.counters.errors["internal error"] += 1
             log.exception("internal error url=%s", lease.request.url)
             return Failure(lease=lease, kind="internal error", reason=f"{type(exc).__name__}: {text_of(exc)}")
@@ -169,9 +173,8 @@ class PageHandler:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return await self._callback_failed(
-                lease, response, exc
-            )  # the callback awaited something that was cancelled
+            # The callback awaited something that was cancelled.
+            return await self._callback_failed(lease, response, exc)
         except Exception as exc:  # the user's code may raise anything: it costs this page
             return await self._callback_failed(lease, response, exc)
         finally:
@@ -180,7 +183,7 @@ class PageHandler:
 
     def _parsed(self, lease: Lease, response: Response, collected: CallbackOutput) -> ParsedPage:
         forbidden = ""
-        if self._directives is not None and lease.request.callback != FILE_CALLBACK:  # a file's item is from its page
+        if self._directives is not None and lease.request.callback != FILE_CALLBACK:  # a file's item is its page's
             forbidden = self._directives.apply(response, collected)
         admitted = self._scheduler.admit(collected.links, lease.request)
         admitted.children += collected.files
@@ -213,7 +216,7 @@ class PageHandler:
         return ParsedPage(completion, admitted)
 
     async def _redirected(self, lease: Lease, response: Response, location: str) -> Settlement:
-        """Complete a redirect with its target as the only child. So scope, robots.txt and delay apply to each hop."""
+        """Complete a redirect with its target as the only child, so that scope, robots.txt and delay apply to it."""
         request = lease.request
         trail = [*request.redirects, request.url]
         if too_many := self._too_many_redirects(trail):
@@ -251,8 +254,8 @@ class PageHandler:
     # -- failures
 
     async def _failed(self, lease: Lease, error: FetchError) -> Failure | ParsedPage:
-        """Record a failed attempt. If no attempt is left, call the errback. A file is complete then: its item says what
-        failed, and could not be stored a second time."""
+        """Record a failed attempt. If no attempt is left, call the errback. A file is completed instead,
+        with an item that says what failed. After a retry, that item could not be stored again."""
         is_broken = error.status in GONE and lease.request.depth > 0
         kind = BROKEN_LINK if is_broken else error.kind
         self.counters.errors[kind] += 1
@@ -303,7 +306,7 @@ class PageHandler:
             self._errback_failed(failure, exc)
 
     def _errback_failed(self, failure: Failure, exc: BaseException) -> None:
-        """The page counts as one whose callback failed, whatever failed before."""
+        """Count the page as one whose callback failed, whatever failed before."""
         request = failure.lease.request
         reason = describe(exc, request.errback)
         failure.kind, failure.reason = "callback", f"{reason}; the page had failed: {failure.reason}"
@@ -312,14 +315,14 @@ class PageHandler:
         log.error("errback failed url=%s %s", request.url, reason)
 
     def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> ReleasedLease:
-        """The page did not fail, so it loses no attempt."""
+        """Release the page. It did not fail, so it loses no attempt."""
         log.info("released url=%s %s", lease.request.url, error)
         self._on_store_failure(error)
         return ReleasedLease(lease, contacted)
 
     async def _callback_failed(self, lease: Lease, response: Response, exc: BaseException) -> Settlement:
-        """The page is dead. None of its items is stored, unless the spider keeps partial output. After a fix,
-        `shoal retry-failed` fetches it again."""
+        """Give up the page. Its items are dropped, unless the spider keeps partial output. After a fix,
+        `shoal retry-failed` fetches the page again."""
         cause = exc.__cause__ if isinstance(exc, PartialOutputError) else None
         if _is_debugger_quit(cause or exc):
             self._has_quit = True
@@ -347,20 +350,15 @@ class PageHandler:
 
 
 def _is_debugger_quit(exc: BaseException) -> bool:
-    """Whether the user quit a debugger in the callback. That is no error of the page: it stops the crawl, as Ctrl-C."""
+    """Whether the user quit a debugger in the callback. That stops the crawl like Ctrl-C. The page has not failed."""
     bdb = sys.modules.get("bdb")
     return bdb is not None and isinstance(exc, bdb.BdbQuit)
 
 
 def _dropped(reasons: list[str]) -> str:
-    """What a page's history says about the items that pipelines dropped."""
-    counted = Counter(reasons).most_common(_MAX_REASONS)
-    return "items dropped: " + ", ".join(f"{count} ({reason})" for reason, count in counted)
-
-
-# What a page says to crawlers: nofollow and noindex, in its links, its meta tags and its X-Robots-Tag headers.
-#
-# `robots.nofollow` and `robots.noindex` turn it on. Both are off by default, and cost nothing then.
+    """The note in a page's history about the items that pipelines dropped."""
+    counts = Counter(reasons).most_common(_MAX_REASONS)
+    return "items dropped: " + ", ".join(f"{count} ({reason})" for reason, count in counts)
 
 
 _MARKED = frozenset({"nofollow", "ugc", "sponsored"})
@@ -372,12 +370,12 @@ _UNSPECIFIC = frozenset({"mozilla", "compatible", "robots"})
 """Words of a user agent that name no crawler."""
 _MAX_TEXT = 5000  # characters of a header or a meta tag
 _MAX_META = 200
-_MAX_MARKED = 20_000  # links; further ones with nofollow are not followed, even if another link to them has none
+_MAX_MARKED = 20_000  # links; beyond it, nofollow wins even if another link to the same URL has none
 _HEADER = "X-Robots-Tag"
 
 
 class PageDirectives:
-    """Removes from the output of a callback what its page forbids."""
+    """Removes from a callback's output what the page forbids."""
 
     def __init__(self, config: RobotsSettings, user_agent: str, counters: Counters) -> None:
         self._config = config
@@ -386,25 +384,25 @@ class PageDirectives:
         self._counters = counters
 
     def apply(self, response: Response, collected: CallbackOutput) -> str:
-        """Remove items and links, and return what the history of the page says about that."""
+        """Remove items and links. Returns a note for the page's history."""
         if not collected.links and not collected.items and not collected.files:
             return ""
-        says, notes = self._directives(response), []
+        directives, notes = self._directives(response), []
         dropped = len(collected.items) + len(collected.files)  # a request for a file carries its item
-        if self._config.noindex and dropped and "noindex" in says:
+        if self._config.noindex and dropped and "noindex" in directives:
             for _ in range(dropped):
                 self._counters.drop("noindex")
-            notes.append(f"{dropped} items were dropped: {says['noindex']} (robots.noindex)")
+            notes.append(f"{dropped} items were dropped: {directives['noindex']} (robots.noindex)")
             collected.items, collected.files = [], []
         if self._config.nofollow and collected.links:
-            count, why = self._unfollow(response, collected, says.get("nofollow"))
+            count, why = self._unfollow(response, collected, directives.get("nofollow"))
             if count:
                 self._counters.not_followed += count
                 notes.append(f"{count} links were not followed: {why} (robots.nofollow)")
         return "; ".join(notes)
 
     def _directives(self, response: Response) -> dict[str, str]:
-        """``nofollow`` and ``noindex`` with the place that says it."""
+        """``nofollow`` and ``noindex``, if the page says them, each with the place where it does."""
         now = datetime.now(UTC)
         places: dict[str, str] = {}
         headers = response.headers.getall(_HEADER, ())
@@ -485,14 +483,15 @@ class _MarkedLinks:
             return joiner.join(href) in self._urls
         except RequestError:
             return False
-        except TooComplexError:  # nobody follows it: such links are left out
+        except TooComplexError:  # such links are never followed
             return True
 
 
 def read_directives(texts: Iterable[str], names: frozenset[str], now: datetime) -> set[str]:
-    """Which of ``nofollow`` and ``noindex`` these texts say, to all crawlers or to those with one of these names.
+    """Which of ``nofollow`` and ``noindex`` these texts say to all crawlers, or to a crawler with one of these names.
 
-    ``none`` is both. ``unavailable_after`` is noindex from its date on. A name holds for what follows it in its text.
+    ``none`` means both. ``unavailable_after`` means noindex from its date on. A crawler's name applies to the rest of
+    its text.
     """
     directives: set[str] = set()
     for text in texts:

@@ -1,4 +1,12 @@
-"""Fetches pages without a proxy, over its own HTTP/1.1 connections. It needs a third of the CPU time of aiohttp."""
+"""Fetches pages without a proxy, over its own HTTP/1.1 connections. It needs a third of the CPU time of aiohttp.
+
+`DirectFetcher` sends requests. `ConnectionPool` decides which connections stay open, and when to open a new one.
+
+A TLS handshake costs as much CPU time as twenty requests over an open connection. So a request for a host that has TLS
+connections waits a moment until one of them is free. While requests wait and this process has nothing to do, the number
+of connections doubles every few milliseconds. So a fast server is used over a few connections, and a slow one soon over
+as many as there are requests. A busy crawler spends its time on pages.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +47,15 @@ from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
 from shoal.urls.normalize import host_of, origin_of
 
-# The connections of a fetcher: which ones are idle, and when a new one may be opened.
-#
-# A TLS handshake costs as much CPU time as twenty requests over an open connection. So a request for a host that
-# has TLS connections waits for a moment until one of them is free. While requests wait and this process has nothing
-# to do, the number of connections doubles every few milliseconds. A fast server is used over a few connections, a
-# slow one soon over as many as there are requests, and a busy crawler spends its time on pages.
-
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
-_MANY_IDLE = 256  # with more than these, no host keeps a second one: each needs 50 KB for TLS
+_MANY_IDLE = 256  # beyond this number, no host keeps a second one: each needs 50 KB for TLS
 _CHECK_AFTER = 0.002  # seconds between two checks whether waiting requests should open connections
-_BUSY = 0.75  # the process is busy if it worked for this share of the time: SQLite has a thread of its own
-_MAX_WAITS = 64  # every so many requests that would wait, one opens a connection: waiting has a cost, too
-_MAX_WAIT = 0.06  # seconds until waiting requests open connections even if the process is busy: a few rounds of pages
+_BUSY = 0.75  # the process is busy above this share of CPU time, in all threads: SQLite has one of its own
+_MAX_WAITS = 64  # of so many requests that would wait, one opens a connection: waiting has a cost too
+_MAX_WAIT = 0.06  # seconds (a few rounds of pages) until waiting requests open connections even in a busy process
 
 Place = HttpConnection | None
-"""A connection that can be used, or None: the permission to open one."""
+"""A connection to use. None: the permission to open one."""
 
 
 class _Connections:
@@ -67,16 +68,16 @@ class _Connections:
         self.busy = 0
         """Connections that are in use or being opened."""
         self.waits = 0
-        """Requests that have waited since the last one that did not."""
+        """How many requests have waited since the last one that did not wait."""
         self.waiters: deque[asyncio.Future[Place]] = deque()
         self.timer: asyncio.TimerHandle | None = None
         self.waits_since = self.checked_at = self.worked = 0.0
-        """When the wait began, when it was last checked, and the CPU time of the process then."""
+        """When the wait began, when it was last checked, and the CPU time of the process at that check."""
 
 
 class ConnectionPool:
-    """Keeps connections that can be used again, at most ``_MAX_IDLE`` of them, each for ``keep_alive_seconds``. Hosts
-    share the first ``_MANY_IDLE``; more are kept only for hosts that have no other.
+    """Keeps at most ``_MAX_IDLE`` connections that can be used again, each for ``keep_alive_seconds``. Beyond
+    ``_MANY_IDLE``, it keeps only one connection for each host.
 
     A request calls `take`, uses the connection or opens one, and calls `give_back`.
     """
@@ -84,7 +85,7 @@ class ConnectionPool:
     def __init__(self, keep_alive_seconds: float) -> None:
         self._keep_alive = keep_alive_seconds
         self._origins: dict[str, _Connections] = {}
-        self._idle_since: dict[HttpConnection, float] = {}  # the longest idle one first
+        self._idle_since: dict[HttpConnection, float] = {}  # the one that is idle for longest comes first
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -121,12 +122,12 @@ class ConnectionPool:
         try:
             return await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():  # it came at the same moment, and nobody else has it
+            if waiter.done() and not waiter.cancelled():  # the place came at the same moment, and nobody else has it
                 self.give_back(origin, waiter.result())
             raise
 
     def give_back(self, origin: str, connection: Place) -> None:
-        """Return a place. Pass the connection if there is one: it is kept if it can be used again, else closed."""
+        """Return a place, with its connection if it has one. A connection that can't be used again is closed."""
         connections = self._origins[origin]
         if connection is not None:
             if connection.reusable and self._keep_alive > 0 and not self._closed:
@@ -137,7 +138,7 @@ class ConnectionPool:
         while connections.waiters:
             waiter = connections.waiters.popleft()
             if not waiter.done():
-                waiter.set_result(connection)  # it takes over the place, too
+                waiter.set_result(connection)  # the waiter takes over the place too
                 return
         connections.busy -= 1
         if connection is not None:
@@ -146,7 +147,7 @@ class ConnectionPool:
             self._forget_unused(origin, connections)
 
     def _check(self, origin: str, connections: _Connections) -> None:
-        """Let waiting requests open as many connections as there are, unless this process is busy."""
+        """Let waiting requests double the number of connections, unless this process is busy."""
         now, worked = time.monotonic(), time.process_time()
         is_busy = worked - connections.worked > _BUSY * (now - connections.checked_at)
         connections.checked_at, connections.worked = now, worked
@@ -188,7 +189,7 @@ class ConnectionPool:
             del self._origins[origin]
 
     def _sweep(self) -> None:
-        """Close the connections that were idle for too long."""
+        """Close the connections that have been idle for too long."""
         self._sweeper = None
         expired = asyncio.get_running_loop().time() - self._keep_alive
         while self._idle_since:
@@ -202,7 +203,7 @@ class ConnectionPool:
         return asyncio.get_running_loop().call_later(seconds, call)
 
     def close(self) -> None:
-        """Close all idle connections. Requests that wait for one may open a connection: the fetcher refuses that."""
+        """Close all idle connections. Let waiting requests open a connection: the fetcher refuses that."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -220,7 +221,7 @@ class ConnectionPool:
             connections.waiters.clear()
 
 
-_BUFFER = 1 << 16  # bytes that are received at once
+_BUFFER = 1 << 16  # bytes to receive at once
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 _WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # these have a body, even if it is empty
 _FRAMING = ("content-length", "transfer-encoding")  # headers that say where a body ends
@@ -230,11 +231,11 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class DirectFetcher(PageFetcher):
-    """Fetches pages with its own connections. It has the limits and errors of `HttpFetcher`, which sends its requests
-    through a proxy.
+    """Fetches pages with its own connections. It has the limits and errors of `HttpFetcher`, to which it passes the
+    requests that go through a proxy.
 
-    If the server closes a connection that was used before instead of answering, the request is repeated once on a new
-    connection, provided that its method allows it.
+    If the server closes a reused connection instead of answering, the fetcher repeats the request once on a new
+    connection, if its method allows that.
     """
 
     def _set_up(self) -> None:
@@ -267,7 +268,7 @@ class DirectFetcher(PageFetcher):
         limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes, room)
         message = self._message(request)
         try:
-            # Nothing may await between this and `_received`: the connection can be used again, for another response.
+            # Do not await anything between here and `_received`: another request may use the connection already.
             connection = await self._exchange(request, message, limits)
         except TimeoutError as exc:
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
@@ -315,9 +316,7 @@ class DirectFetcher(PageFetcher):
 
     def _through_proxies(self) -> PageFetcher:
         if self._proxied is None:
-            from shoal.fetch.aiohttp_fetcher import (
-                HttpFetcher,  # imports aiohttp, which takes 0.1 s and is seldom needed
-            )
+            from shoal.fetch.aiohttp_fetcher import HttpFetcher  # seldom needed: importing aiohttp takes 0.1 s
 
             self._proxied = HttpFetcher(
                 self._config,
@@ -346,7 +345,7 @@ class DirectFetcher(PageFetcher):
                 login = f"{user}:{URL(url, encoded=True).password or ''}"
                 headers["authorization"] = ("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
             headers.update((name.lower(), (name, value)) for name, value in request.headers.items())
-            for name in _FRAMING:  # the caller's may describe another body, for example one of a browser
+            for name in _FRAMING:  # the caller's headers may describe another body, such as one of a browser
                 headers.pop(name, None)
             if request.body or request.method in _WITH_LENGTH:
                 headers["content-length"] = ("Content-Length", str(len(request.body)))
@@ -357,22 +356,22 @@ class DirectFetcher(PageFetcher):
     # -- connections
 
     async def _connect(self, request: Request, origin: str, deadline: float) -> HttpConnection:
-        """Open a connection. FetchError says why that failed; TimeoutError after the deadline."""
+        """Open a connection. FetchError if that fails, TimeoutError after the deadline."""
         host, patience = host_of(request.url), self._config.connect_timeout
         scheme, name, port = _address(origin)
         connection = HttpConnection(host, self._buffer, self._pool.drop)
         connection.origin = origin
-        connecting = asyncio.timeout(patience)
+        connect_timeout = asyncio.timeout(patience)
         try:
             async with asyncio.timeout_at(deadline):
                 tls = await self._tls_client() if scheme == "https" else None
                 addresses = await self._connector.resolve(name)
-                async with connecting:
+                async with connect_timeout:
                     await self._open(connection, await self._connector.connect_to(addresses, port), tls, name)
         except TimeoutError as exc:
-            if exc.errno:  # of the system
+            if exc.errno:  # the timeout is that of the system
                 raise _explain(exc, host) from exc
-            if not connecting.expired():
+            if not connect_timeout.expired():
                 raise
             message = f"no connection to {host} within {patience:g} s (http.connect_timeout)"
             raise FetchError(message, kind="timeout", retryable=True) from exc
@@ -386,14 +385,14 @@ class DirectFetcher(PageFetcher):
             task = asyncio.current_task()
             if not self._closed or task is None or task.cancelling():
                 raise
-            raise _too_late(host) from exc  # `close` cancelled something that this request shares with others
+            raise _too_late(host) from exc  # `close` cancelled a task that requests share
         if self._closed:
             connection.abort()
             raise _too_late(host)
         return connection
 
     async def _tls_client(self) -> TlsClient:
-        """Made on first use, in a thread: reading all authorities takes long enough to delay other connections."""
+        """Make the TLS client on first use, in a thread: reading all authorities would delay other connections."""
         if self._tls is None or (self._tls.done() and (self._tls.cancelled() or self._tls.exception())):
             self._tls = asyncio.create_task(asyncio.to_thread(_make_tls_client, self._config.verify_tls))
         return await asyncio.shield(self._tls)
@@ -434,7 +433,7 @@ class DirectFetcher(PageFetcher):
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> str:
-    """ValueError if a value has a line break: a cookie from a server must not add a header."""
+    """The headers as lines. ValueError if one has a line break: a cookie from a server must not add a header."""
     text = ""
     for name, value in headers:
         if _UNSAFE.search(name) or _UNSAFE.search(value):

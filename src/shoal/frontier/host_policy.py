@@ -1,14 +1,14 @@
 """The rules of politeness: the delay and the concurrency in force for a host, when it is due, and whose turn it is.
 
-They are written once, as data. Frontiers in this process call the functions; the scripts of Redis and the functions of
-PostgreSQL get the same rules as `lua` and `sql`.
+The rules are written once. Frontiers in this process call the functions here. The scripts of Redis get the same rules
+from `lua`, and the functions of PostgreSQL from `sql`.
 
 A rule reads from three places: the ``host``, the host ``*`` (``all``), and the options of the ``run``.
 
-Several runs may want the same host. A run that has requests for it and is *live* shares it. All runs that share a host
-keep the longest ``download_delay`` among theirs, because the host cannot tell them apart. And they take turns: one turn
-is one lease. Each run has *used* a number of turns, divided by its weight, and those who have used less go first. A
-host has a *time*, the smallest use of those that compete; a run that comes, or returns, starts there.
+Several runs may want the same host. A run shares a host if it has requests for the host and is *live*. All runs that
+share a host keep the longest ``download_delay`` among theirs, because the host cannot tell them apart. They also take
+turns: one turn is one lease. The *use* of a run is its number of turns, divided by its weight. Runs that have used less
+go first. The *time* of a host is the smallest use of the runs that compete. A run that comes or returns starts there.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import NamedTuple
 from shoal.ports import HostState
 
 DEFAULT_HOST = "*"
-"""Its delay and concurrency apply to every host that has none of its own."""
+"""Its delay and concurrency apply to every host without values of its own."""
 
 _MOST_SPECIFIC = ("host", "all", "run")
-"""Delay and concurrency are taken from the first place that sets them. A run always does."""
+"""Delay and concurrency come from the first of these places that sets them. A run always sets them."""
 SET_FOR_HOST, SET_FOR_ALL = "set for this host", "set for all hosts"
 _DELAY_REASONS = (SET_FOR_HOST, SET_FOR_ALL, "download_delay")
 _AT_LEAST = {"crawl_delay": "robots.txt Crawl-delay", "learned_delay": "learned from its answers"}
-"""A host is never contacted faster than these say."""
+"""A host is never contacted faster than these values allow."""
 
 _LIVE_SECONDS, _LIVE_DELAYS = 10, 3
-"""A run is live for so many seconds, or so many of its delays, after its last call."""
+"""A run is live for this many seconds after its last call, or for this many of its delays if that is longer."""
 _GRACE = 1
-"""Seconds that a host waits for a run whose turn it is, from its last call on, or from the moment the host is due."""
+"""Seconds that a host waits for a run whose turn it is, counted from its last call or from when the host is due."""
 SHORT_PAUSE, _LONG_PAUSE = 0.05, 0.25
-"""Seconds after which a run asks again for a host that another one uses."""
+"""Seconds after which a run asks again for a host that another run uses."""
 RECHECK = 2
-"""Seconds after which a run that keeps the delay of another one checks whether that one is still there."""
+"""A run that keeps the delay of another run checks after this many seconds whether the other is still there."""
 MAX_SHARING = 32
-"""How many runs of a host are known at once. More of them take turns by chance; the longest delays are kept."""
+"""How many runs of one host are known. If there are more, chance decides turns, but the longest delays are kept."""
 MEET_SECONDS = 30
-"""Two runs that lease within this time may share hosts. On Redis: or while they are live."""
+"""Two runs that lease within this many seconds may share hosts. On Redis, they also may while they are live."""
 NOTED_EVERY = 5
-"""Seconds after which the use of a host by one run is noted again."""
+"""Seconds after which a run's use of a host is noted again."""
 _TINY = 1e-9
 
 Delays = tuple[float | None, float | None, float, float | None, float | None]
@@ -67,9 +67,9 @@ def effective_delay(
 ) -> tuple[float, str]:
     """The delay in force for a host, and where it comes from.
 
-    The largest of three counts: the delay that is set (``own`` for this host, else ``default`` for all hosts, else the
-    longest of those that runs are ``configured`` with), the Crawl-delay of its robots.txt, and the delay that workers
-    learned from its answers.
+    It is the largest of three: the delay that is set, the Crawl-delay of the host's robots.txt, and the delay that
+    workers learned from its answers. The delay that is set is ``own`` for this host, else ``default`` for all hosts,
+    else the longest that a run is ``configured`` with.
     """
     delay, why = configured, _DELAY_REASONS[-1]
     if rival is not None and rival.delay > delay:
@@ -85,14 +85,14 @@ def effective_delay(
 
 
 def effective_concurrency(delay: float, own: int | None, default: int | None, configured: int) -> int:
-    """How many requests a host may have in flight: one if it has a delay, else the most specific limit that is set."""
+    """How many requests a host may have in flight. With a delay one, else the most specific limit that is set."""
     if delay > 0:
         return 1
     return own if own is not None else default if default is not None else configured
 
 
 def due_at(delay: float, ended_at: float, blocked_until: float) -> float:
-    """When a host may be contacted again: one delay after its last fetch ended, and not while it is blocked."""
+    """When a host may be contacted again: one delay after its last fetch has ended, and not while it is blocked."""
     return max(ended_at + delay, blocked_until) if delay else blocked_until
 
 
@@ -100,24 +100,24 @@ def due_at(delay: float, ended_at: float, blocked_until: float) -> float:
 
 
 def is_live(since: float, delay: float, now: float) -> bool:
-    """Whether a run with this delay has a worker, after its last call or its last use of a host."""
+    """Whether a run with this delay is live. ``since``: its last call, or its last use of a host."""
     return now < since + max(_LIVE_SECONDS, _LIVE_DELAYS * delay)
 
 
 def is_asking(asked_at: float, due: float, now: float) -> bool:
-    """Whether a host waits for a run. ``asked``: when its last call got less than it wanted; 0: it got everything."""
+    """Whether a host waits for a run. ``asked_at``: when the run's last call got less than it wanted. 0: it got all."""
     return asked_at > 0 and now < max(asked_at, due) + _GRACE
 
 
 def turns_left(concurrency: int, weight: float, used: float, least: float) -> int:
-    """How many turns a run may take now. ``least``: the smallest use of the other runs that ask. With a delay the
-    concurrency is 1, and turns alternate. Otherwise a run may be ahead by so many requests, so that the host is not
-    idle until another run asks again."""
+    """How many turns a run may take now. ``least``: the smallest use of the other runs that ask. With a delay, the
+    concurrency is 1, and turns alternate. Otherwise a run may be ahead by as many requests as the concurrency, so that
+    the host is not idle until another run asks again."""
     return concurrency + floor(weight * (least - used) + _TINY)
 
 
 def pause_for(delay: float) -> float:
-    """Seconds after which to ask again for a host that is full. It will be due one delay after that."""
+    """Seconds after which to ask again for a full host. It is due one delay after it has room."""
     return max(SHORT_PAUSE, min(_LONG_PAUSE, delay / 2))
 
 
@@ -132,7 +132,7 @@ def host_state(
     blocked_for: float,
     block_reason: str,
 ) -> HostState:
-    """The politeness in force. Not blocked if ``blocked_for`` is not positive."""
+    """The politeness in force. ``blocked_for``: not blocked if this is not positive."""
     delay, why = effective_delay(*delays, rival)
     return HostState(
         host=name,
@@ -149,7 +149,7 @@ def host_state(
 def sql() -> dict[str, str]:
     """The rules as SQL expressions over rows ``h`` (host), ``e`` (all hosts), ``r`` (run) and the delay ``d.delay``.
 
-    Those about another run that shares the host have its rows ``o`` (run), ``t`` (turn), ``p`` (presence) and ``l``
+    Rules about another run that shares the host use its rows ``o`` (run), ``t`` (turn), ``p`` (presence) and ``l``
     (lane), and ``s.due``, ``s.used`` and ``s.least``."""
     rows = dict(zip(_MOST_SPECIFIC, "her", strict=True))
 
@@ -178,9 +178,9 @@ def sql() -> dict[str, str]:
 
 
 def lua() -> dict[str, str]:
-    """The rules as functions in Lua, by name: ``policy`` returns delay and concurrency, ``due_at`` a time,
-    ``sharing_rules`` the functions for runs that share a host, which most scripts do not need. Values that are not set
-    are NaN or -1."""
+    """The rules as functions in Lua, by name. ``policy`` returns delay and concurrency, and ``due_at`` a time.
+    ``sharing_rules`` returns the functions for runs that share a host: most scripts do not need them. Values that are
+    not set are NaN or -1."""
     first, *others = (f"{place}.delay" for place in _MOST_SPECIFIC[:-1])
     *limits, last = (f"{place}.concurrency" for place in _MOST_SPECIFIC)
     policy = (

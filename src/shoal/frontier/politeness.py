@@ -1,8 +1,8 @@
 """Politeness: when a host may be contacted, and by how many requests at once.
 
-The rules are in `shoal.frontier.host_policy`. This is the bookkeeping of the frontiers that live in one process. A
-`Host` belongs to the store, so all runs share its politeness. A `Lane` is the queue of one run for one host. The code
-is pure: it gets the time as an argument, and knows only the key of the best request in each lane.
+The rules are in `shoal.frontier.host_policy`. Frontiers that live in one process keep their state here. A `Host`
+belongs to the store, so all runs share its politeness. A `Lane` is the queue of one run for one host. `Turns` are the
+runs that share a host. The code is pure: it gets the time as an argument, and knows only the best request of each lane.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Sharer(Protocol):
     called: float
     """When it last leased or ended a lease."""
     asked: float
-    """The time of its last lease, if that got less than it wanted; else 0."""
+    """When it last leased, if it got less than it wanted. Else 0."""
     is_resting: bool
-    """It is paused or over."""
+    """Whether it is paused or over."""
 
     def wants(self, host: str) -> bool:
         """Whether it has ready requests for a host."""
@@ -69,14 +69,14 @@ class Turns:
     """The runs that share one host. Most hosts have one run, and no `Turns`."""
 
     def __init__(self, host: str, user: Sharer, in_flight: int, seen_at: float) -> None:
-        """``user``: the run that has used the host alone. Its turns in flight count, or its last one."""
+        """``user``: the run that has used the host alone. Its turns in flight count, or its last turn."""
         self._host = host
         self._time = 0.0
-        """Where a run that comes or returns starts. It only grows."""
+        """Where a run starts that comes or returns. It only grows."""
         self._uses: dict[Sharer, _Use] = {user: _Use(max(1, in_flight) / user.options.weight, seen_at)}
 
     def join(self, run: Sharer, seen_at: float) -> None:
-        """Note that a run uses the host. If it was away, it has no credit for that time."""
+        """Note that a run uses the host. A run that was away gets no credit for that time."""
         use = self._uses.get(run)
         if use is None:
             if len(self._uses) >= MAX_SHARING:
@@ -89,7 +89,7 @@ class Turns:
         self._uses.pop(run, None)
 
     def drop_gone(self, run: Sharer, now: float) -> bool:
-        """Forget the runs that are gone. Returns whether any but ``run`` is left."""
+        """Drop the runs that are gone. Returns whether any other than ``run`` is left."""
         for other in [other for other in self._uses if other is not run and not self._is_live(other, now)]:
             del self._uses[other]
         return len(self._uses) > (run in self._uses)
@@ -107,7 +107,7 @@ class Turns:
         return max(delays, key=lambda rival: rival.delay, default=None)
 
     def take(self, run: Sharer, concurrency: int, due: float, now: float) -> bool:
-        """Take one turn. False if it is the turn of another run, which has asked for it."""
+        """Take one turn. False if it is the turn of another run that asks for it."""
         use, weight, least = self._uses[run], run.options.weight, inf
         for other, other_use in self._uses.items():
             if other is run or not other.wants(self._host):
@@ -115,7 +115,7 @@ class Turns:
             if is_asking(other.asked, due, now):
                 least = min(least, max(self._time, other_use.used))
             else:
-                other.asked = 0.0  # its time is over: no host waits for it, unless it asks again
+                other.asked = 0.0  # its time is over: no host waits for it until it asks again
         if least < inf and turns_left(concurrency, weight, use.used, least) <= 0:
             return False
         self._time = max(self._time, min(use.used, least))
@@ -124,7 +124,7 @@ class Turns:
 
 
 Key = tuple[float, int]
-"""(-priority, sequence): the smallest is the best request."""
+"""(-priority, sequence). The best request has the smallest key."""
 
 Queue = TypeVar("Queue")
 
@@ -152,9 +152,9 @@ class Host:
         self.ended_at = 0.0
         """When the last fetch from this host ended."""
         self.last_lane: Lane[Any] | None = None
-        """The lanes of a host are a chain: most hosts have one lane, and need no list."""
+        """The lanes of a host are a chain: most hosts have one lane and need no list."""
         self.user: Sharer | Turns | None = None
-        """The run that has asked for this host; `Turns` if several want it."""
+        """The run that has asked for this host, or `Turns` if several want it."""
 
     def apply(self, update: HostUpdate, now: float) -> None:
         """Change the values that the update names."""
@@ -182,7 +182,7 @@ class Host:
             lane = lane.earlier
 
     def leave(self, table: LaneTable[Any]) -> None:
-        """Forget a run: its lanes and its turns."""
+        """Drop the lanes and the turns of a run."""
         if isinstance(self.user, Turns):
             self.user.leave(table)
         elif self.user is table:
@@ -198,8 +198,8 @@ class Host:
             lane = lane.earlier
 
     def end_lease(self, now: float, *, contacted: bool) -> None:
-        """Count a lease on this host as ended. Other runs notice the free place at their next `LaneTable.reopen`, so
-        the cost does not depend on the number of runs."""
+        """Count a lease on this host as ended. Other runs see the free place at their next `LaneTable.reopen`, so the
+        cost does not depend on the number of runs."""
         self.in_flight -= 1
         if contacted:
             self.ended_at = now
@@ -229,16 +229,16 @@ class Lane(Generic[Queue]):
         self.host = host
         self.queue = queue
         self.earlier = host.last_lane
-        """The lane that the host got before this one, from another run."""
+        """The lane, of another run, that the host got before this one."""
         self.ready = 0
         self.best: Key | None = None
-        """Key of the best ready request; None when nothing is ready."""
+        """The key of the best ready request. None if no request is ready."""
         self.entry: tuple[float, int, int, Lane[Queue]] | None = None
-        """The current heap entry of this lane; older entries in the heaps are skipped."""
+        """The current heap entry of this lane. Older entries in the heaps are skipped."""
         self.delay = 0.0
         self.limit = 1
         self.rival: RivalDelay | None = None
-        """The longest delay of the other runs that share the host, when this run last asked for it."""
+        """The longest delay of the other runs that shared the host when this run last asked for it."""
 
 
 class LaneTable(Generic[Queue]):
@@ -259,9 +259,9 @@ class LaneTable(Generic[Queue]):
         self._later: list[tuple[float, int, int, Lane[Queue]]] = []
         self._entries = 0
         self._full: dict[Lane[Queue], None] = {}
-        """Lanes with ready requests whose host is full. There are at most as many as requests in flight."""
+        """Lanes with ready requests whose host is full. They are never more than the requests in flight."""
         self._behind: list[Lane[Queue]] = []
-        """Lanes whose host was due, but it was the turn of another run."""
+        """Lanes whose host was due when it was the turn of another run."""
         self._ask_again = inf
         """When to ask again for hosts that other runs use."""
         self._usual = _usual(options)
@@ -295,7 +295,7 @@ class LaneTable(Generic[Queue]):
             and host.delay is host.concurrency is host.crawl_delay is host.learned_delay is None
             and default.delay is default.concurrency is None
         ):
-            lane.delay, lane.limit = self._usual  # as nearly all hosts
+            lane.delay, lane.limit = self._usual  # the case of nearly all hosts
         else:
             lane.delay, lane.limit = _in_force(*self._policy(host), lane.rival)
 
@@ -347,7 +347,7 @@ class LaneTable(Generic[Queue]):
             self.place(lane, now)
 
     def take_best(self, now: float) -> Lane[Queue] | None:
-        """Remove and return the due lane with the best request. The caller takes the request and places the lane."""
+        """Remove and return the due lane with the best request. The caller takes the request, then places the lane."""
         later = self._later
         while later and later[0][0] <= now:
             entry = heappop(later)
@@ -371,16 +371,16 @@ class LaneTable(Generic[Queue]):
         return None
 
     def unplaced(self) -> list[Lane[Queue]]:
-        """Lanes with ready requests that are in no heap, and whose host is not full: nobody can lease from them."""
-        entries, apart = {id(entry) for entry in chain(self._due, self._later)}, {*self._full, *self._behind}
+        """Lanes that nobody can lease from: they have ready requests and room at their host, but are in no heap."""
+        entries, kept_apart = {id(entry) for entry in chain(self._due, self._later)}, {*self._full, *self._behind}
         return [
             lane
             for lane in self.by_name.values()
-            if lane.best is not None and id(lane.entry) not in entries and lane not in apart
+            if lane.best is not None and id(lane.entry) not in entries and lane not in kept_apart
         ]
 
     def _share(self, lane: Lane[Queue], now: float) -> Turns | None:
-        """Ask for the host of a lane. Returns its turns if other runs want it too."""
+        """Ask for the host of a lane. Returns the host's turns if other runs want it too."""
         host, turns = lane.host, lane.host.user
         if turns is self or lane.best is None:
             return None
@@ -404,7 +404,7 @@ class LaneTable(Generic[Queue]):
         return False
 
     def next_due(self) -> float | None:
-        """When the next waiting host becomes due, or to ask for one again."""
+        """When the next waiting host is due, or when to ask again for a host that other runs use."""
         while self._later and self._later[0][3].entry is not self._later[0]:
             heappop(self._later)
         first = self._later[0][0] if self._later else None
@@ -413,8 +413,8 @@ class LaneTable(Generic[Queue]):
     def states(self, now: float, limit: int) -> list[HostState]:
         """The politeness in force, busiest hosts first.
 
-        To limit the cost, a run with very many hosts compares only some of them: the full ones, the first that are due,
-        and the first that wait.
+        To limit the cost, a run with very many hosts compares only some of them: the full ones, the first due ones, and
+        the first waiting ones.
         """
         lanes: Iterable[Lane[Queue]] = self.by_name.values()
         if len(self.by_name) > _MAX_COMPARED:
@@ -458,9 +458,9 @@ class OpenRuns(dict[str, F]):
     _check_at = 0.0
 
     def expire_others(self, own: F, now: float) -> None:
-        """End the leases of other runs that have run out, so that they do not block hosts for this run.
+        """End expired leases of other runs, so that these leases do not block hosts for this run.
 
-        There may be thousands of runs, so they are checked once in a while and not at every lease.
+        A store may have thousands of runs. So they are checked once in a while, not at every lease.
         """
         if self._check_at - _CHECK_INTERVAL <= now < self._check_at:
             return
@@ -471,7 +471,7 @@ class OpenRuns(dict[str, F]):
 
 
 def apply_update(hosts: dict[str, Host], host: Host, update: HostUpdate, now: float) -> None:
-    """Change a host. A change of the default host applies to all hosts."""
+    """Change a host. A change of the default host changes all hosts."""
     host.apply(update, now)
     if host.name == DEFAULT_HOST:
         for other in hosts.values():

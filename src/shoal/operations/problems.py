@@ -63,7 +63,7 @@ class Ending(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a snapshot does not show. All of it is optional."""
+    """What a snapshot does not show. Every fact is optional."""
 
     since: float = 0.0
     """Failures and ended runs before this time are not reported."""
@@ -76,16 +76,16 @@ class Facts(Struct, frozen=True, kw_only=True):
     forbidden: Mapping[str, int] = {}
     """Per run, the failed pages that robots.txt or the scope forbids."""
     activity: Mapping[str, RunActivity] = {}
-    """Per run, what its processes did lately."""
+    """Per run, what its processes have done lately."""
     answering_since: float = 0.0
-    """The store was away until this time, as far as the reader knows. Silence before it does not count."""
+    """Until this time the store was away, as far as the reader knows. Silence before it does not count."""
     reporting: frozenset[tuple[str, str]] = frozenset()
-    """Runs and names of the processes that reported since the facts were read before."""
+    """Run and name of each process that has reported since the facts were last read."""
 
 
 _NO_ACTIVITY = RunActivity()
 _COMPARED = 100
-"""Characters of a reason that are compared: reports have only the beginning of an error."""
+"""How many characters of a reason are compared: reports have only the beginning of an error."""
 
 
 LimitsFor: TypeAlias = Callable[[str, str], ProblemLimits]
@@ -102,7 +102,7 @@ def find_problems(
     facts: Facts = Facts(),
     limits: LimitsFor = default_limits,
 ) -> list[Problem]:
-    """All problems at the time of a snapshot, each under its own key. ``before``: the snapshot before."""
+    """All problems at the time of a snapshot, each with a key of its own. ``before``: the previous snapshot."""
     by_key: dict[str, Problem] = {}
     earlier = {run_snapshot.run.run_id: run_snapshot for run_snapshot in before.runs} if before is not None else {}
     for problem in _all_problems(snapshot, earlier, facts, limits):
@@ -117,7 +117,7 @@ def _all_problems(
 ) -> Iterator[Problem]:
     if snapshot.away:
         yield store_away(snapshot.at, snapshot.away)
-        return  # the runs are those of the snapshot before
+        return  # the runs are those of the previous snapshot
     for run_snapshot in snapshot.runs:
         run = run_snapshot.run
         yield from _run_problems(run_snapshot, earlier.get(run.run_id), facts, limits(run.run_id, run.spider))
@@ -196,23 +196,23 @@ def _ending_problems(ending: Ending, ended_at: float, limits: ProblemLimits) -> 
             f"{stats.items} items; run {good.run.run_id} had {good.stats.items}.", ended_at,
         )  # fmt: skip
     if fields := _dropped_fields(ending.result.coverage, good.coverage, limits.coverage_drop):
-        listed = ", ".join(f"{short(name)} {good.coverage[name]:.0%} -> {now:.0%}" for name, now in fields[:10])
+        drops = ", ".join(f"{short(name)} {good.coverage[name]:.0%} -> {now:.0%}" for name, now in fields[:10])
         yield of_run(
             run, "low_coverage", "warning", "fields are missing in more items than before",
-            f"Compared with run {good.run.run_id}: {listed}.", ended_at,
+            f"Compared with run {good.run.run_id}: {drops}.", ended_at,
         )  # fmt: skip
 
 
 def _dropped_fields(now: Mapping[str, float], good: Mapping[str, float], drop: float) -> list[tuple[str, float]]:
-    """The fields that fewer items have, the largest difference first. Empty if the current coverage is unknown."""
+    """The fields that fewer items have than before, the largest drop first. Empty if the coverage now is unknown."""
     if not now:
         return []
-    dropped = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
-    return sorted(dropped, key=lambda pair: pair[1] - good[pair[0]])
+    fields = [(name, now.get(name, 0.0)) for name, before in good.items() if before - now.get(name, 0.0) > drop]
+    return sorted(fields, key=lambda field: field[1] - good[field[0]])
 
 
 def _is_of_login(failure: RunFailure, activity: RunActivity) -> bool:
-    """Whether a process ended because of a login that is a problem of its own."""
+    """Whether a failed login ended a process. The login is a problem of its own."""
     logins = activity.failed_logins.values()
     return any(login.stopped and login.reason[:_COMPARED] in failure.error for login in logins)
 
@@ -246,8 +246,8 @@ def channel_failing(name: str, failures: int, since: float, error: str) -> Probl
 
 
 def workers_back(snapshot: StoreSnapshot, facts: Facts) -> set[str]:
-    """The keys of ``worker_lost`` for all processes that are certainly alive: they reported since the last check, or
-    send heartbeats."""
+    """The keys of ``worker_lost`` for all processes that are certainly alive: they send heartbeats, or have reported
+    since the last check."""
     alive = {
         (run_snapshot.run.run_id, worker.worker)
         for run_snapshot in snapshot.runs
@@ -258,15 +258,15 @@ def workers_back(snapshot: StoreSnapshot, facts: Facts) -> set[str]:
 
 
 def taken_back(problem: Problem) -> Problem:
-    """What is sent when a lost worker turns out to be alive."""
-    of = f"{short(problem.spider)}: " if problem.spider else ""
+    """The message to send when a lost worker turns out to be alive."""
+    spider = f"{short(problem.spider)}: " if problem.spider else ""
     text = "It reports again: it was not killed, but could not work or reach the store for a while. It needs nothing."
-    return replace(problem, title=f"{of}worker {short(problem.about)} is back", text=text)
+    return replace(problem, title=f"{spider}worker {short(problem.about)} is back", text=text)
 
 
 def advance_marks(marks: Mapping[str, Mark], snapshot: StoreSnapshot) -> dict[str, Mark]:
-    """The marks after a snapshot: since when runs and outputs have made no progress. With them, a process needs only
-    the last snapshot."""
+    """The marks after a snapshot. They say since when runs and outputs have made no progress, so that a process needs
+    no earlier snapshot."""
     return {
         key: mark for run_snapshot in snapshot.runs for key, mark in marks_of(marks, run_snapshot, snapshot.at).items()
     }

@@ -1,8 +1,8 @@
 """One process's part in a run, from its first lease to its summary.
 
-`RunLifecycle` is the only place that builds the engine of a run, watches the state of the run, ends its outputs, moves
-the run to its final state, and makes the summary. `Crawl`, `Worker`, a local batch and a run of the server say in a
-`Plan` how they take part.
+Only `RunLifecycle` builds the engine of a run, watches the state of the run, ends its outputs, moves the run to its
+final state, and makes the summary. `Participant` is the base of `Crawl` and `Worker`. These, a local batch and a run of
+the server say in a `Plan` how they take part.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RunLifecycle:
         self.error: ShoalError | None = None
         """Why the work ended early."""
         self.is_over = False
-        """Whether the run has ended, and this process takes no more of it."""
+        """Whether the run has ended, so that this process leases no more of it."""
         self.engine: Engine | None = None
         self.frontier: Frontier | None = None
         self._store = store
@@ -101,17 +101,17 @@ class RunLifecycle:
         self.queries = QueryUsage()
         self._outcome: Outcome | None = None
         self.limit: LimitReached | None = None
-        """Why the run ends although requests are left, beside ``scope.max_pages``."""
+        """The limit at which the run ends although requests are left. ``scope.max_pages`` is not among them."""
         self._announcing: asyncio.Task[None] | None = None
         self._decided_on: Stats | None = None
-        """The counters of the run when its outcome was decided."""
+        """The run's counters when its outcome was decided."""
         self._deadline: float | None = None
         """When a stopped process no longer waits for outputs and the summary, on the clock of the event loop."""
 
     # -- control
 
     def stop(self, grace: float | None = None) -> None:
-        """Lease nothing more. Pages in flight have ``grace`` seconds (default: that of the plan)."""
+        """Lease nothing more. Pages in flight have ``grace`` seconds to end (default: those of the plan)."""
         grace = self._plan.grace if grace is None else grace
         self._stop_asked.set()
         if self.engine is None:
@@ -122,7 +122,7 @@ class RunLifecycle:
             self.engine.stop(grace)
 
     def abort(self) -> None:
-        """Stop now. Pages in flight are dropped."""
+        """Stop now, and drop the pages in flight."""
         self._stop_asked.set()
         if self.engine is None:
             self._persist.give_up()
@@ -134,7 +134,7 @@ class RunLifecycle:
         return self._stop_asked.is_set()
 
     def end_run(self, limit: LimitReached, *, announces: bool = True) -> None:
-        """End the run in all its processes, although requests are left. Pages in flight are finished."""
+        """End the run in all its processes, although requests are left. Pages in flight end normally."""
         if self.limit is not None or self.engine is None:
             return
         self.limit = limit
@@ -148,7 +148,7 @@ class RunLifecycle:
             self._announcing = asyncio.create_task(self._persist(announcing))
 
     async def check_limits(self, counters: Counters | None = None) -> None:
-        """End the run if it has reached a limit. ``counters``: instead of those of this process."""
+        """End the run if it has reached a limit. ``counters``: of all processes (default: of this process)."""
         scope = self._plan.config.scope
         if self.limit is not None or self.engine is None:
             return
@@ -158,7 +158,7 @@ class RunLifecycle:
             self.end_run(limit)
 
     async def check_end(self) -> None:
-        """End the run if another process wants that."""
+        """End the run if another process has announced its end."""
         if self.limit is None and self._plan.shared:
             limit = await announced_end(self._store, self.run_id)
             if limit is not None:
@@ -187,13 +187,13 @@ class RunLifecycle:
         )  # fmt: skip
 
     def count_rejects(self, count: int) -> None:
-        """Count items that an output could not take."""
+        """Count items that an output rejected."""
         if self.engine is not None:
             self.engine.counters.item_errors += count
 
     async def role_of(self, spec: str) -> str:
-        """The name of the role of an output's drainer. No other process ever takes part in a private run, so there the
-        name of the output is enough."""
+        """The role of an output's drainer. In a private run, the name of the output is enough: no other process ever
+        takes part."""
         if self._plan.is_private:
             return sink_id(spec)
         return await self._persist(partial(output_role, spec, self._frontier, self.run_id))
@@ -201,7 +201,7 @@ class RunLifecycle:
     # -- work
 
     async def work(self) -> Summary:
-        """Take part in the run. The error that ended it is in ``error`` and in the summary."""
+        """Take part in the run. An error that ends it is in ``error`` and in the summary."""
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             await self._prepare(stack)
@@ -229,12 +229,12 @@ class RunLifecycle:
             return msgspec.structs.replace(summary, own_counters=dict(self._plan.spider.stats.own))
 
     def _make_session(self, frontier: Frontier, *, keeps: bool) -> Session:
-        """``keeps``: the cookies belong to the run; otherwise to this process."""
+        """``keeps``: the cookies belong to the run, not only to this process."""
         plan = self._plan
         documents = self._store if keeps and not isinstance(self._store, MemoryStore) else None
 
         async def stop_run() -> None:
-            if self._store.shared and not plan.near:  # so that new processes do not try again
+            if self._store.shared and not plan.near:  # so that new processes do not log in again
                 await self._move_to("paused")
 
         return make_session(plan.spider, plan.config, self.run_id, frontier, documents, self._persist, stop_run)
@@ -262,7 +262,7 @@ class RunLifecycle:
         self._scheduler = scheduler
         fetcher, tor, config = plan.fetcher, None, plan.config
         render = render_choice(plan.spider.render)
-        if isinstance(render, Render) and render.mode == "always":  # more pages would only wait for the browser
+        if isinstance(render, Render) and render.mode == "always":  # more pages would wait for the browser
             config = config.with_settings({"concurrency": min(config.concurrency, config.browser.max_pages)})
         if fetcher is None:
             await check_store(config.files)
@@ -298,7 +298,7 @@ class RunLifecycle:
             await self._report_resumed()
 
     async def _open_archive(self, stack: AsyncExitStack, frontier: Frontier) -> WarcArchive | None:
-        """The WARC files of this process, if it writes some."""
+        """The WARC files of this process, if it writes any."""
         config = self._plan.config
         if config.warc.folder is None:
             return None
@@ -316,7 +316,7 @@ class RunLifecycle:
         return archive
 
     async def _open_and_work(self, hooks: SpiderHooks) -> None:
-        """Open the spider and its pipelines, then work. If one of them cannot be opened, only end the outputs."""
+        """Open the spider and its pipelines, then work. If one of them fails to open, only end the outputs."""
         self._plan.spider.stats.bind(self._engine.counters.numbers)
         control = _Control(self, is_private=self._plan.is_private and not self._plan.shared)
         self._plan.spider._control = control
@@ -342,14 +342,14 @@ class RunLifecycle:
         return asyncio.get_running_loop().call_later(seconds, end)
 
     async def _report_resumed(self) -> None:
-        """Log how far the run is, if an earlier process began it."""
+        """If an earlier process began the run, log how far it got."""
         stats = await self._persist(self._frontier.stats)
         if stats.pushed and stats.remaining:
             failed = f", {stats.dead} failed" if stats.dead else ""
             log.info("resuming run %s: %d done%s, %d left", self.run_id, stats.done, failed, stats.remaining)
 
     async def _fence(self, holder: Holder) -> None:
-        """Release what the last holder of the slot had. It may be dead, or believe that it still holds the slot."""
+        """Release the leases of the slot's last holder. It may be dead, or believe that it still holds the slot."""
         count = await self._frontier.fence(holder.slot, holder.epoch)
         log.log(logging.WARNING if count else logging.DEBUG, "released %d leases of the last holder", count)
 
@@ -369,8 +369,8 @@ class RunLifecycle:
             self._plan.on_state(state)
 
     async def _work(self) -> None:
-        """Run the engine and end the outputs. After a rewind of the store or a fence, or if the run got requests while
-        its outputs ended, do it again."""
+        """Run the engine and end the outputs. Repeat that after a rewind of the store or a fence, or if the run got
+        requests while its outputs ended."""
         engine = self._engine
         while True:
             try:
@@ -400,8 +400,8 @@ class RunLifecycle:
     # -- the end
 
     async def _end(self) -> bool:
-        """Finish the outputs and the run. A stopped process does not wait longer than its time for that. False: the run
-        continues in this process."""
+        """Finish the outputs and the run. A stopped process waits for that only as long as its plan allows. False: the
+        run continues in this process."""
         finishing = asyncio.create_task(self._finish())
         stop_asked = asyncio.create_task(self._stop_asked.wait())
         try:
@@ -422,18 +422,18 @@ class RunLifecycle:
             return True
         finally:
             stop_asked.cancel()
-            finishing.cancel()  # not awaited: it may be waiting for a server that does not answer
+            finishing.cancel()  # not awaited: it may wait for a server that does not answer
 
     async def _in_time(self, finishing: asyncio.Task[bool]) -> bool:
-        """Wait for the outputs. False if their time is up, or none of them has moved for too long."""
+        """Wait for the outputs. False if their time is up, or if none of them has written anything for too long."""
         timeout, silence = self._plan.output_timeout, self._plan.output_silence
         if timeout is not None or silence is None:
             return bool((await asyncio.wait({finishing}, timeout=timeout))[0])
         while True:
-            before = await self._cursors()
+            cursors = await self._cursors()
             if (await asyncio.wait({finishing}, timeout=silence))[0]:
                 return True
-            if await self._cursors() == before:
+            if await self._cursors() == cursors:
                 return False
 
     async def _cursors(self) -> dict[str, bytes]:
@@ -444,13 +444,13 @@ class RunLifecycle:
             await self._announcing
         has_ended = self.error is None and await self._has_ended()
         if not has_ended and not self.stopping and self.error is None:
-            await self._check_store()  # the engine ended although the run has not: perhaps the store was rewound
+            await self._check_store()  # the engine ended, but the run has not: the store may have been rewound
         failure: ShoalError | None = None
         lost: ItemsLostError | None = None
         for output in self._outputs:
             try:
                 await output.finish(finished=has_ended or (self._plan.is_private and not self._has_failed_at_once))
-            except ItemsLostError as exc:  # no process can write them, so the run ends
+            except ItemsLostError as exc:  # no process can write these items, so the run ends
                 lost = lost or exc
             except ShoalError as exc:
                 if self._engine.can_start_over(exc):
@@ -465,19 +465,19 @@ class RunLifecycle:
 
     @property
     def _has_failed_at_once(self) -> bool:
-        """Whether the work failed before the first item. Then the outputs stay as they were."""
+        """Whether the work failed before its first item. Then the outputs stay as they were."""
         return self.error is not None and self.engine is not None and not self.engine.counters.items
 
     async def _has_ended(self) -> bool:
-        """Whether nothing remains for any process: all requests are settled, or the page limit is reached. Pages that
-        another process has leased may come back."""
+        """Whether nothing remains for any process: all requests are settled, or the page limit is reached and no
+        request is leased. A leased request may come back."""
         stats = await self._persist(self._frontier.stats)
         return stats.finished or (self._scheduler.limit_reached and not stats.leased)
 
     async def _mark_finished(self) -> bool:
-        """Move the run to ``finished``. StoreRewoundError if the store went back in time meanwhile: the run may have
-        requests again, so it is running. False: somebody queued failed requests again while the outputs ended, and this
-        process fetches them."""
+        """Move the run to ``finished``. False: somebody queued failed requests again while the outputs ended, and this
+        process fetches them. StoreRewoundError if the store went back in time meanwhile: the run may have requests
+        again, so it is moved back to ``running``."""
         await self._persist(self._store_limit)
         if await self._persist(partial(self._store.run_state, self.run_id)) == "queued":
             await self._persist(partial(self._move_to, "running"))
@@ -499,7 +499,7 @@ class RunLifecycle:
         return self.stopping or self.engine is None or not self.engine.concurrency  # others crawl
 
     async def _store_limit(self) -> None:
-        """Store with the run whether it stops at a limit. See `shoal.runs.outcome`."""
+        """Store with the run the limit at which it stops, if any. See `shoal.runs.outcome`."""
         if self._plan.process is not None:  # not for a batch, which has its own limits
             stats = await self._frontier.stats()
             limit = page_limit(self._plan.config.scope.max_pages, stats)
@@ -508,7 +508,7 @@ class RunLifecycle:
             await store_limit(self._store, self.run_id, limit)
 
     async def _decide(self) -> None:
-        """Decide the outcome of the run, and keep it with the run."""
+        """Decide the outcome of the run, and store it with the run."""
         plan, counters = self._plan, self._engine.counters
         facts = await read_facts(self._frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
         facts = msgspec.structs.replace(
@@ -522,7 +522,7 @@ class RunLifecycle:
         await store_outcome(self._store, self.run_id, self._outcome)
 
     async def _spoil_outcome(self, reason: str) -> None:
-        """A hook of the spider or of a pipeline failed after the end: the outcome is failed."""
+        """Make the outcome failed, because a hook of the spider or of a pipeline failed after the end."""
         if self._outcome is not None:
             self._outcome = self._outcome.with_failed_hooks((reason,))
             with suppress(FrontierError):
@@ -531,11 +531,11 @@ class RunLifecycle:
     def _ask_spider(self, facts: RunFacts) -> str:
         try:
             return self._plan.spider.judge(facts) or ""
-        except Exception as exc:  # the user's code may raise anything; then nobody knows whether the run is good
+        except Exception as exc:  # the user's code may raise anything: nobody can tell then whether the run is good
             return f"the rule of the spider raised {describe(exc, 'judge')}"
 
     async def _check_store(self) -> None:
-        """StoreRewoundError if the store does not know the last completion of this process."""
+        """Raise StoreRewoundError if the store does not know the last completion of this process."""
         await self._persist(lambda: self._frontier.lease(0, self._plan.config.lease.ttl))
 
     async def _summarize(self, started: float) -> Summary:
@@ -563,7 +563,7 @@ class RunLifecycle:
     # -- the state of the run
 
     async def _watch(self) -> None:
-        """Follow what other processes do to the run: pause, resume, cancel, remove."""
+        """Follow other processes when they pause, resume, cancel or remove the run."""
         while not self.stopping:
             idle = 0.0 if self.engine is None else 4 * self.engine.pacing.poll_after  # many idle workers poll seldom
             await asyncio.sleep(max(idle, _POLL_PAUSED if self._shown == "paused" else _POLL))
@@ -573,7 +573,7 @@ class RunLifecycle:
                 log.debug("could not poll the state of the run: %s", exc)
 
     async def poll_state(self) -> None:
-        """Do what the state of the run asks for: pause, continue, or stop."""
+        """Read the state of the run, and pause, continue, or stop."""
         state = await self._store.run_state(self.run_id)
         if state is None or state == "cancelled":
             log.warning("run %s was %s", self.run_id, state or "removed")
@@ -601,12 +601,12 @@ class RunLifecycle:
             await on_unseeded()
 
     async def _update_state(self, state: str) -> None:
-        """Move the run between ``running`` and ``finished``. A process that stays after the end calls this."""
+        """Move the run between ``running`` and ``finished``. Only a process that stays after the end calls this."""
         if self.engine is not None and self._scheduler.limit_reached:
-            return  # it ends
+            return  # the run ends
         stats = await self._frontier.stats()
         if stats.finished and state == "finished":
-            if self._decided_on not in (None, stats):  # it got requests, and ended again between two polls
+            if self._decided_on not in (None, stats):  # the run got requests, and ended again between two polls
                 await self._move_to("running")
                 state = "running"
             self._decided_on = stats
@@ -618,15 +618,15 @@ class RunLifecycle:
 
 
 class Participant:
-    """A crawl or a worker: how others see and stop its part in a run, also before that begins."""
+    """A crawl or a worker. You can see and stop its part in a run, even before that part begins."""
 
     def __init__(self, spider: Spider, config: Config) -> None:
         self.spider = spider
         self.config = config
         self.address = config.frontier
-        """Where other processes find the store. For a crawl that serves its store: once it has started."""
+        """Where other processes find the store. If the crawl serves its store: known once it has started."""
         self.error: ShoalError | None = None
-        """Why the work ended early; also in the summary."""
+        """Why the work ended early. The summary says it too."""
         self._life: RunLifecycle | None = None
         self._worker_id = new_worker_id()
         self._stop_asked = False
@@ -637,7 +637,7 @@ class Participant:
         raise NotImplementedError
 
     def stop(self, grace: float | None = None) -> None:
-        """Shut down: pages in flight have ``grace`` seconds (default ``shutdown_grace``); other leases are released."""
+        """Shut down. Pages in flight have ``grace`` seconds (default ``shutdown_grace``). Other leases are released."""
         self._stop_asked = True
         if self._life is not None:
             self._life.stop(grace)
@@ -662,13 +662,13 @@ class Participant:
         return summary
 
     async def _report_finished(self, store: Store, run: Run, next_step: str) -> None:
-        """Log that there is nothing to do for now. The outputs of the run are still completed."""
-        ended = await finished_at(run, await store.frontier(run.run_id)) if run.state == "finished" else None
-        if ended is not None:
-            log.warning("run %s already finished at %s; %s", run.run_id, ended, next_step)
+        """Log if the run is already finished. Its outputs are still completed."""
+        end_time = await finished_at(run, await store.frontier(run.run_id)) if run.state == "finished" else None
+        if end_time is not None:
+            log.warning("run %s already finished at %s; %s", run.run_id, end_time, next_step)
 
     async def _standby_drainer(self, frontier: Frontier, spec: str) -> StandbyDrainer:
-        """Write an output while no other process of the run does."""
+        """A drainer that writes an output while no other process of the run does."""
         assert self._life is not None
         make_sink = partial(self._open_sink, spec)
         ttl, patience = min(ROLE_TTL, self.config.lease.ttl), self.config.items.patience
@@ -680,7 +680,7 @@ class Participant:
 
 
 class _Control:
-    """The part of a lifecycle that a spider may use: see `RunControl`."""
+    """The part of a lifecycle that a spider may use. See `RunControl`."""
 
     def __init__(self, life: RunLifecycle, *, is_private: bool) -> None:
         self._life = life

@@ -1,7 +1,7 @@
 """A crawl on several processes of one machine.
 
-This process seeds the run, writes its outputs and shows its progress. Worker processes fetch and parse. With a frontier
-in memory or in a SQLite file, one more process owns the frontier, and all others reach it over a socket.
+The command (`ProcessCrawl`) seeds the run, writes its outputs and shows progress. Worker processes (`run_part`) fetch
+and parse. With a frontier in memory or in a SQLite file, one more process owns it. The others use it over a socket.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ _POLL = 0.25
 _KILL_AFTER = 5.0
 """Seconds that a worker may take longer than its grace period."""
 _EXIT_POLL = 0.002
-"""A worker that has closed its connection is about to end."""
+"""Seconds between two checks for the exit of a worker that has closed its connection: it is about to end."""
 _LONGEST_REPORT = 2**20
 _REPORT_EVERY = 0.5
 _LAST_REPORT = 2.0
 """Seconds that the last report may take."""
 _ABORT_AFTER = 5.0
-"""Seconds after the end of the connection at which the process is ended by force."""
+"""Seconds after the end of the connection. A process that still runs then is ended by force."""
 _OUTPUT_TIMEOUT = 1.2
 _NUMBERS = tuple(name for name in Counters.__slots__ if name not in Counters.NOT_ADDED | {"latency"})
 
 
 # -- a worker process
 #
-# It has a connection to the command, and sends a report over it twice a second. If it receives the word ``stop``, it
-# shuts down. If the connection ends for any reason, it exits at once, so no worker is left behind.
+# It sends a report to the command over a connection, twice a second. If it receives the word ``stop``, it shuts down.
+# If the connection ends for any reason, it exits at once, so that no worker is left behind.
 
 
 class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process should do: the first line that it receives."""
+    """What a worker process should do. This is the first line that it receives."""
 
     frontier: str
     run_id: str
     concurrency: int
     relayed: bool
-    """Whether another process reads what this one writes to standard error, line by line."""
+    """Whether another process reads the worker's standard error line by line."""
 
     @classmethod
     def decode(cls, line: bytes) -> ProcessPart:
@@ -78,7 +78,7 @@ class ProcessPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process did so far. One line of JSON."""
+    """What a worker process has done so far. One line of JSON."""
 
     in_flight: int = 0
     numbers: dict[str, int] = {}
@@ -86,12 +86,12 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
     drop_reasons: dict[str, int] = {}
     latency: tuple[list[int], float] | None = None
     own: dict[str, int] = {}
-    """What the spider counted with ``self.stats.inc``."""
+    """What the spider has counted with ``self.stats.inc``."""
     error: str = ""
     """Why it ended early."""
     is_last: bool = False
     matched: list[str] = []
-    """In the last report: the queries that found something, and those that did not, with the number of pages."""
+    """In the last report: the queries that matched. ``unmatched``: those that did not, with the number of pages."""
     unmatched: dict[str, int] = {}
 
     @classmethod
@@ -124,7 +124,7 @@ class CrawlPart(Crawl):
     """Fetches and parses pages of a run. Another process seeds it, writes its outputs, and ends it."""
 
     def __init__(self, spider: Spider, resolved: Resolved, part: ProcessPart) -> None:
-        """``resolved`` is complete: the command line is above the settings of the spider, also where it names a
+        """``resolved`` is complete: the command line has overridden the spider's settings, even where it names a
         default."""
         config = resolved.config.with_settings({"concurrency": part.concurrency})
         super().__init__(spider, Resolved(config, resolved.sources), collect=False)
@@ -159,7 +159,7 @@ class CrawlPart(Crawl):
         return QueryUsage() if self._life is None else self._life.queries
 
     def abort(self) -> None:
-        """Stop now. Pages in flight are released."""
+        """Stop now, and release the pages in flight."""
         self._stop_asked = True
         if self._life is not None:
             self._life.abort()
@@ -175,7 +175,7 @@ class _Tether:
         self._reporting = threading.Thread(target=self._report, daemon=True)
 
     async def run(self, crawl: CrawlPart) -> None:
-        """Start to send reports and to receive commands. Runs on the event loop of the crawl."""
+        """Start to send reports and receive commands. Call it on the event loop of the crawl."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._receive_commands, args=(loop,), daemon=True).start()
         self._reporting.start()
@@ -215,7 +215,7 @@ class _Tether:
 
 
 def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, resolved: Resolved) -> int:
-    """Work as a worker process until the run is finished, or this process is stopped. Returns the exit code."""
+    """Be a worker process until the run is finished or this process is stopped. Returns the exit code."""
     name_process("shoal-worker")
     crawl = CrawlPart(spider, resolved, part)
     tether = _Tether(crawl, connection)
@@ -234,10 +234,10 @@ def run_part(part: ProcessPart, connection: socket.socket, spider: Spider, resol
 def unmatched_by_all(reports: Sequence[PartReport]) -> dict[str, int]:
     """The queries that matched in no process, with the number of pages, most pages first."""
     matched = {query for report in reports for query in report.matched}
-    missed: Counter[str] = Counter()
+    unmatched: Counter[str] = Counter()
     for report in reports:
-        missed.update(report.unmatched)
-    return {query: pages for query, pages in missed.most_common() if query not in matched}
+        unmatched.update(report.unmatched)
+    return {query: pages for query, pages in unmatched.most_common() if query not in matched}
 
 
 # -- the worker processes, seen from the command
@@ -246,7 +246,7 @@ _decode = msgspec.json.Decoder(PartReport).decode
 
 
 class WorkerProcesses(Supervisor):
-    """The worker processes of a crawl. They report what they do."""
+    """The worker processes of a crawl, and their reports."""
 
     killed_message = "worker process %(pid)d was killed by %(name)s; starting another one in %(pause)g s"
 
@@ -254,8 +254,8 @@ class WorkerProcesses(Supervisor):
         self, forked: Sequence[WorkerProcess], words: Sequence[str], *, on_line: Callable[[str], None] | None = None
     ) -> None:
         """``forked``: the first worker processes. ``words``: the command line of `shoal` for their successors.
-        ``on_line``: called with each line that a worker writes to standard error. None: workers share the standard
-        error of this process."""
+        ``on_line``: called with each line that a worker writes to standard error. None: the workers share this
+        process's standard error."""
         super().__init__(partial(start_worker, words, relays=on_line is not None))
         self._forked = list(forked)
         self._on_line = on_line
@@ -284,7 +284,7 @@ class WorkerProcesses(Supervisor):
         return not self.working
 
     async def wait_for_end(self, timeout: float) -> None:
-        """Wait until a worker reports that it ends, or has ended; at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds until a worker has ended, or reports that it ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._ending.wait()
@@ -296,32 +296,32 @@ class WorkerProcesses(Supervisor):
 
     @property
     def reports(self) -> list[PartReport]:
-        """The last report of each process, also of those that have ended."""
+        """The last report of each process, even of one that has ended."""
         return list(self._reports.values())
 
     @property
     def counters(self) -> Counters:
-        """What all processes did."""
+        """What all processes have done."""
         total = Counters()
         for report in self.reports:
             report.add_to(total)
         return total
 
     def stop(self) -> None:
-        """Ask all workers to shut down. This is no signal, which could end a worker before it sends its last report."""
+        """Ask all workers to shut down. Sends no signal: that could end a worker before it sends its last report."""
         self._stopping.set()
         for writer in self._running.values():
             with suppress(OSError):
                 writer.write(b"stop\n")
 
     def kill(self) -> None:
-        """End all now."""
-        for worker in self._forked:  # these wait for their first line, and exit
+        """Kill all workers now."""
+        for worker in self._forked:  # these wait for their first line, and exit without it
             worker.connection.close()
         super().kill()
 
     async def _watch(self, process: WorkerProcess) -> int:
-        with suppress(OSError):  # it was killed while it waited
+        with suppress(OSError):  # the process was killed while it waited
             process.connection.sendall(self._part)
         reader, writer = await asyncio.open_connection(sock=process.connection, limit=_LONGEST_REPORT)
         self._running[process.pid] = writer
@@ -392,7 +392,7 @@ class ProcessCrawl(Crawl):
     # -- control
 
     def stop(self, grace: float | None = None) -> None:
-        """Shut down: the workers first, then the outputs."""
+        """Shut down the workers first, then the outputs."""
         if self._supervising is None:
             super().stop(grace)
         elif not self._stop_asked:
@@ -401,7 +401,7 @@ class ProcessCrawl(Crawl):
             self._workers.stop()
 
     async def snapshot(self) -> CrawlSnapshot | None:
-        """The whole run now. None before it begins."""
+        """The state of the whole run now. None before it begins."""
         snapshot = await super().snapshot()
         workers = self._workers
         return None if snapshot is None else replace(snapshot, in_flight=workers.in_flight, counters=workers.counters)
@@ -445,8 +445,8 @@ class ProcessCrawl(Crawl):
         return store
 
     async def _own_file(self) -> None:
-        """Start the process that owns the file. StoreBusyError if another process works on the file already. One that
-        was killed a moment ago may not have ended yet."""
+        """Start the process that owns the file. StoreBusyError if another process works on the file for seconds: one
+        that was killed a moment ago may not have ended yet."""
         file = file_of(self.address)
         assert file is not None
         try:
@@ -473,7 +473,7 @@ class ProcessCrawl(Crawl):
         return self._scheduler
 
     def _begin(self, on_begin: Callable[[], None]) -> None:
-        """The run exists, and its outputs are open: start the workers."""
+        """Start the workers. The run exists, and its outputs are open."""
         assert self._life is not None
         assert self._life.engine is not None
         self._life.engine.concurrency = 0  # this process leases nothing
@@ -497,11 +497,11 @@ class ProcessCrawl(Crawl):
         elif self.config.scope.max_bytes is not None:
             await life.check_limits(self._workers.counters)
         has_limit = self.config.scope.max_pages is not None or life.limit is not None
-        if has_limit and (life.limit is None or self._workers.have_ended):  # until then they store pages
+        if has_limit and (life.limit is None or self._workers.have_ended):  # workers that still run store pages
             await scheduler.next_requests(0)  # counts the pages of all workers
 
     async def _supervise(self) -> None:
-        """Let the engine check whether the run has ended, and stop it when no worker is left."""
+        """Let the engine check whether the run has ended. Stop it when no worker is left."""
         life, scheduler = self._life, self._scheduler
         assert life is not None
         assert life.engine is not None

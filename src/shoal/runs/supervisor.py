@@ -1,13 +1,12 @@
 """Runs worker processes on one machine, and replaces those that are killed.
 
-`Supervisor` is used by ``shoal worker --processes``, ``shoal run --processes`` and ``shoal autoscale``. This module is
-also a program: ``python -m shoal.runs.supervisor ...`` runs ``shoal ...`` without secrets on its command line.
+``shoal worker --processes``, ``shoal run --processes`` and ``shoal autoscale`` use `Supervisor`. This module is also a
+program: ``python -m shoal.runs.supervisor ...`` runs ``shoal ...`` without secrets on its command line.
 
 Every user of a machine can read the command lines of all processes. Only the owner of a process can read its
-environment. So words that may hold a password (URLs, settings, arguments) are passed there, and `ps` shows ``***``.
-
-A tethered process stops when its standard input ends. Its parent holds the other end, so the process stops whenever the
-parent ends, even if it is killed.
+environment. So the environment holds the words that may contain a password (URLs, settings, arguments), and `ps` shows
+``***``. A tethered process stops when its standard input ends. Its parent holds the other end, so the process stops
+when the parent ends, even if the parent is killed.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _WORDS = "_SHOAL_WORDS"
 _TETHERED = "_SHOAL_TETHERED"
 _HARMLESS = re.compile(r"[\w./:@%+-]*", re.ASCII)
 _FIRST_PAUSE = 0.5
-_STEADY = 60.0  # seconds after which the end of a child has nothing to do with the one before
+_STEADY = 60.0  # seconds after which the end of a child has nothing to do with the end before it
 _POLL = 0.05
 _KILL_AFTER = 15.0  # seconds that a worker has to stop
 _BEFORE_SECRETS = ("--set", "-a", "--argument", "-o", "--output", "--frontier", "--coordinator", "--proxy")
 
 
 class RestartBackoff:
-    """Seconds to wait before a child that ended is started again: longer each time, as the next one may end too."""
+    """How long to wait before starting a child again that has ended. Each pause is longer than the one before."""
 
     longest = 30.0
 
@@ -51,7 +50,7 @@ class RestartBackoff:
         self._next = _FIRST_PAUSE
 
     def pause_after(self, lived: float) -> float:
-        """``lived``: seconds that the child has run. After a long life the pauses begin anew."""
+        """``lived``: seconds that the child has run. After a long life, the pauses start short again."""
         if lived > _STEADY:
             self._next = _FIRST_PAUSE
         pause, self._next = self._next, min(self.longest, 2 * self._next)
@@ -63,14 +62,14 @@ class WorkerProcess(Struct, eq=False):
 
     pid: int
     poll: Callable[[], int | None]
-    """The exit code; negative for a signal, None while it runs."""
+    """Returns the exit code: negative for a signal, None while the process runs."""
     connection: socket.socket
     """A tethered process stops when this is closed."""
     output: IO[bytes] | None = None
-    """Where what it prints can be read. None: it shares the outputs of this process."""
+    """Reads what the process prints. None: it shares the outputs of this process."""
     started: float = field(default_factory=time.monotonic)
     is_retired: bool = False
-    """It was asked to stop, and is not replaced."""
+    """Whether it was asked to stop. Then it is not replaced."""
 
     def signal(self, number: int) -> None:
         if self.poll() is None:
@@ -101,8 +100,8 @@ def start_process(
 
 
 class Supervisor:
-    """Runs worker processes. One that is killed (out of memory, a crash in a library) is replaced, after a pause. One
-    that exits is not, whatever its exit code."""
+    """Runs worker processes. After a pause, replaces one that was killed (out of memory, a crash in a library). Never
+    replaces one that has exited, whatever its exit code."""
 
     killed_message = "worker process %(pid)d was killed by signal %(number)d; restarting it"
 
@@ -110,11 +109,11 @@ class Supervisor:
         """``start`` starts a process."""
         self._start = start
         self._workers: dict[asyncio.Task[int], WorkerProcess] = {}
-        """The process of each worker, or the last one while it is replaced. The newest worker is last."""
+        """The process of each worker, or its last process until that is replaced. The newest worker is last."""
         self._stopping = asyncio.Event()
 
     def add(self, process: WorkerProcess | None = None) -> asyncio.Task[int]:
-        """Supervise one more worker: this process, or a new one. OSError if it cannot be started."""
+        """Supervise one more worker: ``process``, or a new process. OSError if that cannot be started."""
         process = process or self._start()
         task = asyncio.create_task(self._supervise(process))
         self._workers[task] = process
@@ -128,7 +127,7 @@ class Supervisor:
 
     @property
     def working(self) -> list[WorkerProcess]:
-        """The workers that were not asked to stop."""
+        """The workers that nobody has asked to stop."""
         return [process for process in self._workers.values() if not process.is_retired]
 
     async def run(self, count: int) -> int:
@@ -152,19 +151,19 @@ class Supervisor:
         asyncio.get_running_loop().call_later(_KILL_AFTER, process.signal, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask all workers to stop. None is replaced any more."""
+        """Ask all workers to stop, and replace none any more."""
         self._stopping.set()
         for process in self.working:
             process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all now."""
+        """Kill all workers now."""
         self._stopping.set()
         for process in self._workers.values():
             process.signal(signal.SIGKILL)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until all have ended. Those that take longer are killed."""
+        """Wait until all have ended. Kill those that take longer than ``timeout`` seconds."""
         self._stopping.set()
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=timeout)

@@ -5,11 +5,11 @@ The drainer reads the log after the cursor and writes to the sink. Then the sink
 moves. If anything fails in between, the sink is reopened at the state in the cursor, and later items are written again.
 
 The role's epoch fences the output: a drainer that lost its role cannot change the output any more, however late its
-writes arrive. An output that was set back has fewer items than the cursor says: the cursor goes back with it, and the
-items after it are written again, or the drainer stops and names the items that the log no longer has.
+writes arrive. An output that was set back has fewer items than the cursor says. Then the cursor goes back too, and the
+later items are written again. If the log no longer has them, the drainer stops and names them.
 
-Numbers of items have no gaps, and only the first ones are ever deleted on purpose. If another item is missing in the
-log, the drainer writes the rest, names the missing numbers, and keeps them in its cursor. At the end of the run it
+The numbers of items have no gaps, and only the first items are ever deleted on purpose. If another item is missing in
+the log, the drainer writes the rest, names the missing numbers, and keeps them in its cursor. At the end of the run, it
 fails.
 """
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 log = logging.getLogger("shoal.sinks")
 
 FLUSH_EVERY = 0.5
-MAX_UNFLUSHED = 20_000  # items: the engine pauses when the cursor is far behind, so a rare flush must not cause that
+MAX_UNFLUSHED = 20_000  # items: if flushes are rare, the cursor must still not get so far behind that the engine pauses
 PATIENCE = 300.0
 _FRONTIER_DELAYS = (0.25, 0.75, 2.0, 5.0)
 _CLAIM_POLL = 0.25
@@ -55,7 +55,7 @@ _AWAY_POLL = 0.5
 _encode_cursor = msgspec.msgpack.Encoder().encode
 _NONCE_BYTES = 16
 PREFIX = "sink:"
-"""With which the roles of drainers begin."""
+"""The names of drainers' roles begin with this."""
 _IDENTITY = re.compile(r"(.+)#(([A-Za-z0-9.-]+)-[0-9a-f]{8})", re.DOTALL)
 _MAX_NAMED = 10
 _MAX_KEPT = 100
@@ -65,7 +65,7 @@ _MAX_TAKEOVERS = 3
 
 
 COLLECTORS = "sink:collect-"
-"""Roles of programs that collected the items themselves. No later process continues them."""
+"""The beginning of the roles of programs that collect items themselves. No later process continues such a role."""
 
 
 class RoleTakenError(SinkError):
@@ -82,16 +82,16 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     position: int = 0
     state: bytes = b""
     is_closed: bool | None = None
-    """Whether the sink was closed after the run had ended, with all items. None: an earlier version did not say it."""
+    """Whether the sink was closed with all items after the run had ended. None: an earlier version did not say so."""
     lost: tuple[tuple[int, int], ...] = ()
-    """Items up to the position that the log lacked: the first and the last number of each gap."""
+    """The items up to the position that the log lacked, as the first and the last number of each gap."""
 
 
 _decode_cursor = msgspec.msgpack.Decoder(Cursor).decode
 
 
 def read_cursor(cursor: bytes) -> Cursor:
-    """Decode a cursor. If it can't be read, it says nothing."""
+    """Decode a cursor. One that can't be read counts as empty."""
     try:
         return _decode_cursor(cursor) if cursor else Cursor()
     except DECODING_ERRORS:
@@ -99,19 +99,19 @@ def read_cursor(cursor: bytes) -> Cursor:
 
 
 def position_of(cursor: bytes) -> int:
-    """The position in the log of this cursor; 0 if it can't be read."""
+    """The position of this cursor in the log. 0 if the cursor can't be read."""
     return read_cursor(cursor).position
 
 
 def split_role(role: str) -> tuple[str, str]:
-    """The output that a role names, and the identity of its file; "" if it has none. See `shoal.sinks.identity`."""
+    """The output that a role names, and the identity of its file, or "" without one. See `shoal.sinks.identity`."""
     name = role.removeprefix(PREFIX)
     match = _IDENTITY.fullmatch(name)
     return (match[1], match[2]) if match is not None else (name, "")
 
 
 def host_of(role: str) -> str:
-    """The machine on which the file of this role got its identity; "" if it has none."""
+    """The machine on which the file of this role got its identity. Empty if it has none."""
     return split_role(role)[1].rpartition("-")[0]
 
 
@@ -124,8 +124,8 @@ def output_name(role: str) -> str:
 class Drainer:
     """Drains one run's item log into one sink: ``start``, then ``run`` as a task, then ``finish`` or ``abandon``.
 
-    ``run`` may be cancelled at any time. ``finish`` may be called while ``run`` is active. A sink that fails is retried
-    as long as its ``patience`` lasts; then the drainer raises a SinkError.
+    You may cancel ``run`` at any time, and call ``finish`` while ``run`` is active. The drainer retries a sink that
+    fails while its ``patience`` lasts. Then it raises a SinkError.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class Drainer:
         poll: float = 1.0,
         patience: Patience | None = None,
     ) -> None:
-        """``role`` is what `shoal.sinks.identity.output_role` returns. ``poll``: seconds between reads of the log
-        without a nudge. A sink may have its own ``flush_every``, in seconds.
+        """``role`` is what `shoal.sinks.identity.output_role` returns. ``poll``: without a nudge, seconds between reads
+        of the log. A sink may have its own ``flush_every``, in seconds.
         """
         self._frontier = frontier
         self._sink = sink
@@ -156,14 +156,14 @@ class Drainer:
         self._state = b""
         self._written = 0
         self._lost: set[tuple[int, int]] = set()
-        """Gaps in the log: the first and the last number of each."""
+        """The first and the last number of each gap in the log."""
         self._last: LoggedItem | None = None
-        """The last item that was read. With it the store can detect that its log was rewound."""
+        """The last item that was read. It lets the store detect that its log was rewound."""
         self._unconfirmed: tuple[int, bytes] | None = None
-        """The cursor that was sent to the store without an answer."""
+        """The cursor that was sent to the store and not answered."""
         self._is_broken = False
         self._is_caught_up = False
-        """Whether the sink has had every item of the log since it was opened."""
+        """Whether the sink has got every item of the log since it was opened."""
         self._takeovers = 0
         self._flush_at = self._renew_at = 0.0
         self._lock = asyncio.Lock()
@@ -173,11 +173,11 @@ class Drainer:
 
     @property
     def position(self) -> int:
-        """The sequence number of the last item that is durable in the sink. The log may be trimmed up to it."""
+        """The number of the last item that is durable in the sink. The log may be trimmed up to this item."""
         return self._position
 
     def nudge(self) -> None:
-        """Notify it of new items."""
+        """Tell the drainer that there are new items."""
         self._woken.set()
 
     # -- start
@@ -185,8 +185,8 @@ class Drainer:
     async def start(self, *, wait: float | None = None) -> None:
         """Take the role and open the sink at the cursor of the last holder.
 
-        It waits while another process holds the role, by default until the role of a dead process expires. Then it
-        raises a SinkError.
+        Waits while another process holds the role, by default until the role of a dead process expires. Then raises a
+        SinkError.
         """
         await self._open(await self._take_role(self._ttl + 1 if wait is None else wait))
 
@@ -203,14 +203,14 @@ class Drainer:
         return await self._persist(partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES)))
 
     async def start_over(self) -> None:
-        """Continue from the cursor that the store has after a rewind. Call it while ``run`` is not active; then call
+        """Continue from the cursor that the store has after a rewind. Call this while ``run`` is not active. Then call
         ``run`` again."""
         async with self._lock:
             self._failure, self._is_broken, self._is_stopping, self._unconfirmed = None, False, False, None
             self._patience.worked()
             if self._claim is not None:
                 await self._close_unfinished()
-                await self._persist(partial(self._frontier.relinquish, self._claim))  # else start waits for this role
+                await self._persist(partial(self._frontier.relinquish, self._claim))  # else `start` waits for it
                 self._claim = None
             await self.start()
 
@@ -224,7 +224,7 @@ class Drainer:
             if isinstance(exc, OutputChangedError):
                 await self._name_trimmed(exc)
             await self._release_role()
-            if isinstance(exc, OutputExistsError) and not claim.cursor:  # it never was an output of this run
+            if isinstance(exc, OutputExistsError) and not claim.cursor:  # this never was an output of the run
                 with suppress(FrontierError):
                     await self._frontier.forget(self._role)
             if isinstance(exc, DECODING_ERRORS):
@@ -232,7 +232,7 @@ class Drainer:
             raise
 
     async def _open_sink(self) -> None:
-        """Open the sink at the cursor. An output that was set back moves the cursor back."""
+        """Open the sink at the cursor. If the output was set back, move the cursor back."""
         was_taken = False
         while True:
             assert self._claim is not None, "not started"
@@ -249,10 +249,10 @@ class Drainer:
         self._written, self._last, self._is_broken, self._is_caught_up = self._position, None, False, False
 
     async def _claim_above(self, error: OutputTakenError) -> None:
-        """Claim the role again, above the epoch in the output. RoleTakenError if another process has the role.
+        """Claim the role again, with an epoch above that of the output. RoleTakenError if another process has the role.
 
-        A drainer that still holds its role meets a newer epoch after a rewind of its store, or if another store has a
-        run of the same name."""
+        A drainer that still holds its role finds a newer epoch in two cases: its store was rewound, or another store
+        has a run of the same name."""
         await _until_back(self._renew)
         assert self._claim is not None
         if self._takeovers == _MAX_TAKEOVERS:
@@ -272,15 +272,15 @@ class Drainer:
         )
 
     async def _go_back(self, last: int) -> None:
-        """Continue after item ``last``, because the output has no later ones. The cursor moves first: then no process
-        deletes the items from the log."""
+        """Continue after item ``last``, because the output has no later item. The cursor moves first, so that no
+        process deletes the later items from the log."""
         before, state = self._position, self._state
         await self._check_log(last)
         log.error("%s was set back: it ends with item %d of %d; writing the others again", self._name, last, before)
         await self._move(last, await self._sink.flush())
         try:
             await self._check_log(last)
-        except SinkError:  # the items were deleted meanwhile: a newer backup of the output must still fit the cursor
+        except SinkError:  # the items were deleted meanwhile: the cursor must still fit a newer backup of the output
             await self._move(before, state)
             raise
 
@@ -308,13 +308,13 @@ class Drainer:
             claim = await self._try_role()
             if claim is not None:
                 return claim
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 raise SinkError(f"another process of this run is writing to {self._name}; stop it first")
-            if not has_warned and left > _CLAIM_POLL:
+            if not has_warned and seconds_left > _CLAIM_POLL:
                 has_warned = True
-                log.warning("another process is writing to %s, or died; waiting up to %g s", self._name, left)
-            await asyncio.sleep(min(left, _CLAIM_POLL))
+                log.warning("another process is writing to %s, or died; waiting up to %g s", self._name, seconds_left)
+            await asyncio.sleep(min(seconds_left, _CLAIM_POLL))
 
     # -- run
 
@@ -369,7 +369,7 @@ class Drainer:
         return len(items)
 
     async def _report_gaps(self, gaps: list[tuple[int, int]]) -> None:
-        """Name the items that the log lacks before and among those that were read."""
+        """Name the items that the log lacks, before the items that were read and among them."""
         trimmed = (await self._frontier.stats()).trimmed
         if gaps[0][0] <= trimmed:
             last = min(gaps[0][1], trimmed)
@@ -380,12 +380,12 @@ class Drainer:
         self._report_lost(not_trimmed(gaps, trimmed))
 
     def _report_lost(self, gaps: list[tuple[int, int]]) -> None:
-        if not self._lost.issuperset(gaps):  # else they are read again
+        if not self._lost.issuperset(gaps):  # else these gaps are read again
             log.error("%s lacks %s, which the item log of this run does not have", self._name, name_items(gaps))
             self._lost.update(gaps)
 
     async def _check_end(self) -> None:
-        """Check that the last item of the log is there."""
+        """Check that the log has its last item."""
         last = (await self._frontier.stats()).items
         if last > self._written and not await self._frontier.read_items(self._written, 1):
             self._report_lost([(self._written + 1, last)])
@@ -403,7 +403,7 @@ class Drainer:
             await self._move(self._position, self._state)
 
     async def _check_role(self) -> None:
-        """RoleTakenError if the role was lost. Then the output refuses because another process writes it now."""
+        """Raise RoleTakenError if the role was lost: then the output refuses because another process writes it."""
         try:
             await self._renew()
         except (StoreRewoundError, FencedError):
@@ -412,7 +412,7 @@ class Drainer:
             log.debug("can't check the role of %s: %s", self._name, exc)
 
     async def _confirm(self) -> bool:
-        """Send the cursor again whose answer was lost. Return False if there is none."""
+        """Send the cursor again if its answer was lost. Return False if none was."""
         if self._unconfirmed is None:
             return False
         await self._move(*self._unconfirmed)
@@ -432,8 +432,8 @@ class Drainer:
         self._position, self._state, self._renew_at = position, state, renew_at
 
     def _item_at(self, position: int) -> LoggedItem | None:
-        """The item at this position, if it was read since the sink was opened. A rewound store may have another item
-        there: then it must refuse to move the cursor."""
+        """The item at this position, if it was read since the sink was opened. A rewound store may have another item at
+        this position. Then the store must refuse to move the cursor."""
         return self._last if self._last is not None and self._last.seq == position else None
 
     async def _reopen(self) -> None:
@@ -451,7 +451,7 @@ class Drainer:
                 if self._is_broken:
                     await self._reopen()
                 return await step()
-            except StoreAwayError as exc:  # without a limit: the engine decides when to give up
+            except StoreAwayError as exc:  # no limit: the engine decides when to give up
                 log.debug("the output waits until the frontier's server responds: %s", exc)
                 if self._patience.is_hurried and not await self._patience.pause(exc):
                     raise
@@ -466,18 +466,18 @@ class Drainer:
                 log.warning("the frontier failed, retrying in %g s: %s", delay, exc)
                 await asyncio.sleep(delay)
             except OutputTakenError:
-                self._is_broken = True  # to open it again, which checks the role
+                self._is_broken = True  # so that it is opened again, which checks the role
             except OutputChangedError as exc:
                 await self._name_trimmed(exc)
                 raise
             except (SinkError, OSError) as exc:
                 await self._pause(exc)
-            except asyncio.CancelledError:  # perhaps during a write, and the sink may have dropped its connection
+            except asyncio.CancelledError:  # during a write, the sink may have dropped its connection
                 self._is_broken = True
                 raise
 
     async def _pause(self, error: SinkError | OSError) -> None:
-        """Pause before the sink is opened again. Raise an error if that can't help, or the patience is at its end."""
+        """Pause before the sink is opened again. Raise an error if that can't help, or if the patience ends."""
         if not is_retryable(error):
             await self._check_role()
             raise error
@@ -500,8 +500,8 @@ class Drainer:
         """Drain the rest of the log, flush, move the cursor, close the sink, and release the role.
 
         ``finished``: the run is over, so the sink may complete its output. If the run is resumed later, the role can be
-        taken again. If ``run`` or this fails, it ends like ``abandon`` and raises the error. ItemsLostError if the
-        run is over and its log lacked items.
+        taken again. If ``run`` or this method fails, it ends like ``abandon`` and raises the error. ItemsLostError if
+        the run is over and its log lacked items.
         """
         self._stop()
         async with self._lock:
@@ -533,7 +533,7 @@ class Drainer:
     async def abandon(self) -> None:
         """Close the sink without a flush and release the role. The next holder writes the items after the cursor.
 
-        It waits for the current step of ``run``. If the sink hangs, cancel ``run`` first.
+        Waits for the current step of ``run``. If the sink hangs, cancel ``run`` first.
         """
         self._stop()
         async with self._lock:
@@ -555,7 +555,7 @@ class Drainer:
             await self._persist(self._save)  # this may reopen the sink, so read the log again
 
     async def _close_sink(self, finished: bool) -> bool:
-        """Close the sink. Return False if it was opened again since it had every item: it may have been set back."""
+        """Close the sink. Return False if it was reopened after it had every item: it may have been set back."""
         if not self._is_caught_up:
             return False
         await self._while_held(self._sink.close(finished=finished))
@@ -600,7 +600,7 @@ async def _until_back(step: Callable[[], Awaitable[T]]) -> T:
 
 
 async def first_after(frontier: ItemSource, seq: int) -> int:
-    """The number of the first item after ``seq`` that the log has, or that it gets next."""
+    """The number of the first item that the log has after ``seq``, or of the next one that it will get."""
     items = await frontier.read_items(seq, 1)
     return items[0].seq if items else (await frontier.stats()).items + 1
 
@@ -614,12 +614,12 @@ def find_gaps(after: int, items: Sequence[LoggedItem]) -> list[tuple[int, int]]:
 
 
 def not_trimmed(gaps: Sequence[tuple[int, int]], trimmed: int) -> list[tuple[int, int]]:
-    """The gaps, without the first ``trimmed`` items, which were deleted on purpose."""
+    """The gaps without the first ``trimmed`` items: these were deleted on purpose."""
     return [(max(first, trimmed + 1), last) for first, last in gaps if last > trimmed]
 
 
 def name_items(gaps: Sequence[tuple[int, int]]) -> str:
-    """For people, such as "items 3, 5 to 7 and 9". Many gaps are shortened."""
+    """The items in these gaps for people, such as "items 3, 5 to 7 and 9". A long list is shortened."""
     shown = [str(first) if first == last else f"{first} to {last}" for first, last in gaps[:_MAX_NAMED]]
     if len(gaps) > _MAX_NAMED:
         shown.append(f"{len(gaps) - _MAX_NAMED} more gaps")
@@ -629,7 +629,7 @@ def name_items(gaps: Sequence[tuple[int, int]]) -> str:
 
 
 def is_retryable(error: SinkError | OSError) -> bool:
-    """Whether a retry can help. It can't if the sink itself refuses (there is no cause), or a pipe has no reader."""
+    """Whether a retry can help. It can't if the sink itself refuses (no cause is set), or if a pipe has no reader."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return cause is not None and not isinstance(cause, BrokenPipeError)
 
@@ -637,10 +637,10 @@ def is_retryable(error: SinkError | OSError) -> bool:
 async def export(
     frontier: ItemSource, sink: Sink, *, batch: int = 1000, on_progress: Callable[[int], None] | None = None
 ) -> int:
-    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items. Items
-    that the log lacks are named in an error of the program's log.
+    """Write a run's whole item log into a new output, without a role or a cursor. Return the number of items. If the
+    item log lacks items, log an error that names them.
 
-    StoreRewoundError if the store was rewound meanwhile: then the log is another one, and the output is incomplete."""
+    StoreRewoundError if the store was rewound meanwhile: the log is another one now, and the output is incomplete."""
     await sink.open(b"")
     count, last = 0, None
     try:

@@ -1,17 +1,17 @@
 """The sink that writes items as rows of tables, in SQLite, PostgreSQL and MySQL.
 
 `TableSink` has the steps: open at a saved state, delete stale rows, write, change columns, flush, close, count. What
-differs between databases is a `Dialect` (a value) and a `Connection` (one class per driver). `shoal.sinks.tables`
-decides which table and column a value goes to, `shoal.sinks.keys` which row.
+differs between databases is in a `Dialect` (a value) and a `Connection` (one class per driver). `shoal.sinks.tables`
+chooses the table and the column for a value, and `shoal.sinks.keys` the row.
 
-Each write is one transaction. It first locks the tables against changes of their columns and reads these. If a column
-is missing or too narrow, it rolls back, changes the table (one process at a time), and tries again. So any number of
-runs can write to one table.
+Each write is one transaction. It first locks the tables against changes of their columns, and reads the columns. If one
+is missing or too narrow, the sink rolls back, changes the table (one process at a time), and tries again. So any number
+of runs can write to one table.
 
 The table ``_shoal_outputs`` in the same database has a row for each output of a run, with the epoch of its newest
-writer and the number of its last item. Each transaction moves this number on from where the writer left it, under its
-own epoch. So a late writer changes nothing, and a database that was set back is noticed. An export has no epoch: it
-leaves this row alone, and writes so that no other writer of the same rows can lose one.
+writer and the number of its last item. Each transaction moves this number on, if the number and the epoch are those
+that the writer left. So a late writer changes nothing, and the writer notices a database that was set back. An export
+has no epoch: it leaves this row alone, and writes so that no other writer of the same rows can lose one.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ log = logging.getLogger("shoal.sinks")
 T = TypeVar("T")
 
 _MAX_ATTEMPTS = 20
-"""How often a transaction is tried while other processes change or lock its tables."""
+"""How often to try a transaction while other processes change or lock its tables."""
 _ROW_KEY = ("run", "output", "log")
 _EXPORTED = -1
-"""The number of the log in the row of exports of missing items."""
+"""The number of the log in the row for exports of missing items."""
 _ROW = (*_ROW_KEY, "epoch", "seq", "rejected")
 """The columns of ``_shoal_outputs``."""
 
 
 class _TableChangedError(Exception):
-    """Another process changed a table since it was checked."""
+    """Another process has changed a table since it was checked."""
 
 
 class _SetBackError(Exception):
@@ -76,9 +76,9 @@ class _TableGoneError(_SetBackError):
 
 
 class TableSink:
-    """Writes items as rows. Each write is one durable transaction, so a flush only has to return the position.
+    """Writes items as rows. Each write is one durable transaction, so a flush only returns the position.
 
-    A write that is repeated changes nothing: it replaces the rows with the same keys.
+    A repeated write changes nothing: it replaces the rows with the same keys.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TableSink:
         *,
         prefix: str = "",
     ) -> None:
-        """``name`` is the database as messages show it, ``prefix`` the schema before the name of each table."""
+        """``name``: the database as messages show it. ``prefix``: the schema before the name of each table."""
         self._name = name
         self._dialect = dialect
         self._connect = connect
@@ -102,10 +102,10 @@ class TableSink:
         self._ready: set[str] = set()
         """The tables that had all columns when they were last checked."""
         self._written: set[str] = set()
-        """The tables that have rows since the sink was opened."""
+        """The tables that got rows since the sink was opened."""
         self._known: dict[str, tuple[Sequence[TableColumn], Columns]] = {}
         self._blank: dict[str, dict[str, None]] = {}
-        """By table, the fields that never had a value. They get a column when the run is finished."""
+        """By table, the fields that have had no value. They get a column when the run is finished."""
         self.added = 0
         """How many rows an export of missing items has added."""
 
@@ -122,7 +122,7 @@ class TableSink:
             return await connection.run(self._open_output())
 
     def check_key(self, state: bytes) -> None:
-        """SinkError if the run itself, whose state this is, writes these tables with another key."""
+        """Raise SinkError if the run itself writes these tables with another key. ``state``: that of the run."""
         WriteProgress(self._name, self._options.key).open(state, 0)
 
     async def _open_output(self) -> int | None:
@@ -178,7 +178,7 @@ class TableSink:
 
     @asynccontextmanager
     async def _errors(self, verb: str = "write") -> AsyncIterator[Connection]:
-        """Turn errors of the driver into a SinkError. Its ``__cause__`` is set if a retry can help."""
+        """Turn errors of the driver into a SinkError. It has a ``__cause__`` if a retry can help."""
         connection = self._connected
         try:
             yield connection
@@ -233,7 +233,7 @@ class TableSink:
             ) from None
 
     async def _take_row(self, lost: Sequence[str]) -> int | None:
-        """Store the epoch of this writer in the row. Return the position in the output if it was set back."""
+        """Store the epoch of this writer in the row. If the output was set back, return its position."""
         connection, progress = self._connected, self._progress
         await connection.begin()
         values = ", ".join([*self._row_key, str(progress.epoch), "0", "0"])
@@ -259,8 +259,8 @@ class TableSink:
         return progress.resume(position, rejected)
 
     async def _position_of_earlier_version(self, saved: int) -> int:
-        """The last item in tables that an earlier version wrote. With a key chosen by the user the rows do not say:
-        other runs may have replaced them."""
+        """The last item in tables that an earlier version wrote. With a key of the user, the rows cannot tell: other
+        runs may have replaced them."""
         if self._options.key:
             return saved
         last = 0
@@ -281,7 +281,7 @@ class TableSink:
         try:
             await self._check_row()  # MySQL does not count a row that already has these values
         except SinkError:
-            await self._connected.rollback()  # so that the newer writer need not wait until this connection is gone
+            await self._connected.rollback()  # so that a newer writer need not wait for the end of this connection
             raise
 
     async def _commit(self, position: int) -> None:
@@ -289,7 +289,7 @@ class TableSink:
         self._progress.position = position
 
     async def _check_row(self) -> None:
-        """OutputTakenError if the output has a newer writer, or SinkError if the row is not as this one left it."""
+        """Check that the row is as this writer left it. OutputTakenError if there is a newer writer, else SinkError."""
         if await self._connected.columns(self._outputs) is None:
             raise self._set_back(f"the table {OUTPUTS} is gone")
         rows = await self._connected.fetch(f"SELECT epoch, seq FROM {self._outputs} WHERE {self._is_row}")
@@ -306,7 +306,7 @@ class TableSink:
         return error
 
     async def _or_set_back(self, steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run steps. If a table is gone, then all items of this output are written again."""
+        """Run steps. If a table is gone, write all items of this output again."""
         try:
             await steps()
         except _TableGoneError as gone:
@@ -321,8 +321,8 @@ class TableSink:
         await self._commit(0)
 
     async def _reset_outputs(self, lost: Sequence[str]) -> None:
-        """Set the position of all runs to 0 that may have written to a table which is gone. Otherwise only the first
-        one that needs it would notice."""
+        """Set the position to 0 for all runs that may have written to a lost table. Otherwise only the first run that
+        needs the table would notice."""
         if self._options.table is None and lost:
             registry = self._quoted(REGISTRY)
             names = [name for (name,) in await self._connected.fetch(f"SELECT name FROM {registry}")]
@@ -381,7 +381,7 @@ class TableSink:
                 await self._prepare(name, batch)
 
     async def _insert(self, batches: Mapping[str, Batch]) -> int:
-        """Write rows in a transaction. Return by how many the tables grew, if rows with a known key stay."""
+        """Write rows in a transaction. If rows with a known key stay, return the number of new rows."""
         count = 0
         for name, batch in batches.items():
             columns = await self._columns(name, locks=True)
@@ -393,8 +393,8 @@ class TableSink:
         return count
 
     def _target(self, name: str, batch: Batch) -> Target:
-        """With a key chosen by the user, the rows that the batch replaces are deleted first: they may be of other
-        runs and have other fields. A row of a later item of this run stays."""
+        """Where the batch goes, and which rows it replaces. With a key of the user, these are deleted first: they may
+        be of other runs and have other fields. A row of a later item of this run stays."""
         replaced = ""
         if self._options.key:
             own, earlier = f"{RUN} = {self._run}", f"{SEQ} <= {batch.last}"
@@ -409,7 +409,7 @@ class TableSink:
                 blank[field] = None
 
     async def _retried(self, transaction: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a transaction, again if another process interfered."""
+        """Run a transaction. Repeat it if another process interferes."""
         attempts_left = _MAX_ATTEMPTS
         while True:
             attempts_left -= 1
@@ -431,11 +431,11 @@ class TableSink:
             await self._connected.pause(random.uniform(0, MAX_PAUSE))
 
     async def _remove_stale(self, seq: int) -> None:
-        """Remove the rows of this run after item ``seq``. The item log has their items, or, after a rewind, their pages
+        """Remove the rows of this run after item ``seq``. Their items are in the log, or, after a rewind, their pages
         are crawled again.
 
-        With a key chosen by the user, mark them as written at ``seq`` instead, so that a newer item replaces them. The
-        rows that they once replaced are gone.
+        With a key of the user, mark the rows as written at ``seq`` instead, so that a newer item replaces them: the
+        rows that they replaced are gone.
         """
         await self._begin(seq, self._progress.rejected, longer=REWRITE_FACTOR)
         for name in await self._tables():
@@ -453,7 +453,7 @@ class TableSink:
     async def _export_batches(
         self, batches: Mapping[str, Batch], items: Sequence[LoggedItem], tables: Mapping[str, Sequence[Row]]
     ) -> None:
-        """Write rows without a fence: the run itself, or another export, may write the same rows at the same time."""
+        """Write rows without a fence: the run or another export may write the same rows at the same time."""
         await self._prepare_all(batches)
         await self._connected.begin([self._quoted(name) for name in batches], longer=REWRITE_FACTOR)
         added = await self._insert(batches)
@@ -481,8 +481,8 @@ class TableSink:
         await self._connected.commit()
 
     async def _record_completed(self) -> None:
-        """Record that the output has all items up to the last one of the log, in a row of its own: that of the run
-        belongs to its drainer, which may be writing now."""
+        """Record that the output has all items up to the last one of the log. The export has a row of its own: the
+        row of the run belongs to its drainer, which may be writing now."""
         last = self._progress.last_written
         if last is None or self._progress.first_written != 1:
             return
@@ -516,8 +516,8 @@ class TableSink:
     async def _count_rows(self, saved: SavedProgress | None) -> OutputCount:
         rows: Rows = []
         if await self._connected.columns(self._outputs) is not None:
-            either = f"{self._is_row} OR {self._is_export_row}"
-            rows = await self._connected.fetch(f"SELECT seq, rejected FROM {self._outputs} WHERE {either}")
+            condition = f"{self._is_row} OR {self._is_export_row}"
+            rows = await self._connected.fetch(f"SELECT seq, rejected FROM {self._outputs} WHERE {condition}")
         items = 0
         for name in await self._tables():
             count = f"SELECT count(*) FROM {self._quoted(name)} WHERE {RUN} = {self._run}"
@@ -553,7 +553,7 @@ class TableSink:
         return list(dict.fromkeys(self._dialect.naming.fit(name) for (name,) in names))
 
     async def _lost_tables(self) -> list[str]:
-        """The tables of this output that were created before and do not exist. A named table counts as created."""
+        """The tables of this output that were created and no longer exist. A named table counts as created."""
         names = [self._options.table] if self._options.table is not None else await self._registered()
         return [name for name in names if await self._columns(name) is None]
 
@@ -571,39 +571,39 @@ class TableSink:
             raise self._written_twice(name)
 
     async def _is_output(self, name: str) -> bool:
-        """Whether this run also has this output in the same database: a table, or "" for a table for each type."""
+        """Whether this run also has this output in the same database. It is a table, or "" for a table per type."""
         if await self._connected.columns(self._outputs) is None:  # somebody dropped it
             return False
         rows = await self._connected.fetch(f"SELECT output FROM {self._outputs} WHERE run = {self._run} AND log = 0")
         return self._is_named(name, [output for (output,) in rows])
 
     def _written_twice(self, table: str) -> SinkError:
-        """One output would remove rows of the other."""
+        """The error if two outputs write one table: each would remove rows of the other."""
         return SinkError(
             f"can't write {self._name}: two outputs of this run write its table {table!r}, one for a type of items and "
             f"one for all of them; choose another name in {self._dialect.table_option}"
         )
 
     def _is_named(self, name: str, names: Iterable[str]) -> bool:
-        """Whether one of these names is equal to this one for the database."""
+        """Whether the database considers one of these names equal to ``name``."""
         naming = self._dialect.naming
         return naming.fold(naming.fit(name) if name else "") in map(naming.fold, names)
 
     async def _columns(self, name: str, *, locks: bool = False) -> Columns | None:
-        """The columns of a table; None if there is no such table. SinkError for one that no sink created."""
-        described = await self._connected.columns(self._quoted(name), locks=locks)
-        if described is None:
+        """The columns of a table, or None if it does not exist. SinkError if no sink has created it."""
+        table_columns = await self._connected.columns(self._quoted(name), locks=locks)
+        if table_columns is None:
             return None
-        if [column.name for column in described if column.is_key] != [KEY] or not {
-            column.name for column in described
+        if [column.name for column in table_columns if column.is_key] != [KEY] or not {
+            column.name for column in table_columns
         }.issuperset(SYSTEM_COLUMNS):
             raise foreign_table(self._name, name, self._dialect.table_option)
-        checked = self._known.get(name)
-        if checked is None or checked[0] != described:
-            types = {column.name: column.type for column in described}
+        cached = self._known.get(name)
+        if cached is None or cached[0] != table_columns:
+            types = {column.name: column.type for column in table_columns}
             kinds = {column: self._dialect.kinds.get(type_.lower()) for column, type_ in types.items()}
-            checked = self._known[name] = described, Columns(self._dialect.naming, kinds, types)
-        return checked[1]
+            cached = self._known[name] = table_columns, Columns(self._dialect.naming, kinds, types)
+        return cached[1]
 
     async def _prepare(self, name: str, batch: Batch, blank: Iterable[str] = ()) -> None:
         """Create the table, and add or widen columns so that the fields of the batch fit."""

@@ -1,4 +1,7 @@
-"""Accepts batches, runs them to their end, and finds them again."""
+"""Accepts batches, runs them to their end, and finds them again.
+
+It also lists sessions with their progress, and sends a signed message to the caller's webhook when a batch ends.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,8 @@ from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError, St
 from shoal.operations.notifications.channels import post_signed
 from shoal.ports import Claim, Fetcher, Run, RunState, Store
 
-# Lists sessions with their progress.
-
-
 MAX_LISTED = 200
-"""How many of the newest sessions of a store are searched."""
+"""How many of the newest sessions of a store a list may search."""
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class SessionSummary(Struct, frozen=True, kw_only=True):
 
 
 async def list_sessions(store: Store, project: str, caller: str | None, limit: int) -> list[SessionSummary]:
-    """The newest sessions of a caller, or of all callers with None."""
+    """The newest sessions of a caller. None: of all callers."""
     sessions: list[SessionSummary] = []
     for run in await store.list_runs(BatchSpider.name, project, limit=MAX_LISTED):
         if len(sessions) == limit:
@@ -103,7 +103,7 @@ class BatchService:
         distributed: bool,
         notify: Callable[[Session], Awaitable[bool]] | None = None,
     ) -> None:
-        """``notify`` is called when a session is over, and called again until it returns true."""
+        """``notify`` is called when a session is over, and again until it returns true."""
         self._store = store
         self._executor = executor
         self._config = config
@@ -117,12 +117,12 @@ class BatchService:
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._notifications: set[asyncio.Task[None]] = set()
         self._ended: dict[str, float] = {}
-        """When each ended session ended, or when this process first saw that it had."""
+        """When each ended session ended, or when this process first saw its end."""
         self._background: list[asyncio.Task[None]] = []
         self._is_closing = False
 
     async def open(self) -> None:
-        """Resume the sessions and webhooks that an earlier process left."""
+        """Resume the sessions and webhooks that an earlier process has left."""
         for run in reversed(await self._store.list_runs(BatchSpider.name, self._project)):
             if run.state not in OVER or run.settings.get("webhook"):
                 await self._ownership.watch(run.run_id)
@@ -147,7 +147,7 @@ class BatchService:
         self, urls: Sequence[str], options: BatchOptions, *, caller: str, address: str = "",
         webhook: Webhook | None = None,
     ) -> Session:  # fmt: skip
-        """Start a batch. When this returns, its URLs are in the store. TooManySessionsError if a limit is reached,
+        """Start a batch. When this returns, its URLs are in the store. TooManySessionsError if a limit is reached.
         StoreFullError if the store has no room."""
         await self._room.check(size_of(urls))
         with self._admission.starting(caller or address):
@@ -156,17 +156,17 @@ class BatchService:
                 distributed=self._distributed, webhook=webhook, max_bytes=self._admission.session_limit,
             )  # fmt: skip
             claim = await self._ownership.claim(session)
-            if claim is not None:  # else another process has found it already
+            if claim is not None:  # else another process has already taken it
                 self._start(session, claim)
         return session
 
     async def find(self, session_id: str) -> Session | None:
-        """Find a session of this project, whichever process owns it."""
+        """Find a session of this project. Any process may own it."""
         session = self._admission.find(session_id) or await Session.find(self._store, session_id)
         return None if session is None or session.run.project != self._project else session
 
     async def list(self, caller: str | None, limit: int) -> Sequence[SessionSummary]:
-        """The newest sessions of a caller in this project, or of all callers with None."""
+        """The newest sessions of a caller in this project. None: of all callers."""
         return await list_sessions(self._store, self._project, caller, limit)
 
     async def cancel(self, session: Session) -> None:
@@ -205,14 +205,14 @@ class BatchService:
         except ShoalError as exc:
             log.error("session %s stopped: %s", session.id, exc)
             return
-        except Exception:  # the end of a task: a bug costs one session and is logged
+        except Exception:  # a bug costs only this session
             log.exception("internal error session=%s", session.id)
             return
         self._start_notifying(session)
 
     async def _wait_until_seeded(self, session: Session) -> bool:
-        """Wait until all URLs are pushed. If the process that pushed them died, its claim expires, and this one pushes
-        the rest. False if this process shuts down or loses the session before that."""
+        """Wait until all URLs are pushed. If the process that pushes them dies, its claim expires, and this process
+        pushes the rest. False if this process shuts down or loses the session first."""
         while not self._is_closing and not self._ownership.is_lost(session):
             try:
                 if await session.seed() or await session.state() in OVER:
@@ -239,7 +239,7 @@ class BatchService:
                 pass
             except StoreRewoundError:
                 await _log_errors(session.frontier.recover)
-            except ShoalError as exc:  # it was deleted
+            except ShoalError as exc:  # the session was deleted
                 log.warning("could not send the webhook of session %s: %s", session.id, exc)
                 return
             await asyncio.sleep(_NOTIFY_RETRY_EVERY)
@@ -263,7 +263,7 @@ class BatchService:
         """End the sessions that hold too much of the store."""
         await self._room.measure()
         if self._distributed and self._room.free is not None:
-            for session in self.sessions:  # workers count what they store
+            for session in self.sessions:  # the workers have counted what they store
                 await session.quota.sync()
         for session, reason in self._admission.to_close():
             log.warning("session %s ends: %s", session.id, reason)
@@ -293,7 +293,7 @@ class BatchService:
                 elif session is not None:
                     log.warning("session %s: taken over", session_id)
                     self._start(session, claim)
-            except RunError:  # it was deleted
+            except RunError:  # the session was deleted
                 pass
             self._ownership.unwatch(session_id)
 
@@ -305,7 +305,7 @@ class BatchService:
             await _log_errors(self._sweep)
 
     async def _sweep(self) -> None:
-        """Watch the sessions that other processes have created, and delete expired ones."""
+        """Watch the sessions that other processes have created, and delete expired sessions."""
         states = await self._store.run_states(BatchSpider.name, self._project)
         if self._store.shared:
             running = {session_id for session_id, state in states.items() if state not in OVER}
@@ -316,7 +316,7 @@ class BatchService:
         now = time.monotonic()
         self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
         self._admission.keep_only(self._ended)
-        expired = [session_id for session_id, ended in self._ended.items() if now - ended > self._keep_results]
+        expired = [session_id for session_id, ended_at in self._ended.items() if now - ended_at > self._keep_results]
         for session_id in expired:
             with suppress(RunError):  # another process was first
                 await self._store.delete_run(session_id)
@@ -329,7 +329,7 @@ class BatchService:
             session.stop_waiting()
 
     async def close(self) -> None:
-        """Release the leases in flight. Sessions in a persistent store resume when it is opened again."""
+        """Release the leases in flight. Sessions in a persistent store resume when the store is opened again."""
         self._is_closing = True
         for task in self._background:
             task.cancel()
@@ -344,16 +344,13 @@ class BatchService:
 
 
 async def _log_errors(step: Callable[[], Awaitable[object]]) -> None:
-    """Run one step of a loop. Errors are logged: the next step tries again."""
+    """Run one step of a loop, and log its errors: the next step tries again."""
     try:
         await step()
     except FrontierError as exc:
         log.debug("could not check the sessions: %s", exc)
     except Exception:
         log.exception("internal error")
-
-
-# Sends a signed message to the caller's webhook when a batch ends.
 
 
 _RETRY_DELAYS = (1.0, 5.0, 25.0)  # seconds
@@ -363,8 +360,8 @@ _ROLE_MARGIN = 5.0  # seconds that the role lasts beyond an attempt
 
 
 async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
-    """Send the webhook of a session that is over, with retries. Only one process sends it, however many try. False
-    while another process holds the role, even if it has died: try again later."""
+    """Send the webhook of a session that is over, with retries. Only one process sends it, however many try. Returns
+    False while another process holds the role, even if that process has died: try again later."""
     webhook = session.settings.webhook
     if webhook is None:
         return True
@@ -383,7 +380,7 @@ async def send_webhook(fetcher: Fetcher, session: Session) -> bool:
 
 
 async def _deliver(fetcher: Fetcher, session: Session, webhook: Webhook, claim: Claim) -> str:
-    """Deliver the message. Returns why that failed, or an empty string. Each attempt renews the role."""
+    """Deliver the message. Each attempt renews the role. Returns why the delivery failed, or an empty string."""
     message = {
         "event": "batch.done",
         "session_id": session.id,

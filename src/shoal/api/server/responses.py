@@ -15,15 +15,15 @@ from shoal.api.batch.results import Entry
 from shoal.api.server.budgets import AnswerBudgets, Budget, Share
 
 PIECE = 128 * 1024
-"""Stored bytes of results that are encoded at once. A larger one is alone, and its memory counts until it is sent."""
+"""Stored bytes of results to encode at once. A larger result is encoded alone. Its memory counts until it is sent."""
 WHOLE = 4 << 20
-"""Stored bytes of all results of an answer that is encoded at once, if the budget has room for the most that it may
-become: in pieces it would cost more time."""
-_SENT = 200_000  # bytes that are sent at once, about; a smaller answer is sent whole, with its length
-_SLICE = 240_000  # characters of a text that are encoded at once; divisible by 3, as Base64 pads
-_GROWTH = 6  # JSON has up to six bytes for a byte that is stored
+"""Stored bytes of all results of an answer to encode at once, because pieces would cost more time. The budget must have
+room for the largest size that the answer may have."""
+_SENT = 200_000  # bytes to send at once, about; a smaller answer is sent whole, with its length
+_SLICE = 240_000  # characters of a text to encode at once; divisible by 3, because Base64 pads
+_GROWTH = 6  # JSON has up to six bytes for a stored byte
 _OUTLINE = 1000  # bytes that a result adds to its content, about
-_HELD = 5  # times the stored size: memory of a decoded result; one wide letter makes a text four times as large
+_HELD = 5  # a decoded result needs up to this times its stored size: one wide letter makes a text four times as large
 
 _COMMA = ord(",")
 
@@ -38,7 +38,7 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 
 def json_pieces(value: object) -> Iterator[bytes]:
-    """The value in JSON, in pieces of limited size, however large its texts, lists and objects are."""
+    """The value in JSON. Pieces have a limited size, however large the texts, lists and objects of the value are."""
     if isinstance(value, dict):
         yield b"{"
         for index, (key, member) in enumerate(value.items()):
@@ -59,13 +59,13 @@ def json_pieces(value: object) -> Iterator[bytes]:
 
 
 def _list_pieces(values: list[object]) -> Iterator[bytes]:
-    """The elements. Short ones are encoded many at a time."""
+    """The elements of a list. Short ones are encoded together."""
     separator = b""
     short: list[object] = []
     size = 0
     for value in values:
-        own = len(value) if isinstance(value, str | bytes) else 8
-        if own > _SLICE or isinstance(value, dict | list):
+        value_size = len(value) if isinstance(value, str | bytes) else 8
+        if value_size > _SLICE or isinstance(value, dict | list):
             if short:
                 yield separator + _encode(short)[1:-1]
                 separator, short, size = b",", [], 0
@@ -74,7 +74,7 @@ def _list_pieces(values: list[object]) -> Iterator[bytes]:
             separator = b","
             continue
         short.append(value)
-        size += own
+        size += value_size
         if size > _SLICE:
             yield separator + _encode(short)[1:-1]
             separator, short, size = b",", [], 0
@@ -83,25 +83,25 @@ def _list_pieces(values: list[object]) -> Iterator[bytes]:
 
 
 class EntryEncoder:
-    """Encodes the results of one answer. What counts against its limit is what is sent."""
+    """Encodes the results of one answer. The bytes that are sent count against its limit."""
 
     def __init__(self, budgets: AnswerBudgets, caller: str, max_bytes: float = inf) -> None:
         self._budgets, self._caller = budgets, caller
         self._bytes_left = max_bytes
         self._waiting: list[Piece] = []
         self._size = 0
-        """Of what waits to be sent."""
+        """The bytes that wait to be sent."""
         self._count = 0
-        """Results in the list so far."""
+        """How many results are in the list so far."""
         self._last = 0
         self._is_whole = False
-        """Whether the next piece is the answer."""
+        """Whether the next piece is the whole answer."""
 
     def page(
         self, begin: Mapping[str, object], name: str, portions: AsyncGenerator[list[Entry]], limit: int, after: int
     ) -> AsyncGenerator[Piece]:
-        """An object with these values, a list of up to ``limit`` results, as many as fit but at least one, and
-        ``next``: the number of the last one."""
+        """An object with these values, a list of results, and ``next``: the number of the last result. The list has as
+        many results as fit, at least one and at most ``limit``."""
         self._last = after
         return self.elements(begin, name, portions, lambda: {"next": self._last}, limit)
 
@@ -113,8 +113,8 @@ class EntryEncoder:
         end: Callable[[], Mapping[str, object]],
         limit: int | None = None,
     ) -> AsyncGenerator[Piece]:
-        """An object with a list of results, and with values before and after it. All pieces but the last one are worth
-        sending. Without a limit, results that do not fit lose their content; with one, the list ends there."""
+        """An object with a list of results, and with values before and after it. All pieces but the last are large
+        enough to send. Without a limit, results that do not fit lose their content. With one, they end the list."""
         entries: list[Entry] = []
         async with aclosing(portions):
             with Share(self._budgets.whole, self._caller) as share:
@@ -132,7 +132,7 @@ class EntryEncoder:
     async def _gather(
         self, entries: list[Entry], portions: AsyncIterator[list[Entry]], limit: int | None, share: Share
     ) -> bool:
-        """Read results as long as they may be in one answer that is encoded at once. False if there are more."""
+        """Read results while the answer may be encoded at once. False if there are too many for that."""
         size = 0
         async for portion in portions:
             entries += portion if limit is None else portion[: limit - len(entries)]
@@ -159,7 +159,7 @@ class EntryEncoder:
         end: Callable[[], Mapping[str, object]],
         limit: int | None,
     ) -> AsyncGenerator[Piece]:
-        """The same in pieces."""
+        """The object of `elements` in pieces."""
         self._add(begin)
         async for portion in portions:
             fits = True
@@ -167,10 +167,10 @@ class EntryEncoder:
                 if group[0].size <= PIECE:
                     fits = self._append(group, optional=limit is not None)
                 else:
-                    before = self._count
+                    count_before = self._count
                     async for piece in self._large(group[0], optional=limit is not None):
                         yield piece
-                    fits = self._count > before
+                    fits = self._count > count_before
                 if not fits:
                     break
                 if self._size > _SENT:
@@ -181,7 +181,7 @@ class EntryEncoder:
         yield self._flush()
 
     async def respond(self, pieces: AsyncGenerator[Piece]) -> Response:
-        """A response of what `page` or `elements` returns. BusyError if it is large, and too many of those are open."""
+        """A response of the pieces of `page` or `elements`. BusyError if it is large and too many of those are open."""
         try:
             first = await anext(pieces)
             if len(first) > _SENT:
@@ -190,7 +190,7 @@ class EntryEncoder:
         except BaseException:
             await pieces.aclose()
             raise
-        await pieces.aclose()  # it was the only one
+        await pieces.aclose()  # there was only this piece
         return Response(bytes(first), media_type="application/json")
 
     async def alone(self, entry: Entry, begin: bytes, end: bytes) -> AsyncGenerator[Piece]:
@@ -216,7 +216,7 @@ class EntryEncoder:
         return waiting[0] if len(waiting) == 1 else b"".join(waiting)
 
     async def _large(self, entry: Entry, *, optional: bool) -> AsyncGenerator[Piece]:
-        """Add a large result like `_append`. The memory that it needs is held until it is sent."""
+        """Add a large result as `_append` does. Hold the memory that it needs until it is sent."""
         memory = _HELD * entry.size + _GROWTH * min(entry.size, _SLICE)
         async with self._budgets.decoded.holding(self._caller, memory):
             async with self._budgets.turn:
@@ -235,8 +235,8 @@ class EntryEncoder:
                     yield self._flush()
 
     def _append(self, entries: Sequence[Entry], *, optional: bool) -> bool:
-        """Add results. Those that are too large for the answer lose their content. If they are
-        ``optional`` and not the first: False, and they are not added."""
+        """Add results. Those that are too large for the answer lose their content. But if they are ``optional``, and
+        not the first, do not add them, and return False."""
         if self._encode([entry.decode(True) for entry in entries]):
             self._last = entries[-1].number
             return True
@@ -249,8 +249,8 @@ class EntryEncoder:
         return True
 
     def _encode(self, results: Sequence[object], *, anyway: bool = False) -> bool:
-        """Add elements of the list, all at once. False if there is no room for them."""
-        elements = bytearray()  # brackets can be removed from it without a copy
+        """Add elements of the list, all at once. False if the answer has no room for them."""
+        elements = bytearray()  # it can lose its brackets without a copy
         _encode_into(results, elements)
         del elements[-1:]
         if self._count:
@@ -284,12 +284,12 @@ async def _chain(entries: list[Entry], portions: AsyncIterator[list[Entry]]) -> 
 
 
 def begin_object(values: Mapping[str, object], name: str) -> bytes:
-    """A JSON object that goes on with a list of this name."""
+    """The beginning of a JSON object: these values, then a list of this name."""
     return b'%b,"%b":[' % (_encode(values)[:-1], name.encode())
 
 
 class LimitedStream(StreamingResponse):
-    """A response that takes one from a budget until it is sent, or its client is gone. BusyError if there is none."""
+    """A response that holds a place of a budget until it is sent or its client is gone. BusyError if none is free."""
 
     def __init__(
         self,
@@ -316,13 +316,13 @@ class LimitedStream(StreamingResponse):
 
 
 class _JsonStream(LimitedStream):
-    """A large answer. It ends by itself, so no task waits until its client is gone: that would cost more than many an
-    answer. What is sent to a client that is gone is dropped."""
+    """A large answer. It ends by itself: no task waits for the end of its client, because that would cost more than
+    many an answer. What is sent to a client that is gone is dropped."""
 
     def __init__(
         self, first: Piece, rest: AsyncGenerator[Piece], budget: Budget, caller: str, length: int | None
     ) -> None:
-        """``length``: of the whole answer, if it is known."""
+        """``length``: bytes of the whole answer, if known."""
         headers = {} if length is None else {"Content-Length": str(length)}
         super().__init__(rest, budget, caller, media_type="application/json", headers=headers)
         self._first = first
@@ -335,5 +335,5 @@ class _JsonStream(LimitedStream):
         if not self._is_whole:
             async for piece in self._content:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-        # This waits until most of what was sent before is read.
+        # This waits until the client has read most of the answer.
         await send({"type": "http.response.body", "body": b"", "more_body": False})

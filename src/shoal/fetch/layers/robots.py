@@ -26,7 +26,7 @@ _RULE = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"(?<![\w-])(?=\S)")
-MAX_BYTES = 500 * 1024  # of one file; RFC 9309 asks for this at least
+MAX_BYTES = 500 * 1024  # of one file: the least that RFC 9309 asks for
 _MAX_CACHED = 64 * 1024 * 1024  # characters of all files together
 _MIN_CACHE_SECONDS = 60.0
 _MAX_HOLD = 60.0
@@ -35,9 +35,9 @@ _RECALL_SECONDS = 3600.0  # how long a file from the frontier is cached
 
 
 class RobotsRules(Struct):
-    """The robots.txt of an origin, valid until it ``expires``. ``rules`` is None if it allows everything.
+    """The robots.txt of an origin, valid until it ``expires``. ``rules`` is None if everything is allowed.
 
-    ``error`` is set if it could not be fetched; ``failures`` counts the failed attempts in a row.
+    ``error`` is set if the file could not be fetched. ``failures`` counts the failed attempts in a row.
     """
 
     rules: Protego | None
@@ -51,9 +51,9 @@ class RobotsRules(Struct):
 class Robots:
     """Refuses pages that robots.txt disallows with a FetchError of the kind ``robots``.
 
-    A fetch of robots.txt takes the place of the page, which is Postponed: so two requests to a host are never closer
-    than its delay. If robots.txt can't be fetched, the pages of its origin fail and wait. It is not fetched again for
-    each of them.
+    A fetch of robots.txt takes the place of the page, and the page is Postponed. So two requests to a host are never
+    closer than its delay. If robots.txt can't be fetched, the pages of its origin fail and wait. Not each of them
+    fetches it again.
     """
 
     def __init__(self, config: RobotsSettings, user_agent: str, frontier: Hosts) -> None:
@@ -79,7 +79,7 @@ class Robots:
         return await fetch(request)
 
     async def allows(self, url: str) -> bool:
-        """Whether the page is known to be allowed. It fetches no robots.txt."""
+        """Whether the page is known to be allowed. Fetches no robots.txt."""
         origin = origin_of(url)
         rules = self._rules.get(origin)
         if rules is None or rules.expires <= time.monotonic():
@@ -89,13 +89,13 @@ class Robots:
         return rules.rules is None or rules.rules.can_fetch(normalize_url(url), self._user_agent)
 
     async def fetch_first(self, request: Request, fetch: Fetch) -> Response:
-        """Fetch only the robots.txt that applies to the request, unless it is known. The request itself is Postponed,
-        or fails because its robots.txt can't be fetched."""
+        """Fetch only the robots.txt of a request, unless it is known. The request itself is Postponed, or fails because
+        its robots.txt can't be fetched."""
         await self._rules_of(origin_of(request.url), fetch)
         raise Postponed("robots.txt is known", contacted=False)
 
     async def _rules_of(self, origin: str, fetch: Fetch) -> RobotsRules:
-        """The rules of an origin. Postponed if they had to be fetched: that fetch takes the place of the page."""
+        """The rules of an origin. Raises Postponed if it had to fetch them: the fetch takes the place of the page."""
         rules, now = self._rules.get(origin), time.monotonic()
         if rules is None or rules.expires <= now:
             rules = await self._recall(origin)
@@ -107,7 +107,7 @@ class Robots:
         return rules
 
     async def _recall(self, origin: str) -> RobotsRules | None:
-        """The rules that another worker or an earlier process fetched."""
+        """The rules that another worker or an earlier process has fetched."""
         try:
             text = await self._frontier.recall(fact_name(origin))
         except FrontierError:
@@ -120,7 +120,7 @@ class Robots:
         return rules
 
     async def _learn(self, origin: str, fetch: Fetch) -> None:
-        """Fetch robots.txt once. Other requests that need it wait for this, and are then Postponed."""
+        """Fetch robots.txt once. Other requests that need it wait for this fetch, and are then Postponed."""
         running = self._fetching.get(origin)
         if running is not None:
             await asyncio.wait([running])
@@ -140,9 +140,9 @@ class Robots:
 
     async def _share(self, origin: str, rules: RobotsRules, text: str) -> None:
         """Store the Crawl-delay, then the text: the delay must apply before another worker can recall the text."""
-        before = self._rules.get(origin)
+        old = self._rules.get(origin)
         try:
-            if before is None or rules.crawl_delay != before.crawl_delay:  # an earlier process may have stored one
+            if old is None or rules.crawl_delay != old.crawl_delay:  # an earlier process may have stored one
                 await self._frontier.update_host(host_of(origin + "/"), HostUpdate(crawl_delay=rules.crawl_delay))
             seconds = max(_MIN_CACHE_SECONDS, self._config.cache_seconds)
             await self._frontier.remember(fact_name(origin), text.encode("utf-8", "replace"), seconds)
@@ -151,19 +151,19 @@ class Robots:
 
     def _keep_failure(self, origin: str, error: FetchError) -> float:
         """Cache a failure for as long as the host asks, or with exponential backoff. Return the seconds."""
-        before = self._rules.get(origin)
-        failures = before.failures + 1 if before is not None else 1
+        old = self._rules.get(origin)
+        failures = old.failures + 1 if old is not None else 1
         hold = _MAX_HOLD if not _is_temporary(error) else min(2.0 ** min(failures - 1, 60), _MAX_HOLD)
         if error.retry_after is not None:
             hold = error.retry_after.total_seconds()
-        delay = before.crawl_delay if before is not None else None
-        # A copy: the traceback of the error keeps everything on the stack alive, such as the body of a page.
+        delay = old.crawl_delay if old is not None else None
+        # Keep a copy: the traceback of the error would keep everything on the stack alive, such as the body of a page.
         copy = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
         self._keep(origin, RobotsRules(None, delay, time.monotonic() + hold, 1000, copy, failures))
         return hold
 
     def _keep(self, origin: str, rules: RobotsRules) -> None:
-        """Cache rules. The oldest are dropped when there are too many."""
+        """Cache rules. If the cache is too large, drop the oldest."""
         if old := self._rules.pop(origin, None):
             self._size -= old.size
         self._rules[origin] = rules
@@ -179,11 +179,11 @@ def fact_name(origin: str) -> str:
 
 def read_rules(text: str, user_agent: str, config: RobotsSettings) -> RobotsRules:
     """The rules in a robots.txt for this user agent."""
-    parsed = Protego.parse(_with_own_group(text, user_agent))
-    delay = parsed.crawl_delay(user_agent)
+    rules = Protego.parse(_with_own_group(text, user_agent))
+    delay = rules.crawl_delay(user_agent)
     may_disallow = any(_DISALLOW.search(line) and not _EMPTY_RULE.fullmatch(line) for line in text.splitlines())
     return RobotsRules(
-        rules=parsed if may_disallow else None,
+        rules=rules if may_disallow else None,
         crawl_delay=min(delay, config.max_crawl_delay) if delay else None,
         expires=time.monotonic() + max(_MIN_CACHE_SECONDS, config.cache_seconds),
         size=1000 + (len(text) if may_disallow else 0),
@@ -191,10 +191,10 @@ def read_rules(text: str, user_agent: str, config: RobotsSettings) -> RobotsRule
 
 
 def _with_own_group(text: str, user_agent: str) -> str:
-    """The file with ``*`` as the name of the group for this user agent, and one name for all others.
+    """The file in which the group for this user agent is named ``*``, and all other groups have one name.
 
-    The parser stores each rule of a group once for each of its robots: thousands of both would fill the memory. It also
-    ends a list of robots at a line that it does not know, so these lines are left out.
+    The parser stores each rule of a group once for each of its robots. Thousands of both would fill the memory. It also
+    ends a list of robots at a line that it does not know. So these lines are left out.
     """
     name = user_agent.lower()
     starts = [word.start() for word in _WORD.finditer(name)]
@@ -212,7 +212,7 @@ def _with_own_group(text: str, user_agent: str) -> str:
 
 
 async def _text(origin: str, fetch: Fetch) -> str:
-    """The text of the file; empty if there is none. FetchError if the host can't answer now."""
+    """The text of the file. Empty if there is none. FetchError if the host can't answer now."""
     url = origin + "/robots.txt"
     try:
         for _ in range(1 + _MAX_REDIRECTS):

@@ -1,10 +1,10 @@
 """Logs in: once for each jar of a run, in one process of the fleet, and again when pages say that it is over.
 
-A jar that needs a login puts its process on hold: it leases nothing, and pages that were leased are released without
-losing an attempt. One process claims the role of the login, runs ``Spider.log_in`` with cookies of its own, and
+A jar that needs a login puts its process on hold. The process leases nothing, and releases leased pages without the
+loss of an attempt. One process claims the role of the login, runs ``Spider.log_in`` with cookies of its own, and
 publishes them under a new epoch. The others wait for that epoch.
 
-Two logins overlap only if a process was frozen after it had sent its request: then its role has expired. Its cookies
+Two logins overlap only if a process was frozen after it had sent its request, so that its role expired. Its cookies
 have an earlier epoch and are dropped. If the site has ended the newer session meanwhile, one more login repairs that.
 """
 
@@ -40,36 +40,36 @@ from shoal.selector import selectors
 log = logging.getLogger("shoal.session")
 
 LOGIN_ROLE = "login "
-"""The role of a login begins with this; then comes the name of the jar."""
+"""The role of a login is this and the name of the jar."""
 OUT_KIND = "logged out"
-"""The kind of a failure: a page that is logged out however fresh the login is."""
+"""The kind of the failure of a page that is logged out however fresh the login is."""
 _ROLE_SECONDS = 30.0
-_WAIT = (0.1, 0.5)  # seconds between two looks at a login of another process
-_PATIENCE = 3  # times as many attempts if the site does not answer
+_WAIT = (0.1, 0.5)  # seconds between two checks of a login of another process
+_PATIENCE = 3  # if the site does not answer, this many times as many attempts
 _LONGEST_WAIT = 60.0  # seconds between two attempts
-_SUSPECT = 3  # answers without a login after which a page is the first one after the next login
+_SUSPECT = 3  # answers without a login after which a page is tried first after the next login
 _ALWAYS = b"always"
-_PAGE_SECONDS = 86400.0  # how long the answers of a page are counted together
+_PAGE_SECONDS = 86400.0  # how long answers of a page are counted
 _MAX_SUSPECTS = 20
 
 
 class LoginState(Struct, frozen=True, kw_only=True):
-    """The login of a jar, as it is stored."""
+    """The stored state of a jar's login."""
 
     epoch: int = 0
-    """Of the last login that succeeded; 0 if there is none."""
+    """The epoch of the last login that succeeded. 0 if none has."""
     at: float = 0.0
-    """When that was."""
+    """When that login succeeded."""
     logins: int = 0
     unproven: int = 0
-    """The last of them after which no page was answered with a login."""
+    """How many of the last logins no page has proven with an answer."""
     failures: int = 0
-    """Attempts that failed since then."""
+    """How many attempts have failed since the last login."""
     reason: str = ""
     """Why the last attempt failed."""
     failed_at: float = 0.0
     stopped: bool = False
-    """The run was stopped because the login keeps failing."""
+    """Whether the run was stopped because the login keeps failing."""
 
 
 def login_state(documents: Documents, run_id: str, jar: str) -> StoredValue[LoginState]:
@@ -85,23 +85,23 @@ class _Proof(Struct, array_like=True):
 
 
 class _JarLogin:
-    """What this process knows of the login of a jar."""
+    """What this process knows about the login of a jar."""
 
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
         """Fetches with the identity of the jar."""
         self.needs_after: int | None = None
-        """A login with a later epoch than this is needed. None: none is."""
+        """The jar needs a login with a later epoch than this. None: it needs no login."""
         self.suspects: list[Request] = []
         """Pages to try first after the next login."""
         self.is_urgent = False
-        """One of them had too many tries after logins of other processes."""
+        """Whether a suspect has had too many tries after logins of other processes."""
         self.proven = -1
-        """The epoch of the last login after which this process had a page."""
+        """The epoch of the last login that this process has proven with a page."""
 
 
 class _PrivateJar:
-    """The cookies of a login that is under way."""
+    """The cookies of a login in progress."""
 
     def __init__(self, name: str, epoch: int, cookies: Iterable[Cookie], turns: HostTurns, fetch: Fetch) -> None:
         self._jars = Jars()
@@ -117,7 +117,7 @@ class _PrivateJar:
         return self._jar.cookies.all()
 
     async def send(self, request: Request) -> Response:
-        """Fetch a page in a turn of its host."""
+        """Fetch a page when it is its host's turn."""
         fetch = partial(fetch_with, self._jars, self._jar, fetch=self._fetch, is_login=True)
         return await self._turns.fetch(request, fetch)
 
@@ -126,7 +126,7 @@ class _PrivateJar:
 
 
 class LoginKeeper:
-    """Keeps the jars of one process logged in. A `Route`: nothing is leased while it is not ready."""
+    """Keeps the jars of one process logged in. It is a `Route`: while it is not ready, the engine leases nothing."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class LoginKeeper:
         persist: Persist,
         stop_run: Callable[[], Awaitable[object]],
     ) -> None:
-        """``log_in``: None if the spider cannot log in by itself. ``stop_run``: called before this process ends because
-        the login keeps failing."""
+        """``log_in``: None if the spider cannot log in by itself. ``stop_run``: called if the login keeps failing,
+        before this process ends."""
         self._run_id = run_id
         self._settings = settings
         self._jars = jars
@@ -156,12 +156,12 @@ class LoginKeeper:
         self._logins: dict[str, _JarLogin] = {}
         self._wake = asyncio.Event()
         self._own_states: dict[str, LoginState] = {}
-        """If they are not stored."""
+        """The states, if they are not stored."""
         self._began_at = time.time()
         self.reason = ""
-        """Why nothing is leased. Empty if it is ready."""
+        """Why the engine may lease nothing. Empty if it may."""
         self.on_hold: Callable[[], None] = lambda: None
-        """Called when a login is needed."""
+        """Called when a jar needs a login."""
         self.on_ready: Callable[[], None] = lambda: None
 
     @property
@@ -171,19 +171,18 @@ class LoginKeeper:
     # -- called with each page
 
     async def check(self, jar: Jar, fetch: Fetch) -> None:
-        """Postponed if the jar must log in first."""
+        """Raise Postponed if the jar must log in first."""
         login = self._logins.get(jar.name) or await self._begin(jar, fetch)
         if login.needs_after is not None:
             raise Postponed(self.reason, contacted=False)
 
     async def _begin(self, jar: Jar, fetch: Fetch) -> _JarLogin:
-        """The login of a jar that this process uses for the first time. A jar that was cleared has an epoch and no
-        login."""
+        """The login of a jar that this process uses for the first time. A cleared jar has an epoch, but no login."""
         last = jar.epoch
         if self._jars.is_stored:
             last = (await self._state(jar.name).read() or LoginState()).epoch
         login = self._logins.get(jar.name)
-        if login is None:  # no other page was faster
+        if login is None:  # another page may have been faster
             login = self._logins[jar.name] = _JarLogin(fetch)
             jar.epoch = max(jar.epoch, last)
             if self._log_in is not None and not last:
@@ -191,7 +190,7 @@ class LoginKeeper:
         return login
 
     async def note_page(self, jar: Jar, epoch: int, request: Request) -> None:
-        """A page was answered with a login."""
+        """Note that a page was answered with a login."""
         login = self._logins.get(jar.name)
         if login is not None and login.proven < epoch and request.method == "GET":
             login.proven = epoch
@@ -211,14 +210,14 @@ class LoginKeeper:
     def is_out(self, response: Response) -> bool:
         """Whether a page is logged out."""
         try:
-            with selectors.uncounted():  # its queries match on few pages, which is no mistake
+            with selectors.uncounted():  # its queries match on few pages, as they should
                 return bool(self._is_logged_out(response))
         except Exception as exc:  # the user's code may raise anything: it costs this page
             reason = f"logged_out() of the spider failed: {type(exc).__name__}: {exc}"
             raise FetchError(reason, kind="callback", retryable=False, status=response.status) from exc
 
     async def logged_out(self, jar: Jar, epoch: int, request: Request, response: Response) -> Exception:
-        """Note that a page is logged out. Returns what to raise. ``epoch``: of the jar when the page was requested."""
+        """Note that a page is logged out. Returns the error to raise. ``epoch``: of the jar at the request."""
         reason = f"the site answered {response.url} without a login"
         if jar.epoch > epoch:
             return Postponed(f"{reason}; there is a newer login", contacted=True)
@@ -250,26 +249,26 @@ class LoginKeeper:
             self.on_hold()
 
     def forget(self) -> None:
-        """Drop what was read from the store, which went back in time."""
+        """Drop what was read from the store, because the store went back in time."""
         self._logins.clear()
         self.reason = ""
 
     # -- the logins
 
     async def keep(self) -> None:
-        """Log in whenever it is needed. Runs until it is cancelled. LoginError if the login keeps failing."""
+        """Log in whenever a jar needs it. Runs until it is cancelled. LoginError if the login keeps failing."""
         selectors.current.set(None)  # the queries of a login are not those of the crawl
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while needed := [name for name, login in self._logins.items() if login.needs_after is not None]:
-                for name in needed:
+            while names := [name for name, login in self._logins.items() if login.needs_after is not None]:
+                for name in names:
                     await self._renew(self._jars.jar(name), self._logins[name])
             self.reason = ""
             self.on_ready()
 
     async def _renew(self, jar: Jar, login: _JarLogin) -> None:
-        """Wait until the jar has a newer login, of this process or another one."""
+        """Wait until this process or another one has logged in."""
         assert login.needs_after is not None
         while True:
             if await self._adopt(jar, login):
@@ -285,7 +284,7 @@ class LoginKeeper:
         login.needs_after = None
 
     async def _adopt(self, jar: Jar, login: _JarLogin) -> bool:
-        """Whether another process has logged in. LoginError if it has given up."""
+        """Use the login of another process, if there is one. LoginError if the other process has given up."""
         if not self._jars.is_stored:
             return False
         state = await self._persist(self._state(jar.name).read)
@@ -294,7 +293,7 @@ class LoginKeeper:
         if state.epoch > (login.needs_after or 0) and not login.is_urgent:
             await self._persist(self._jars.load)
             jar.epoch = max(jar.epoch, state.epoch)
-            login.suspects.clear()  # they have one more try
+            login.suspects.clear()  # they get one more try
             return True
         if state.stopped and state.failed_at > self._began_at:
             raise LoginError(_given_up(state))
@@ -318,7 +317,7 @@ class LoginKeeper:
                     await self._frontier.relinquish(claim)
 
     async def _attempt(self, jar: Jar, login: _JarLogin, claim: Claim) -> bool:
-        """Log in once, under the role. LoginError if it failed too often."""
+        """Log in once, under the role. LoginError if the login has failed too often."""
         if self._log_in is None:
             reason = (
                 "the site has logged the run out, and the spider has no log_in(): import a new session with "
@@ -333,8 +332,8 @@ class LoginKeeper:
             await self._give_up(
                 jar, replace(state, failures=unproven, reason="after it, every page was still answered without a login")
             )
-        before = {cookie.key: cookie for cookie in jar.cookies.all()}
-        private = _PrivateJar(jar.name, claim.epoch, before.values(), self._turns, login.fetch)
+        old_cookies = {cookie.key: cookie for cookie in jar.cookies.all()}
+        private = _PrivateJar(jar.name, claim.epoch, old_cookies.values(), self._turns, login.fetch)
         attempt = Login(jar.name, private.send)
         renewing = asyncio.create_task(self._renew_role(claim))
         try:
@@ -354,7 +353,7 @@ class LoginKeeper:
         if self._jars.is_stored and not await self._persist(lambda: self._frontier.advance(claim, b"", _ROLE_SECONDS)):
             log.warning("the login took too long, and another process may log in: it is dropped")
             return False
-        await self._succeeded(jar, _changes(before, private.cookies), claim.epoch, unproven + 1)
+        await self._succeeded(jar, _changes(old_cookies, private.cookies), claim.epoch, unproven + 1)
         for request, is_out in verdicts:
             key, answers = self._page_key(jar, request), _ALWAYS if is_out else b"0"
             await self._persist(partial(self._frontier.remember, key, answers, _PAGE_SECONDS))
@@ -363,7 +362,7 @@ class LoginKeeper:
         return True
 
     async def _call(self, attempt: Login) -> None:
-        """Call the method of the spider, and check the last page."""
+        """Call the spider's ``log_in``, and check the last page."""
         assert self._log_in is not None
         try:
             await self._log_in(attempt)
@@ -378,7 +377,7 @@ class LoginKeeper:
             raise LoginError(f"the page after the login is still logged out: {attempt.response.url}")
 
     async def _is_out_again(self, request: Request, private: _PrivateJar) -> bool:
-        """Whether a page is logged out although the login is fresh. What it sets is not kept."""
+        """Whether a page is logged out although the login is fresh. The cookies that it sets are not kept."""
         try:
             response = await private.copy().send(request)
         except FetchError:
@@ -401,7 +400,7 @@ class LoginKeeper:
         log.info("logged in%s", f" with {jar.name}" if jar.name else "")
 
     async def _failed(self, jar: Jar, error: LoginError | FetchError) -> None:
-        """Count a failed attempt, and wait before the next one. LoginError if there is none."""
+        """Count a failed attempt, and wait before the next one. LoginError if no attempt is left."""
         state = await self._read_state(jar)
         failures = 1 if self._tries_again(state) else state.failures + 1
         state = replace(state, failures=failures, reason=printable(str(error)), failed_at=time.time(), stopped=False)
@@ -418,7 +417,7 @@ class LoginKeeper:
         raise LoginError(_given_up(state))
 
     def _tries_again(self, state: LoginState) -> bool:
-        """Whether an earlier process has given up: this one was started to try again."""
+        """Whether an earlier process has given up. Then this process was started to try again."""
         return state.stopped and state.failed_at < self._began_at
 
     async def _read_state(self, jar: Jar) -> LoginState:
@@ -443,6 +442,6 @@ def _given_up(state: LoginState) -> str:
 
 
 def _changes(before: dict[CookieKey, Cookie], after: list[Cookie]) -> dict[CookieKey, Cookie | None]:
-    """What a login has changed. All cookies that it left are among them, so that they have its epoch."""
+    """What a login has changed. Every cookie that it left is a change, so that the cookie gets the login's epoch."""
     changes: dict[CookieKey, Cookie | None] = dict.fromkeys(before)
     return changes | {cookie.key: cookie for cookie in after}

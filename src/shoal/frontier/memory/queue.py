@@ -1,4 +1,7 @@
-"""The queue of a run in memory: requests enter, are leased, and are completed, failed or released."""
+"""The queue of a run in memory: requests enter, are leased, and are completed, failed or released.
+
+`MemoryStages` holds the links of large pages until they enter it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ from shoal.ports import (
 
 
 class MemoryStages:
-    """The staged links of a run, by the numbers of their pages, in order. See `shoal.frontier.rules`."""
+    """The staged links of a run, in order, by the number of their page. See `shoal.frontier.rules`."""
 
     def __init__(self, requests: Requests, clock: Callable[[], float]) -> None:
         self.incoming = 0
@@ -78,8 +81,8 @@ class MemoryStages:
         self.incoming += sum(map(len, portions))
 
     async def move(self, parent: int) -> MovedLinks:
-        """Move all links of a page into the queue. Other tasks take their turn in between; if the caller is cancelled,
-        `help` continues."""
+        """Move all links of a page into the queue. Other tasks run in between. If the caller is cancelled, `help`
+        continues."""
         moved = MovedLinks(0, 0)
         self._movers += 1
         try:
@@ -91,7 +94,7 @@ class MemoryStages:
         return moved
 
     def help(self) -> None:
-        """Move a portion of the first page, unless the calls that ended large pages do that themselves."""
+        """Move a portion of the first page, unless calls of `move` are at work."""
         if self.incoming and not self._movers:
             self._move_portion(next(iter(self._portions)))
 
@@ -111,7 +114,7 @@ class MemoryStages:
         return MovedLinks(len(new) - refused, refused)
 
     def find(self, fingerprint: bytes) -> History | None:
-        """The history of a staged link. It reads all staged links, so it is only for inspection."""
+        """The history of a staged link. Only for inspection: it reads all staged links."""
         for parent, portions in self._portions.items():
             for name, payload in (link for portion in portions for link in portion):
                 if name == fingerprint:
@@ -131,24 +134,24 @@ T = TypeVar("T")
 
 
 class _HeldLease(msgspec.Struct, gc=False):
-    """A lease that is held."""
+    """A held lease."""
 
     number: int
-    """Of its request."""
+    """The number of its request."""
     token: int
     until: float
     lane: Lane[Backlog]
     rank: float
     holder: Holder | None
     begun: bool
-    """False while its attempt, which the record includes, does not count yet."""
+    """Whether its attempt counts. The record of the request includes the attempt either way."""
     origin: tuple[int, bytes] | None = None
     """The old token and the nonce, if it was reissued."""
 
 
 class MemoryQueue:
-    """See `shoal.ports.Queue`. No method yields to another task while it changes something, so each call is one
-    atomic step. Only a large page needs more steps: see `MemoryStages`."""
+    """See `shoal.ports.Queue`. Each call is one atomic step: no method yields to another task while it changes
+    something. Only a large page takes more steps: see `MemoryStages`."""
 
     def __init__(
         self,
@@ -161,7 +164,7 @@ class MemoryQueue:
         documents: Documents,
     ) -> None:
         self.halted = False
-        """The run is paused or cancelled: nothing is leased."""
+        """Whether the run is paused or cancelled. Then nothing is leased."""
         self._requests = requests
         self._lanes = requests.lanes
         self._stages = stages
@@ -171,9 +174,9 @@ class MemoryQueue:
         self._expire_others = expire_others
         self._documents = documents
         self._held: dict[bytes, _HeldLease] = {}
-        """By the fingerprint of its request."""
+        """The held leases, by the fingerprint of their request."""
         self._expiries: list[tuple[float, int, bytes]] = []
-        """(time, token, fingerprint) of leases; an entry is stale if the lease has ended or was extended."""
+        """(time, token, fingerprint) of leases. An entry is stale if its lease has ended or was extended."""
         self._waiting: list[tuple[float, int]] = []
         """(time, number) of requests that wait for their next attempt."""
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
@@ -318,12 +321,12 @@ class MemoryQueue:
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         # A client whose answer was lost repeats the completion.
-        repeated = {page.lease.token for page in completions if self.outcome_of(page.lease) == "done"}
+        repeated_tokens = {page.lease.token for page in completions if self.outcome_of(page.lease) == "done"}
         results, moved = await self._end(completions, self._complete)
         for place, links in moved.items():
             results[place] = count_moved(completions[place], links)
         return [
-            Pushed(0, 0) if pushed is None and page.lease.token in repeated else pushed
+            Pushed(0, 0) if pushed is None and page.lease.token in repeated_tokens else pushed
             for page, pushed in zip(completions, results, strict=True)
         ]
 
@@ -334,9 +337,9 @@ class MemoryQueue:
     async def _end(
         self, pages: Sequence[E], end: Callable[[E, NewRequests, int, float], T]
     ) -> tuple[list[T | None], dict[int, MovedLinks]]:
-        """End the leases of pages in one step, then move the links of large ones. Returns what ``end`` returns, None
-        for a lease that was lost; and by position what became of the links of large pages. RequestError, and nothing
-        is changed, if a child cannot be encoded."""
+        """End the leases of pages in one step, then move the links of large pages. Returns a list of what ``end``
+        returned, None for a lost lease, and by position what became of the links of large pages. If a child cannot be
+        encoded, raises RequestError and changes nothing."""
         pages, staged = await split_large(pages, encode_request)
         now = self._lanes.called = self._clock()
         self._requests.measure_room()
@@ -470,7 +473,7 @@ class MemoryQueue:
         return self._waiting[0] if self._waiting else None
 
     def is_unbegun(self, fingerprint: bytes) -> bool:
-        """Whether a request is leased and its attempt does not count yet."""
+        """Whether a request is leased, but its attempt does not count yet."""
         held = self._held.get(fingerprint)
         return held is not None and not held.begun
 

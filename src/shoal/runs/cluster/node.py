@@ -35,14 +35,14 @@ log = logging.getLogger("shoal.cluster")
 
 _MAX_NAME_LENGTH = 200
 _CLOSE_TIMEOUT = 1.0
-"""Seconds for closing, and for the statistics of the summary."""
+"""Seconds that closing may take, and reading the statistics of the summary."""
 
 
 class NodeOptions(TypedDict, total=False):
     """Further keyword arguments of a `Node`. All are optional."""
 
     run_id: str | None
-    """A run that was started. Default: the first node creates a run, named like the cluster or the spider."""
+    """A run that exists. Default: the first node creates a run, named like the cluster or the spider."""
     cluster: str | None
     """The name of the cluster. Default: that of the run."""
     session: float
@@ -50,13 +50,13 @@ class NodeOptions(TypedDict, total=False):
     outputs: Sequence[str]
     """Where this node writes items while it is a Runner."""
     keep_alive: bool
-    """Stay when the run is finished: it may get more requests."""
+    """Stay after the run is finished, because it may get more requests."""
     allow_changed: bool
-    """Work even if the spider's file changed since the run started."""
+    """Work even if the spider's file has changed since the run started."""
     grace: float
     """Seconds that pages in flight have when the node stops."""
     command: str
-    """The command that starts such a node, for its reports."""
+    """The command that starts such a node, as its reports show it."""
 
 
 class Node:
@@ -77,10 +77,10 @@ class Node:
         coordinator: str | None = None,
         **options: Unpack[NodeOptions],
     ) -> None:
-        """``name`` is unique in the cluster; the number at its end is its rank in elections, and ``<index>`` in it
-        becomes the first free number. ``runner`` nodes crawl and ``backup`` nodes stand by. ``coordinator`` is a URL;
-        by default it is the frontier's server. These three and the session come from ``config.cluster`` if they are not
-        given. See `NodeOptions` for ``options``. ``spider`` can also be given to `register` or `run`."""
+        """``name`` is unique in the cluster. The number at its end is its rank in elections. ``<index>`` in it becomes
+        the first free number. ``runner`` nodes crawl, and ``backup`` nodes stand by. ``coordinator`` is a URL. These
+        three and the session default to ``config.cluster``, and the coordinator then to the frontier's server.
+        ``options``: see `NodeOptions`. You can also pass ``spider`` to `register` or `run`."""
         if unknown := options.keys() - NodeOptions.__annotations__.keys():
             raise TypeError(f"Node has no option {min(unknown)!r}")
         settings = {"runner": runner, "backup": backup, "coordinator": coordinator, "session": options.get("session")}
@@ -125,7 +125,7 @@ class Node:
 
     @property
     def spider(self) -> Spider:
-        """ConfigError if there is none yet."""
+        """The spider of the node. ConfigError if it has none yet."""
         if self._spider is None:
             raise ConfigError("the node has no spider: pass a Spider class to run() or register()")
         return self._spider
@@ -159,8 +159,8 @@ class Node:
     def join(self) -> None:
         """Join the cluster before `run`, and wait until the role is decided. A thread sends the heartbeats.
 
-        It leaves the cluster at the end of `run`, with `close`, when this object is deleted, or when the process ends.
-        CoordinatorError if the coordinator cannot be used or reached, NameTakenError if another node has this name."""
+        The node leaves at the end of `run`, with `close`, when this object is deleted, or when the process ends.
+        CoordinatorError if the coordinator cannot be used or reached. NameTakenError if another node has this name."""
         if self._is_closed:
             raise self._closed()
         if self._candidate is None:
@@ -170,8 +170,8 @@ class Node:
             weakref.finalize(self, candidate.close_soon).atexit = False  # the candidate has its own atexit
 
     def run(self, spider: Spider | type[Spider] | None = None) -> Summary:
-        """Work and stand by until the run is finished. SIGINT and SIGTERM shut the node down. ``spider`` is not needed
-        if it is registered."""
+        """Work and stand by until the run is finished. SIGINT and SIGTERM shut the node down. If you have registered a
+        spider, omit ``spider``."""
         if spider is not None:
             self.register(spider)
         run_blocking(self)
@@ -179,13 +179,13 @@ class Node:
         return self.summary
 
     def stop(self) -> None:
-        """Release the leases and leave the cluster. Call it in the event loop in which the node runs."""
+        """Release the leases and leave the cluster. Call it in the node's event loop."""
         self._stop_asked = True
         if self._member is not None:
             self._member.over.set()
 
     def close(self) -> None:
-        """Leave the cluster. Do not call it while the node runs: use `stop`."""
+        """Leave the cluster. While the node runs, call `stop` instead."""
         self._is_closed = True
         if self._candidate is not None:
             self._candidate.close()
@@ -202,15 +202,15 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Unique in the cluster. Known when the node is a member, if it has an ``<index>``."""
-        joined = self._member or self._candidate
-        return self._name if joined is None else joined.name
+        """The name, unique in the cluster. A name with ``<index>`` is final once the node is a member."""
+        member = self._member or self._candidate
+        return self._name if member is None else member.name
 
     @property
     def role(self) -> Role | None:
-        """The current role; None while the node is not a member."""
-        joined = self._member or self._candidate
-        return None if joined is None else joined.role
+        """The current role. None while the node is not a member."""
+        member = self._member or self._candidate
+        return None if member is None else member.role
 
     @property
     def event_counts(self) -> Counter[str]:
@@ -231,14 +231,14 @@ class Node:
     def vitals(self) -> Vitals:
         """What the node knows of itself, without a call to the store."""
         worker = None if self._slot is None else self._slot.worker
-        working = None if worker is None else worker.vitals()
+        vitals = None if worker is None else worker.vitals()
         return Vitals(
             worker=self.name,
             run_id=self.run_id,
             spider=self.spider.spider_name(),
             counters=self._counters(),
-            in_flight=0 if working is None else working.in_flight,
-            looped_at=None if working is None else working.looped_at,
+            in_flight=0 if vitals is None else vitals.in_flight,
+            looped_at=None if vitals is None else vitals.looped_at,
             frontier=self._frontier,
             standing=Standing(cluster=self.cluster, role=self.role, events=self.event_counts),
         )
@@ -285,14 +285,14 @@ class Node:
     async def _take_part(self, coordinator: Coordinator, store: Store, frontier: Frontier) -> None:
         watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)
         preload()
-        held, before = None, None
+        held_slot, earlier = None, None
         try:
             if self._candidate is not None:
-                held, before = self._candidate.slot, await self._candidate.hand_over()
-            slot = self._slot = NodeSlot(self.cluster, coordinator, frontier, watch, self._make_worker, held)
+                held_slot, earlier = self._candidate.slot, await self._candidate.hand_over()
+            slot = self._slot = NodeSlot(self.cluster, coordinator, frontier, watch, self._make_worker, held_slot)
             member = Membership(self._name, self.cluster, self.counts, coordinator, watch, slot)
-            if before is not None:
-                member.continue_from(before)
+            if earlier is not None:
+                member.continue_from(earlier)
             self._member = member
             if self._stop_asked:
                 member.over.set()
@@ -302,7 +302,7 @@ class Node:
             self.error = exc
 
     async def _make_run(self, store: Store) -> None:
-        """Create the run, unless another node has."""
+        """Create the run, unless another node has created it."""
         if self._options.get("run_id") is None:
             await ensure_run(store, self.spider, self.config, self.run_id)
 
@@ -326,8 +326,8 @@ class Node:
         outcome = None
         with suppress(ShoalError, TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT):
-                ended = await store.get_run(run.run_id)
-                outcome = None if ended is None else await read_outcome(store, ended, frontier, self.config.outcome)
+                stored = await store.get_run(run.run_id)
+                outcome = None if stored is None else await read_outcome(store, stored, frontier, self.config.outcome)
         return Summary(
             run_id=run.run_id,
             spider=run.spider,
@@ -377,9 +377,9 @@ class ZookeeperCrawler(Node):
         zk_hosts: str = "localhost:2181",
         **options: Unpack[NodeOptions],
     ) -> None:
-        """``zk_hosts``: ``host:port``, several separated by commas. The other arguments are those of `Node`. It joins
-        the cluster: see `Node.join` for errors. If no frontier is configured, the nodes of one machine share a SQLite
-        file in the working directory, named like the cluster."""
+        """``zk_hosts``: ``host:port``, several separated by commas. The other arguments are those of `Node`. Raises the
+        errors of `Node.join`. If you configure no frontier, the nodes of one machine share a SQLite file in the working
+        directory, named like the cluster."""
         if "://" in zk_hosts:
             raise ConfigError(f"zk_hosts must be host:port, several separated by commas, not {zk_hosts!r}")
         super().__init__(
@@ -392,7 +392,7 @@ class ZookeeperCrawler(Node):
         self._check_machines()
 
     def _check_frontier(self) -> None:
-        """Without a frontier, use a file: ZooKeeper alone is enough for the nodes of one machine."""
+        """If no frontier is configured, use a file: the nodes of one machine then need only ZooKeeper."""
         if self.config.frontier == Config().frontier:
             self.config = self.config.with_settings({"frontier": f"sqlite:///{_as_file(self.cluster)}.db"})
             self._has_own_file = True
@@ -401,7 +401,7 @@ class ZookeeperCrawler(Node):
         super()._check_frontier()
 
     def _check_machines(self) -> None:
-        """ConfigError if a member is on another machine, where it has another file."""
+        """Raise ConfigError if a member is on another machine, which has another file."""
         if not self._has_own_file or self._candidate is None:
             return
         here = machine_of(new_worker_id())
@@ -415,5 +415,5 @@ class ZookeeperCrawler(Node):
 
 
 def _as_file(name: str) -> str:
-    """The name of a cluster without characters that mean something in a path or a URL."""
+    """The name of a cluster without the characters that are special in a path or a URL."""
     return re.sub(r"[^\w.-]", "_", name)

@@ -29,12 +29,12 @@ log = logging.getLogger("shoal.cluster")
 MakeWorker: TypeAlias = Callable[[Holder, Callable[[], bool]], Worker]
 
 _BACKOFF = 0.5  # seconds before the next try for a slot that the frontier refused; doubled each time
-_MARGIN = 1 / 8  # of a session: the worker stops this long before its end
+_MARGIN = 1 / 8  # of a session: the worker stops this long before the session ends
 _HEARTBEATS = 3  # per session
 
 
 class NodeSession:
-    """How long the coordinator considers this node alive, counted from just before its last heartbeat was sent."""
+    """How long the coordinator considers this node alive, counted from the moment before it sent its last heartbeat."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
@@ -62,14 +62,14 @@ class NodeSession:
 
 
 class SlotWorker:
-    """A worker that runs under a slot. It is stopped before the session ends."""
+    """A worker that runs under a slot. It stops before the session ends."""
 
     def __init__(self, index: int, holder: Holder, worker: Worker, session: NodeSession) -> None:
         self.index = index
         self.holder = holder
         self.worker = worker
         self.was_stopped = False
-        """Whether the node stopped it. False if the run ended."""
+        """Whether the node stopped the worker. False if the run ended."""
         self._session = session
         self.task = asyncio.create_task(self._run())
 
@@ -86,12 +86,12 @@ class SlotWorker:
             work.cancel()
 
     def stop(self) -> None:
-        """Shut down: finish the requests in flight."""
+        """Shut down, and finish the requests in flight."""
         self.was_stopped = True
         self.worker.stop()
 
     def abort(self) -> None:
-        """Stop at once: another node may hold the slot."""
+        """Stop at once, because another node may hold the slot."""
         self.was_stopped = True
         self.worker.abort()
 
@@ -106,11 +106,11 @@ class SlotWorker:
 
 
 class HeldSlot:
-    """The slot of one node before it runs, if it has one: held, but not used."""
+    """The slot of a node that does not run yet, if it has one. No worker uses the slot."""
 
     def __init__(self, cluster: str, coordinator: Coordinator) -> None:
         self.name = ""
-        """The name of the node, known when it is a member."""
+        """The name of the node. Empty until it is a member."""
         self.session = NodeSession(coordinator.ttl)
         self.event_counts: Counter[str] = Counter()
         self.held: Slot | None = None
@@ -143,12 +143,12 @@ class HeldSlot:
         if epoch is None:
             return
         self._begin(Slot(index, self.name, epoch))
-        lost = ""
+        lost_node = ""
         with suppress(CoordinatorError):
-            mine = [event for event in await self._coordinator.events() if event.epoch == epoch]
-            lost = next((event.detail for event in mine if event.what == "took over"), "")
-        self.event_counts["took over" if lost else "elected"] += 1
-        after = f", takes over from {lost}" if lost else ""
+            events = [event for event in await self._coordinator.events() if event.epoch == epoch]
+            lost_node = next((event.detail for event in events if event.what == "took over"), "")
+        self.event_counts["took over" if lost_node else "elected"] += 1
+        after = f", takes over from {lost_node}" if lost_node else ""
         log.warning("%s is a Runner of %s: slot %d%s", self.name, self._cluster, index, after)
 
     def _begin(self, mine: Slot) -> None:
@@ -157,7 +157,7 @@ class HeldSlot:
     # -- holding
 
     async def check(self, mine: Slot | None, beat: Callable[[], Awaitable[object]]) -> None:
-        """Adjust to the coordinator's view. ``mine``: the slot that this node holds there."""
+        """Adapt to the coordinator's view. ``mine``: the slot that this node holds there."""
         self.held = mine
 
     async def retire(self, why: str, beat: Callable[[], Awaitable[object]]) -> None:
@@ -167,7 +167,7 @@ class HeldSlot:
         await self._coordinator.retire()
 
     async def end(self, beat: Callable[[], Awaitable[object]], *, abort: bool) -> None:
-        """End the work under the slot, and send heartbeats until it has ended. ``abort``: the slot was lost."""
+        """End the work under the slot. Send heartbeats until the work has ended. ``abort``: the slot was lost."""
         self.held = None
 
     # -- slots of other nodes
@@ -180,7 +180,7 @@ class HeldSlot:
 
 
 class FrontierWatch:
-    """Checks for a node whether the frontier can be reached, and whether the run has ended."""
+    """Checks for a node whether it can reach the frontier, and whether the run has ended."""
 
     def __init__(self, store: Store, run_id: str, timeout: float, *, keep_alive: bool) -> None:
         """``timeout``: seconds to wait for an answer. ``keep_alive``: a finished run may get more work."""
@@ -195,7 +195,7 @@ class FrontierWatch:
         self._away_since: float | None = None
 
     async def poll(self) -> bool:
-        """Poll the state of the run. Returns whether it can be worked on."""
+        """Poll the state of the run. Returns whether a worker may work on it."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout):
@@ -211,7 +211,7 @@ class FrontierWatch:
         return not self.ended
 
     def lost(self, why: str, since: float | None = None) -> None:
-        """Note that the frontier cannot be reached."""
+        """Note that the node cannot reach the frontier."""
         if self.fit:
             log.warning("cannot reach the frontier: %s", why)
         self.fit = False
@@ -220,12 +220,12 @@ class FrontierWatch:
 
     @property
     def away_for(self) -> float:
-        """Seconds since the frontier could not be reached; 0 if it can."""
+        """For how many seconds the node has not reached the frontier. 0 if it can."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
 
 class NodeSlot(HeldSlot):
-    """The slot of a node that runs, if it has one, and the worker under it."""
+    """The slot of a running node, if it has one, and the worker under it."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class NodeSlot(HeldSlot):
         self.error: ShoalError | None = None
         """Why the node must stop."""
         self.is_done = False
-        """Whether its worker reached the end of the run."""
+        """Whether its worker has reached the end of the run."""
         self._frontier = frontier
         self._watch = watch
         self._make_worker = make_worker
@@ -299,7 +299,7 @@ class NodeSlot(HeldSlot):
     # -- taking
 
     async def take(self, index: int) -> None:
-        """Try to take a slot, if the run can be worked on."""
+        """Try to take a slot, if a worker may work on the run."""
         if time.monotonic() >= self._not_before and await self._watch.poll():
             await super().take(index)
 
@@ -323,7 +323,7 @@ class NodeSlot(HeldSlot):
             await self.retire("this node cannot reach the frontier; another node may", beat)
 
     async def _drop(self, mine: Slot) -> None:
-        """Release a slot that has no worker: the answer to taking it was lost, or the frontier refused its holder."""
+        """Release a slot without a worker: the answer to `take` was lost, or the frontier refused the holder."""
         if self._fenced == Holder(self._slot_name(mine.index), mine.epoch):
             self.error = RunError(
                 f"the frontier knows a later holder of slot {mine.index} than the coordinator: another cluster named "
@@ -352,7 +352,7 @@ class NodeSlot(HeldSlot):
         self._handle_end(worker)
 
     def _handle_end(self, worker: SlotWorker) -> None:
-        """Handle how a worker ended."""
+        """Decide what the end of a worker means for the node."""
         error = worker.task.exception() or worker.worker.error
         if isinstance(error, FencedError):
             self._handle_fence(worker, error)
@@ -370,7 +370,7 @@ class NodeSlot(HeldSlot):
     def _handle_fence(self, worker: SlotWorker, error: FencedError) -> None:
         self.event_counts["fenced"] += 1
         log.warning("slot %d: %s", worker.index, error)
-        if worker.worker.engine is not None:  # it has worked: another cluster may have fenced it
+        if worker.worker.engine is not None:  # the worker has worked, so another cluster may have fenced it
             self._fenced = worker.holder
         else:  # the coordinator lost its data and its clock is behind: temporary
             self._not_before = time.monotonic() + min(self.session.ttl, _BACKOFF * 2.0 ** min(self._refusals, 10))
@@ -379,23 +379,23 @@ class NodeSlot(HeldSlot):
     # -- slots of lost Runners
 
     def clear_vacant(self, view: ClusterView) -> None:
-        """Release the leases of a lost Runner at once if no member takes its slot, or one that does not run yet."""
+        """Release the leases of a lost Runner at once, if no running member takes its slot."""
         if self.running is None or (self._clearing is not None and not self._clearing.done()):
             return
         has_successor = any(member.fit for member in line(view))
         unfit = {member.name for member in view.members if not member.fit}
         for slot in view.slots:
-            is_left = not slot.holder and (slot.index >= view.counts.runner or not has_successor)
+            is_abandoned = not slot.holder and (slot.index >= view.counts.runner or not has_successor)
             fence = (slot.index, slot.epoch if slot.holder else slot.epoch + 1)
-            if (is_left or slot.holder in unfit) and fence not in self._cleared:
+            if (is_abandoned or slot.holder in unfit) and fence not in self._cleared:
                 self._clearing = asyncio.create_task(self._clear(*fence))
                 return
 
     async def _clear(self, index: int, epoch: int) -> None:
-        """Release the leases of the slot under epochs before this one."""
+        """Release the leases that the slot has under earlier epochs."""
         try:
             await self._frontier.fence(self._slot_name(index), epoch)
-        except FencedError:  # it has a new holder
+        except FencedError:  # the slot has a new holder
             pass
         except (FrontierError, RunError) as exc:
             log.debug("cannot release the leases of slot %d yet: %s", index, exc)
