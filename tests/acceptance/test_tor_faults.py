@@ -170,7 +170,7 @@ async def test_a_host_that_resets_connections_uses_up_attempts(
     tor: ScriptedTor, hangs_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the daemon closes connections that are idle, which looks as if it were replaced again and again."""
-    monkeypatch.setattr(layer, "_PROBE_EVERY", 0.2)
+    monkeypatch.setattr(layer, "PROBE_EVERY", 0.2)
     tor.hangs_up = hangs_up
 
     class Resetting(BlockingSite):

@@ -34,7 +34,7 @@ class _Connection(Protocol):
 
 
 class CeleryWorker(Struct, frozen=True):
-    """A worker of our queue."""
+    """A Celery worker of this server's queue."""
 
     name: str
     pid: int
