@@ -66,7 +66,7 @@ def local(folder: Path) -> list[str]:
     with target() as site:
         (folder / "titles.py").write_text(SPIDER.format(url=site.url))
         command = [sys.executable, "-m", "shoal.cli.main", "run", "titles.py", "-o", "titles.jsonl", "--quiet"]
-        marks = {"PATHS_BEGINS": "EngineScheduler.next_requests", "PATHS_ENDS": "Drainer.finish"}
+        marks = {"PATHS_BEGINS": "RunQueue.next_requests", "PATHS_ENDS": "Drainer.finish"}
         environ = {**os.environ, **trace.environ, **marks, "SHOAL_DOWNLOAD_DELAY": "0", "SHOAL_SCOPE__MAX_PAGES": "1"}
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert (folder / "titles.jsonl").stat().st_size, done.stdout + done.stderr

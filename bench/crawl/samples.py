@@ -19,7 +19,7 @@ PARTS = {
         *(r"\bssl\.py", r"yarl/"),
     ],
     "links": [
-        *(r"shoal/urls/", r"shoal/crawling/scheduler\.py", r"shoal/http/link"),
+        *(r"shoal/urls/", r"shoal/crawling/run_queue\.py", r"shoal/http/link"),
         *(r"#Response\.(_hrefs|follow)", r"#AttributeBudget\.(values|hrefs)"),
     ],
     "parse": [r"shoal/selector/parsing\.py", r"response\.py#Response\._parse"],

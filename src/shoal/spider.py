@@ -284,9 +284,9 @@ class Spider:
         """The classes of its items, for programs that read them."""
         return ItemTypes(type(self))
 
-    def with_outputs(self, given: Sequence[str]) -> tuple[str, ...]:
+    def with_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs of the spider, and then the ``given`` ones."""
-        return (*(spec for spec in self.outputs if spec not in given), *given)
+        return (*(spec for spec in self.outputs if spec not in outputs), *outputs)
 
     def callback(self, name: str | None) -> Callable[..., object]:
         """Return the method with this name. SpiderError if the spider does not have it."""

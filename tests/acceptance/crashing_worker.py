@@ -19,7 +19,7 @@ from shoal.crawling.callbacks import CallbackOutput as Found
 from shoal.crawling.callbacks import Callbacks
 from shoal.crawling.leases import Outcome, Settler
 from shoal.crawling.page import ParsedPage as Parsed
-from shoal.crawling.scheduler import EngineScheduler as Scheduler
+from shoal.crawling.run_queue import RunQueue as Scheduler
 from shoal.fetch.direct import DirectFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased

@@ -16,7 +16,7 @@ from shoal.crawling.outcome import Outcome
 from shoal.frontier import open_store
 from shoal.http import Response
 from shoal.ports import Run
-from shoal.runs.outcome import forget_outcome, read_outcome, store_outcome
+from shoal.runs.run_end import forget_outcome, read_outcome, store_outcome
 from tests.support import forking
 from tests.support.databases import RedisServer, shared
 from tests.support.forking import SHOAL

@@ -11,7 +11,7 @@ import pytest
 from shoal.crawling.engine import Engine
 from shoal.crawling.onion import make_onion
 from shoal.crawling.participation import Drain, Participation
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_queue import make_run_queue
 from shoal.crawling.seeder import start_requests
 from shoal.errors import FetchError, RunError, SinkError, SpiderError, StoreAwayError, StoreRewoundError
 from shoal.http import Request, Response
@@ -64,8 +64,8 @@ def engine_of(
     config = CONFIG.with_settings(settings or {})
     spider = spider or Pages(start_urls=[SITE])
     part = Participation(spider=spider, config=config, source=lambda: start_requests(spider), **options)
-    scheduler = make_scheduler(spider, config, frontier, shared=part.shared)
-    return Engine(part, scheduler, make_onion(spider, config, frontier, web, part.may_work), drains)
+    queue = make_run_queue(spider, config, frontier, shared=part.shared)
+    return Engine(part, queue, make_onion(spider, config, frontier, web, part.may_work), drains)
 
 
 async def finished(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from shoal.config import Config, ScopeSettings
 from shoal.crawling.callbacks import Callbacks
 from shoal.crawling.files import Chain, FileChains, WantedFile
 from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_queue import make_run_queue
 from shoal.crawling.stats import Counters
 from shoal.errors import DropItem, FetchError, PartialOutputError, SpiderError, TooComplexError
 from shoal.fetch.layers import Postponed, Replaced, current_attempt
@@ -82,8 +82,8 @@ class Site:
         request = Request(SITE + "page", **options)
         await frontier.push([request])
         (lease,) = (await frontier.lease(1, 60)).leases
-        scheduler = make_scheduler(self._spider, self._config, frontier, shared=False)
-        handler = PageHandler(self._spider, self._config, scheduler, self.web.fetch, self.counters)
+        queue = make_run_queue(self._spider, self._config, frontier, shared=False)
+        handler = PageHandler(self._spider, self._config, queue, self.web.fetch, self.counters)
         return await handler.handle(msgspec.structs.replace(lease, attempt=attempt))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal import Scheduler, Spider, SyncScheduler
 from shoal.config import Config, QueueSettings, ScopeSettings
-from shoal.crawling.scheduler import AdmittedLinks
+from shoal.crawling.run_queue import AdmittedLinks
 from shoal.errors import (
     FilterConnectionException,
     FrontierError,

@@ -10,7 +10,7 @@ import pytest
 from shoal.config import Config
 from shoal.crawling import seeder as seeding
 from shoal.crawling.leases import Persistence
-from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.run_queue import RunQueue
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters
 from shoal.errors import RequestError, StoreError, StoreRewoundError
@@ -27,8 +27,8 @@ def seeder_of(frontier: MemoryFrontier, count: int) -> Seeder:
             yield Request(f"http://a.example/{number}")
 
     config = Config()
-    scheduler = EngineScheduler(frontier, Scope(config.scope))
-    return Seeder(source, scheduler, config, Counters(), Persistence(shared=True), shared=True)
+    queue = RunQueue(frontier, Scope(config.scope))
+    return Seeder(source, queue, config, Counters(), Persistence(shared=True), shared=True)
 
 
 def set_back(frontier: MemoryFrontier, cursor: bytes) -> None:
@@ -107,8 +107,8 @@ async def test_a_seeder_that_is_cancelled_pushes_nothing_more() -> None:
             await asyncio.sleep(0.005)
 
     config = Config()
-    scheduler = EngineScheduler(frontier, Scope(config.scope))
-    seeder = Seeder(endless, scheduler, config, Counters(), Persistence(shared=True), shared=True)
+    queue = RunQueue(frontier, Scope(config.scope))
+    seeder = Seeder(endless, queue, config, Counters(), Persistence(shared=True), shared=True)
     task = asyncio.create_task(seeder.keep())
     async with asyncio.timeout(20):
         while (await frontier.stats()).pushed < 10:

@@ -15,7 +15,7 @@ from shoal.config import Config, TorSettings
 from shoal.crawling.engine import Engine
 from shoal.crawling.onion import make_onion
 from shoal.crawling.participation import Participation
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_queue import make_run_queue
 from shoal.crawling.seeder import start_requests
 from shoal.errors import ConfigError, FetchError, RunError, TorError
 from shoal.fetch.guard import AddressGuard
@@ -188,10 +188,8 @@ async def test_the_engine_leases_nothing_while_tor_is_away() -> None:
     frontier = Calls(await memory_frontier())
     spider, config = Pages(start_urls=[SITE]), CONFIG.with_settings({"concurrency": 2, "retry.max_attempts": 1})
     onion = make_onion(spider, config, frontier, web, tor=layer(tor))
-    scheduler = make_scheduler(spider, config, frontier, shared=False)
-    engine = Engine(
-        Participation(spider=spider, config=config, source=lambda: start_requests(spider)), scheduler, onion
-    )
+    queue = make_run_queue(spider, config, frontier, shared=False)
+    engine = Engine(Participation(spider=spider, config=config, source=lambda: start_requests(spider)), queue, onion)
     crawling = asyncio.create_task(engine.run())
     await asyncio.sleep(0.7)
     assert frontier.count("lease") == 0
@@ -222,7 +220,7 @@ async def test_tor_that_never_gets_ready_ends_the_crawl() -> None:
     spider = Pages(start_urls=[SITE])
     onion = make_onion(spider, CONFIG, frontier, web, tor=layer(tor))
     part = Participation(spider=spider, config=CONFIG, source=lambda: start_requests(spider))
-    engine = Engine(part, make_scheduler(spider, CONFIG, frontier, shared=False), onion)
+    engine = Engine(part, make_run_queue(spider, CONFIG, frontier, shared=False), onion)
     with pytest.raises(TorError):
         async with asyncio.timeout(30):
             await engine.run()

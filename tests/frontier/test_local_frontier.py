@@ -27,7 +27,7 @@ from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
 from shoal.frontier.sqlite.file_lock import announce_socket
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, Store
-from shoal.runs.processes import CrawlPart, PartReport, ProcessPart, WorkerProcesses
+from shoal.runs.process_crawl import CrawlPart, PartReport, ProcessPart, WorkerProcesses
 from shoal.runs.supervisor import WorkerProcess
 from shoal.spider import Spider
 

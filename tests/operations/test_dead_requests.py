@@ -14,7 +14,7 @@ from shoal.http import Request
 from shoal.operations import dead_requests
 from shoal.operations.dead_requests import DeadFilter, dead_examples, retry_failed, retry_matching, retry_request
 from shoal.ports import Failure, Frontier, FrontierOptions, Run, RunState
-from shoal.runs.outcome import store_limit
+from shoal.runs.run_end import store_limit
 from tests.support.fakes import memory_frontier
 
 SHOP, WIKI = "http://shop.example/", "http://wiki.example:8080/"

@@ -18,9 +18,9 @@ from shoal.operations.dead_requests import DeadFilter, retry_failed
 from shoal.ports import Frontier, FrontierOptions, Holder, Run, RunState
 from shoal.runs import lifecycle
 from shoal.runs.lifecycle import RunLifecycle
-from shoal.runs.outcome import limit_of
 from shoal.runs.plan import Plan
 from shoal.runs.recorder import RecordedProcess
+from shoal.runs.run_end import limit_of
 from shoal.spider import Spider
 from tests.support.fakes import CONFIG, SITE, SharedMemoryStore, Web, eventually, memory_store, seed
 

@@ -62,7 +62,7 @@ _IMPORTED = (
         "shoal.fetch.layers.throttle",
         "shoal.selector.documents",
     ),
-    *("shoal.runs.process_fork", "shoal.runs.processes", "shoal.runs.command_spiders", "shoal.sinks.csvfile"),
+    *("shoal.runs.process_fork", "shoal.runs.process_crawl", "shoal.runs.command_spiders", "shoal.sinks.csvfile"),
 )
 _IMPORTED_LATER = {
     "celery": (

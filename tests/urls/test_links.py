@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from shoal.crawling.scheduler import KnownLinks
+from shoal.crawling.run_queue import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import LinkBatch, Request
 from shoal.urls import normalize as links

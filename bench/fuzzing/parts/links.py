@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.config import ScopeSettings
-from shoal.crawling.scheduler import KnownLinks
+from shoal.crawling.run_queue import KnownLinks
 from shoal.errors import RequestError
 from shoal.http import Request
 from shoal.urls.normalize import Scope, host_of, normalize_url, resolve, url_fingerprint

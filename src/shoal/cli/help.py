@@ -184,8 +184,8 @@ class _Layout:
             if option in _SPIDER_OPTIONS and "SPIDER" in self.collect_usage_pieces(ctx):
                 hint = f"name the spider without an option: `{ctx.command_path} SPIDER`"
                 return cast("list[str]", ctx.fail(f"unknown option {option}; {hint}"))
-            known = [name for param in command.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
-            return cast("list[str]", ctx.fail(f"unknown option {option}{did_you_mean(option, known)}"))  # it raises
+            options = [name for param in command.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
+            return cast("list[str]", ctx.fail(f"unknown option {option}{did_you_mean(option, options)}"))  # it raises
 
     def get_help_option(self, ctx: _Click) -> _Click:
         option = cast(_Click, super()).get_help_option(ctx)
@@ -261,9 +261,9 @@ class CommandGroup(_Layout, TyperGroup):
 
     def resolve_command(self, ctx: _Click, args: list[str]) -> _Click:
         name = args[0]
-        known = self.list_commands(ctx)
-        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"unknown command {name}{did_you_mean(name, known)}")
+        commands = self.list_commands(ctx)
+        if name not in commands and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"unknown command {name}{did_you_mean(name, commands)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: _Click, formatter: _Click) -> None:

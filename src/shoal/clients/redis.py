@@ -195,7 +195,7 @@ CODES = {
     "NOAUTH": Meaning(_FINAL, "refuses the login; give user and password as redis://user:password@host"),
     "NOPERM": Meaning(
         _FINAL,
-        "refuses a command of this user, who has too few permissions; "
+        "refuses a command of this user, which lacks permissions; "
         "run ACL SETUSER name on >password ~{prefix}* +@all -@dangerous +info",
     ),
     "NOPROTO": Meaning(_FINAL),

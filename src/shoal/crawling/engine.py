@@ -20,7 +20,7 @@ from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
 from shoal.crawling.participation import Drain, Participation
-from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.run_queue import RunQueue
 from shoal.crawling.seeder import Seeder
 from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
@@ -40,9 +40,7 @@ _RECENT = 1000  # settled leases that are released again if the store goes back 
 class Engine:
     """Crawls one run with one spider until the run is finished, a stop, or a failure."""
 
-    def __init__(
-        self, part: Participation, scheduler: EngineScheduler, onion: Onion, drains: Sequence[Drain] = ()
-    ) -> None:
+    def __init__(self, part: Participation, queue: RunQueue, onion: Onion, drains: Sequence[Drain] = ()) -> None:
         spider, config, archive = part.spider, part.config, part.archive
         self.counters = Counters()
         self.concurrency = config.concurrency
@@ -52,8 +50,8 @@ class Engine:
         self.stopping = False
         self._waker = Waker()
         self._config = config
-        self._scheduler = scheduler
-        self._frontier: Frontier = scheduler.frontier
+        self._queue = queue
+        self._frontier: Frontier = queue.frontier
         self._onion = onion
         self._drains = drains
         self._part = part
@@ -63,15 +61,14 @@ class Engine:
         self.handler = PageHandler(
             spider,
             config,
-            scheduler,
+            queue,
             onion.fetch,
             self.counters,
             captures=archive is not None,
             on_store_failure=self._files_failed,
         )
         self._settler = Settler(
-            self._frontier,
-            scheduler,
+            queue,
             self.counters,
             self._persist,
             on_items=self._items_stored,
@@ -79,7 +76,7 @@ class Engine:
             session=onion.session,
         )
         self._seeder = Seeder(
-            part.source, scheduler, config, self.counters, self._persist, self._waker.wake, shared=part.shared
+            part.source, queue, config, self.counters, self._persist, self._waker.wake, shared=part.shared
         )
         self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, part.may_work)
         self._log = ItemLogKeeper(
@@ -174,7 +171,7 @@ class Engine:
         self._recent.clear()
         self._settled, self._interruption = [], None
         self._leases.clear()
-        self._scheduler.forget()
+        self._queue.forget()
         self._onion.forget()
         if isinstance(error, FencedError) and self._part.rejoin is not None:
             await self._persist(self._part.rejoin)
@@ -190,7 +187,7 @@ class Engine:
 
     async def reopen(self) -> None:
         """Prepare another ``run``, because the run has requests again after its outputs were finished."""
-        self._scheduler.forget()
+        self._queue.forget()
         for drain in self._drains:
             await drain.start_over()
 
@@ -255,7 +252,7 @@ class Engine:
         return self.pacing.linger(len(self._settled), self._settled_since, busy, self.concurrency)
 
     async def _is_over(self) -> bool:
-        if self.stopping or self._scheduler.limit_reached:
+        if self.stopping or self._queue.limit_reached:
             return True
         if self.pacing.poll_after and time.monotonic() < self._check_again:
             return False
@@ -291,7 +288,7 @@ class Engine:
         if self._held_by:
             return _WAIT_FOR_ROUTE
         nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
-        leased = await self._persist(lambda: self._scheduler.next_requests(room, nonce=nonce))
+        leased = await self._persist(lambda: self._queue.next_requests(room, nonce=nonce))
         if self._onion.session is not None and leased.leases:
             self._onion.session.jars.seen(leased.cookies)
         leases = await self._isolate_suspects(leased.leases)

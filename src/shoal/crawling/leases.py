@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from shoal.crawling.page import ParsedPage, ReleasedLease, Settlement
-from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.run_queue import RunQueue
 from shoal.crawling.stats import Counters
 from shoal.errors import (
     FencedError,
@@ -200,7 +200,7 @@ log = logging.getLogger("shoal.engine")
 _CHECK = 0.25
 """Seconds between two checks whether the process may still work."""
 
-Outcome: TypeAlias = RequestState | Literal["lost", "released"]
+SettledState: TypeAlias = RequestState | Literal["lost", "released"]
 """The new state of a request. ``lost``: its lease was lost, so nothing changed."""
 
 
@@ -309,8 +309,7 @@ class Settler:
 
     def __init__(
         self,
-        queue: Queue,
-        scheduler: EngineScheduler,
+        queue: RunQueue,
         counters: Counters,
         persist: Persistence,
         *,
@@ -322,7 +321,7 @@ class Settler:
         """``learns``: remember the links of stored pages. Only for callers that settle one batch at a time: overlapping
         calls cannot tell that the store was rewound. ``on_items``: called when items were stored."""
         self._queue = queue
-        self._scheduler = scheduler
+        self._frontier = queue.frontier
         self._counters = counters
         self._persist = persist
         self._learns = learns
@@ -330,9 +329,9 @@ class Settler:
         self._archive = archive
         self._session = session
 
-    async def settle(self, batch: Sequence[Settlement]) -> list[Outcome]:
+    async def settle(self, batch: Sequence[Settlement]) -> list[SettledState]:
         """Store the settlements. Returns the outcome of each, in order."""
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, SettledState] = {}
         parsed = [settlement for settlement in batch if isinstance(settlement, ParsedPage)]
         failures = [settlement for settlement in batch if isinstance(settlement, Failure)]
         if parsed:
@@ -351,12 +350,12 @@ class Settler:
                 outcomes |= await self._release(released, contacted=contacted)
         return [outcomes[id(settlement)] for settlement in batch]
 
-    async def _complete(self, parsed: list[ParsedPage]) -> dict[int, Outcome]:
+    async def _complete(self, parsed: list[ParsedPage]) -> dict[int, SettledState]:
         completions = [page.completion for page in parsed]
         children = (
-            [child for completion in completions for child in completion.children] if self._scheduler.logs_urls else []
+            [child for completion in completions for child in completion.children] if self._queue.logs_urls else []
         )
-        duplicates = await self._scheduler.look_up(children)
+        duplicates = await self._queue.look_up(children)
         if self._archive is not None:
             await self._archive.store([(page.completion.lease, page.exchange) for page in parsed if page.exchange])
         results = await self._persist(lambda: self._store(completions))
@@ -367,13 +366,13 @@ class Settler:
         refused = sum(pushed.refused for pushed in results if pushed is not None)
         if refused:
             self._count_refused(refused)
-        await self._scheduler.log_pushed(children, duplicates, refused=bool(refused))
+        await self._queue.log_pushed(children, duplicates, refused=bool(refused))
         if self._learns:
             for page, pushed in zip(parsed, results, strict=True):
                 # If the page had no links, or the call was a repeat, all counts are 0.
                 if pushed is not None and pushed.added + pushed.duplicates + pushed.refused:
-                    self._scheduler.learn(page.admitted)
-        outcomes: list[Outcome] = ["lost" if pushed is None else "done" for pushed in results]
+                    self._queue.learn(page.admitted)
+        outcomes: list[SettledState] = ["lost" if pushed is None else "done" for pushed in results]
         self._count(completions, outcomes)
         return {id(page): outcome for page, outcome in zip(parsed, outcomes, strict=True)}
 
@@ -381,19 +380,19 @@ class Settler:
         """Complete pages together with the cookies that they set, which workers need for the links of these pages."""
         if self._session is not None and self._session.jars.has_changes:
             return await self._session.jars.flush(completions)
-        return await self._queue.complete(completions)
+        return await self._frontier.complete(completions)
 
-    async def _fail(self, failures: list[Failure]) -> dict[int, Outcome]:
-        states = await self._persist(lambda: self._queue.fail(failures))
-        self._scheduler.uncount(len(failures))
-        outcomes: list[Outcome] = ["lost" if state is None else state for state in states]
+    async def _fail(self, failures: list[Failure]) -> dict[int, SettledState]:
+        states = await self._persist(lambda: self._frontier.fail(failures))
+        self._queue.uncount(len(failures))
+        outcomes: list[SettledState] = ["lost" if state is None else state for state in states]
         self._count(failures, outcomes)
         return {id(failure): outcome for failure, outcome in zip(failures, outcomes, strict=True)}
 
-    async def _release(self, released: list[ReleasedLease], *, contacted: bool) -> dict[int, Outcome]:
+    async def _release(self, released: list[ReleasedLease], *, contacted: bool) -> dict[int, SettledState]:
         leases = [settlement.lease for settlement in released]
-        await self._persist(lambda: self._queue.release(leases, contacted=contacted))
-        self._scheduler.uncount(len(leases))
+        await self._persist(lambda: self._frontier.release(leases, contacted=contacted))
+        self._queue.uncount(len(leases))
         return {id(settlement): "released" for settlement in released}
 
     def _count_refused(self, links: int) -> None:
@@ -404,7 +403,7 @@ class Settler:
             )
         self._counters.links_refused += links
 
-    def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+    def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[SettledState]) -> None:
         items, picked = 0, self._counters.picked
         for settlement, outcome in zip(settled, outcomes, strict=True):
             if outcome == "lost":

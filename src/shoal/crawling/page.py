@@ -25,7 +25,7 @@ from shoal.config import Config, RobotsSettings
 from shoal.crawling.callbacks import CallbackOutput, Callbacks
 from shoal.crawling.files import FileChains
 from shoal.crawling.outcome import BROKEN_LINK, GONE
-from shoal.crawling.scheduler import AdmittedLinks, EngineScheduler, count_links
+from shoal.crawling.run_queue import AdmittedLinks, RunQueue, count_links
 from shoal.crawling.stats import CodeError, Counters
 from shoal.errors import (
     FetchError,
@@ -61,7 +61,7 @@ class ReleasedLease(Struct):
 
 
 class ParsedPage(Struct):
-    """A handled page. The scheduler remembers its links once the frontier has stored the page."""
+    """A handled page. The queue remembers its links once the frontier has stored the page."""
 
     completion: Completion
     admitted: AdmittedLinks
@@ -84,7 +84,7 @@ class PageHandler:
         self,
         spider: Spider,
         config: Config,
-        scheduler: EngineScheduler,
+        queue: RunQueue,
         fetch: Fetch,
         counters: Counters,
         *,
@@ -97,7 +97,7 @@ class PageHandler:
         self._captures = captures
         self._on_store_failure = on_store_failure
         self._fetch = fetch
-        self._scheduler = scheduler
+        self._queue = queue
         self._max_redirects = config.http.max_redirects
         self._retry = RetryPolicy(config.retry)
         self._handled = frozenset(spider.handle_statuses)
@@ -106,7 +106,7 @@ class PageHandler:
             self._directives = PageDirectives(config.robots, config.user_agent, counters)
         self._has_quit = False
         """Whether the user has quit a debugger. Then no callback begins: it might stop there again."""
-        self.files = FileChains(config, scheduler.scope, spider.stats)
+        self.files = FileChains(config, queue.scope, spider.stats)
         self.callbacks = Callbacks(spider, counters, self.files)
 
     async def handle(self, lease: Lease) -> Settlement:
@@ -185,7 +185,7 @@ class PageHandler:
         forbidden = ""
         if self._directives is not None and lease.request.callback != FILE_CALLBACK:  # a file's item is its page's
             forbidden = self._directives.apply(response, collected)
-        admitted = self._scheduler.admit(collected.links, lease.request)
+        admitted = self._queue.admit(collected.links, lease.request)
         admitted.children += collected.files
         self.counters.out_of_scope += admitted.out_of_scope
         self.counters.too_deep += admitted.too_deep
@@ -196,7 +196,7 @@ class PageHandler:
             note = "; ".join((note, *response.flags) if note else response.flags)
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
-            most = self._scheduler.scope.max_links
+            most = self._queue.scope.max_links
             left_out = f"{admitted.left_out} links were left out: the limit is {most} (scope.max_links)"
             log.warning("%s url=%s", left_out, lease.request.url)
             note = f"{note}; {left_out}" if note else left_out
@@ -225,7 +225,7 @@ class PageHandler:
             url = join_url(request.url, location)
         except RequestError as exc:
             return await self._failed(lease, FetchError(f"redirect: {exc}", kind="redirects", retryable=False))
-        reason = self._scheduler.scope.refuses(url)
+        reason = self._queue.scope.refuses(url)
         if reason is not None:
             self.counters.out_of_scope += 1
             message = f"redirects to {url}, which is {reason}"
@@ -300,7 +300,7 @@ class PageHandler:
                 collected = await self.callbacks.take(partial.outputs, request)
             failure.items = [*failure.items, *collected.items]
             failure.item_errors += collected.errors
-            admitted = self._scheduler.admit(collected.links, request)
+            admitted = self._queue.admit(collected.links, request)
             failure.children = [*failure.children, *admitted.children, *collected.files]
         except Exception as exc:  # the user's code may raise anything
             self._errback_failed(failure, exc)
@@ -343,7 +343,7 @@ class PageHandler:
             if self._directives is not None:
                 self._directives.apply(response, collected)
             failure.items, failure.item_errors = collected.items, collected.errors
-            failure.children = [*self._scheduler.admit(collected.links, lease.request).children, *collected.files]
+            failure.children = [*self._queue.admit(collected.links, lease.request).children, *collected.files]
         if lease.request.errback is not None:
             await self._errback(lease, SpiderError(reason), failure)
         return failure

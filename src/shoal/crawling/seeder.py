@@ -15,7 +15,7 @@ from typing import cast
 from shoal.config import Config
 from shoal.crawling.leases import Persistence
 from shoal.crawling.participation import Source
-from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.run_queue import RunQueue
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError, describe
 from shoal.http import Request
@@ -45,7 +45,7 @@ class Seeder:
     def __init__(
         self,
         source: Source | None,
-        scheduler: EngineScheduler,
+        queue: RunQueue,
         config: Config,
         counters: Counters,
         persist: Persistence,
@@ -58,9 +58,9 @@ class Seeder:
         self._source = source
         self._persist = persist
         self._shared = shared
-        self._scope = scheduler.scope
-        self._scheduler = scheduler
-        self._frontier = scheduler.frontier
+        self._scope = queue.scope
+        self._queue = queue
+        self._frontier = queue.frontier
         self._ttl = min(_ROLE_TTL, config.lease.ttl)
         self._size = min(_BATCH, config.queue.max_size or _BATCH)
         self._counters = counters
@@ -217,11 +217,11 @@ class Seeder:
     async def _push(self, requests: list[Request], cursor: bytes) -> Pushed:
         claim = self._claim
         assert claim is not None
-        duplicates = await self._scheduler.look_up(requests)
+        duplicates = await self._queue.look_up(requests)
         while True:
             try:
                 pushed = await self._persist(lambda: self._frontier.push(requests, seed=claim, cursor=cursor))
-                await self._scheduler.log_pushed(requests, duplicates)
+                await self._queue.log_pushed(requests, duplicates)
                 break
             except QueueFullError:
                 await asyncio.sleep(_FULL_WAIT)

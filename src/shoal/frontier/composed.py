@@ -158,7 +158,7 @@ class LocalSessions:
         ]
 
     def holders(self, runs: OpenRuns[F], hosts: Collection[str]) -> list[LeaseHolder]:
-        """Who has leased requests of these hosts. ``runs`` are open in this process."""
+        """The workers that hold leases on these hosts. ``runs`` are open in this process."""
         counts = Counter((run_id, *held) for run_id, run in list(runs.items()) for held in run.held_at(hosts))
         return [
             LeaseHolder(

@@ -100,7 +100,7 @@ def _failing_hosts(live: Sequence[ProcessReport]) -> tuple[HostFailures, ...]:
             by_host.setdefault(host, []).append(failing)
     hosts = [
         HostFailures(
-            host=host, since=max(each.since for each in every), last=max(each.last for each in every),
+            host=host, since=max(failure.since for failure in every), last=max(failure.last for failure in every),
             kinds=_sum_kinds(every), processes=len(every),
         )
         for host, every in by_host.items()

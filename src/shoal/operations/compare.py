@@ -11,8 +11,8 @@ from msgspec import Struct
 from shoal.crawling.outcome import Verdict
 from shoal.crawling.stats import LimitReached
 from shoal.ports import Run, RunState, Stats, Store
-from shoal.runs.outcome import limit_of, read_outcome
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes
+from shoal.runs.run_end import limit_of, read_outcome
 
 Unit: TypeAlias = Literal["count", "seconds", "per second", "share"]
 

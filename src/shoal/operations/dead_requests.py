@@ -16,9 +16,9 @@ from shoal.http import Request
 from shoal.operations.hosts import host_name
 from shoal.operations.processes import read_run_processes
 from shoal.ports import MAX_RETRIED, Documents, Frontier, History, Inspection, Run, Store
-from shoal.runs.outcome import closing, forget_outcome, limit_of
 from shoal.runs.reports import read_processes
 from shoal.runs.run_choice import mark_reopened
+from shoal.runs.run_end import closing, forget_outcome, limit_of
 from shoal.urls.normalize import host_of
 
 _MAX_READ = 1000

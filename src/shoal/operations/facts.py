@@ -26,8 +26,8 @@ from shoal.operations.problem import Problem, ProblemLimits
 from shoal.operations.problems import Ending, Facts, LimitsFor, RunFailure, RunResult
 from shoal.operations.snapshot import RunSnapshot, StoreSnapshot
 from shoal.ports import Run, Store
-from shoal.runs.outcome import limit_of, read_outcome
 from shoal.runs.reports import LATE, ProcessReport, field_coverage, read_processes
+from shoal.runs.run_end import limit_of, read_outcome
 from shoal.runs.samples import SampleHistory
 
 RECENT = 86400.0

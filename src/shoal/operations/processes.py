@@ -42,26 +42,26 @@ async def read_run_processes(documents: Documents, frontier: Workers, run_id: st
 
 def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessReport], now: float) -> list[RunProcess]:
     """Combine the reports of processes with what the store knows of them. ``reports``: the newest first."""
-    left = {worker.worker: worker for worker in workers}
+    unreported = {worker.worker: worker for worker in workers}
     epochs: dict[str, int] = {}
     for report in reports:
         epochs[report.slot] = max(report.epoch, epochs.get(report.slot, 0))
     processes = [
-        _process(report, _pop(left, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
+        _process(report, _pop(unreported, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
         for report in sorted(reports, key=lambda report: -report.epoch)
         if report.role != "earlier"
     ]
-    processes += [_without_report(worker) for worker in left.values()]
+    processes += [_without_report(worker) for worker in unreported.values()]
     return sorted(processes, key=lambda process: (ORDER[process.state], process.machine, process.name))
 
 
-def _pop(left: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
+def _pop(unreported: dict[str, WorkerState], report: ProcessReport) -> WorkerState | None:
     """Remove and return what the store knows of the process of a report. Call it for the newest reports first."""
     if report.ended:
         return None
-    for name, worker in left.items():
+    for name, worker in unreported.items():
         if name in (report.name, report.slot) or _pid(worker) == report.pid:
-            return left.pop(name)
+            return unreported.pop(name)
     return None
 
 
@@ -74,7 +74,7 @@ def _pid(worker: WorkerState) -> int:
 def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, is_replaced: bool) -> RunProcess:
     """The process of a report. ``is_replaced``: another process has its slot now."""
     age = max(0.0, now - report.at)
-    seen = age if worker is None or not worker.session else min(age, worker.silent_for)
+    silence = age if worker is None or not worker.session else min(age, worker.silent_for)
     figures = {name: getattr(report, name) for name in ProcessFigures.__struct_fields__}
     state = "lost" if is_replaced and not report.ended else _state(report, worker, age)
     if state == "working" and report.loop_age and age <= LATE:
@@ -85,7 +85,7 @@ def _process(report: ProcessReport, worker: WorkerState | None, now: float, *, i
         **figures,
         state=state,
         started_at=report.started_at,
-        last_seen=round(seen, 1),
+        last_seen=round(silence, 1),
         leases=0 if worker is None else worker.leases,
     )
 

@@ -15,8 +15,8 @@ from shoal.errors import RunError
 from shoal.fetch.sessions.login import LOGIN_ROLE
 from shoal.operations.processes import ORDER, PRESENT, RunProcess, merge_processes
 from shoal.ports import Documents, Frontier, HostState, Rewind, RoleState, Run, RunState, Stats, Store, WorkerState
-from shoal.runs.outcome import limit_of
 from shoal.runs.reports import read_processes
+from shoal.runs.run_end import limit_of
 from shoal.runs.samples import SampleHistory
 from shoal.sinks.drainer import output_name, position_of
 
@@ -213,9 +213,9 @@ class SnapshotTaker:
 
 
 def _output(role: RoleState, stats: Stats) -> OutputState:
-    written = min(position_of(role.cursor), stats.items)
+    position = min(position_of(role.cursor), stats.items)
     return OutputState(
-        name=output_name(role.role), written=written, lag=stats.items - written, held=role.held,
+        name=output_name(role.role), written=position, lag=stats.items - position, held=role.held,
         finished=role.finished,
     )  # fmt: skip
 

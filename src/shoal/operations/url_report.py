@@ -132,16 +132,16 @@ async def _parents(frontier: Frontier, history: History) -> tuple[str, ...]:
 async def _redirects(frontier: Frontier, history: History, *, exact: bool) -> tuple[Hop, ...]:
     """The chain of redirects of a page: from its first URL through this page to its end."""
     first, chain = history, await _follow(frontier, history, exact=exact)
-    seen = {history.fingerprint}
-    while first.parent is not None and len(seen) < MAX_HOPS:
+    fingerprints = {history.fingerprint}
+    while first.parent is not None and len(fingerprints) < MAX_HOPS:
         before = await _find(frontier, first.parent, exact=exact)
-        if before is None or before.fingerprint in seen or _target(before) is None:
+        if before is None or before.fingerprint in fingerprints or _target(before) is None:
             break
         longer = await _follow(frontier, before, exact=exact)  # a loop may pass the parent several times
         if not any(page.fingerprint == first.fingerprint for _, page in longer if page is not None):
             break
         first, chain = before, longer
-        seen.add(first.fingerprint)
+        fingerprints.add(first.fingerprint)
     return tuple(hop for hop, _ in chain) if len(chain) > 1 else ()
 
 

@@ -525,7 +525,7 @@ class LeaseKey(Struct, frozen=True):
 
 
 class LeaseHolder(Struct, frozen=True, kw_only=True):
-    """Who has leased requests of a host."""
+    """The workers that hold leases on a host."""
 
     host: str
     run_id: str

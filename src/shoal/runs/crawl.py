@@ -19,7 +19,7 @@ from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import keys, nearest
 from shoal.crawling.participation import Source
-from shoal.crawling.scheduler import frontier_options
+from shoal.crawling.run_queue import frontier_options
 from shoal.crawling.seeder import start_requests, url_requests
 from shoal.crawling.stats import Summary
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
@@ -34,7 +34,7 @@ from shoal.runs.lifecycle import Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
 from shoal.runs.run_choice import WantedRun, choose_run, start_settings
-from shoal.runs.worker_session import has_heartbeats, make_session
+from shoal.runs.worker_session import has_heartbeats, make_worker_session
 from shoal.sinks import is_shared, named_for_run, sink_id
 from shoal.sinks.drainer import Drainer
 from shoal.sinks.files import CollectSink
@@ -298,7 +298,7 @@ class Crawl(Participant):
         shared = store.shared or self._store is not None  # another crawl may use the same hosts
         session = None
         if self.has_heartbeats and self.run is not None:
-            session = make_session(self.config, self.run.run_id, self._worker_id)
+            session = make_worker_session(self.config, self.run.run_id, self._worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,

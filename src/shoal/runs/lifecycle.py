@@ -23,7 +23,7 @@ from shoal.crawling.engine import Engine
 from shoal.crawling.leases import Persistence
 from shoal.crawling.onion import Route, make_onion, open_fetcher
 from shoal.crawling.outcome import Outcome, RunFacts, decide
-from shoal.crawling.scheduler import EngineScheduler, make_scheduler
+from shoal.crawling.run_queue import RunQueue, make_run_queue
 from shoal.crawling.stats import Counters, CrawlSnapshot, LimitReached, Standing, Summary, Vitals
 from shoal.errors import FencedError, FrontierError, RunError, ShoalError, StoreRewoundError, describe
 from shoal.fetch.sessions.session import Session, make_session
@@ -31,7 +31,10 @@ from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.ports import Frontier, Holder, Run, RunState, Sink, Stats, Store
-from shoal.runs.outcome import (
+from shoal.runs.plan import Output, Plan
+from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
+from shoal.runs.run_choice import finished_at
+from shoal.runs.run_end import (
     announce_end,
     announced_end,
     failed_url,
@@ -42,9 +45,6 @@ from shoal.runs.outcome import (
     store_limit,
     store_outcome,
 )
-from shoal.runs.plan import Output, Plan
-from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
-from shoal.runs.run_choice import finished_at
 from shoal.runs.worker_session import new_worker_id
 from shoal.selector.selectors import QueryUsage
 from shoal.selector.selectors import current as current_queries
@@ -75,7 +75,7 @@ class RunLifecycle:
 
     _engine: Engine
     _frontier: Frontier
-    _scheduler: EngineScheduler
+    queue: RunQueue
     """These three exist when the work begins."""
 
     def __init__(self, store: Store, run: Run, plan: Plan) -> None:
@@ -140,7 +140,7 @@ class RunLifecycle:
         self.limit = limit
         why = f"{limit.setting}={limit.value:g} is reached" if limit.setting else f"the spider says: {limit.reason}"
         log.warning("ending the run: %s", why)
-        self._scheduler.end()
+        self.queue.end()
         self.engine.release_ahead()
         self.engine.poll_now()
         if announces and self._plan.shared:
@@ -255,11 +255,11 @@ class RunLifecycle:
             stack.push_async_callback(session.close)
         elif plan.holder is not None:
             await self._persist(partial(self._fence, plan.holder))
-        if plan.make_scheduler is None:
-            scheduler = make_scheduler(plan.spider, plan.config, frontier, shared=plan.shared)
+        if plan.make_queue is None:
+            queue = make_run_queue(plan.spider, plan.config, frontier, shared=plan.shared)
         else:
-            scheduler = plan.make_scheduler(frontier)
-        self._scheduler = scheduler
+            queue = plan.make_queue(frontier)
+        self.queue = queue
         fetcher, tor, config = plan.fetcher, None, plan.config
         render = render_choice(plan.spider.render)
         if isinstance(render, Render) and render.mode == "always":  # more pages would wait for the browser
@@ -288,7 +288,7 @@ class RunLifecycle:
             on_settled=self.check_limits if config.scope.max_items or config.scope.max_bytes else None,
         )
         onion = make_onion(plan.spider, plan.config, frontier, fetcher, may_work, tor, cookies)
-        engine = self.engine = self._engine = Engine(part, scheduler, onion, self._outputs)
+        engine = self.engine = self._engine = Engine(part, queue, onion, self._outputs)
         if session is not None:
             fenced = FencedError(f"worker {session.worker} was silent for too long")
             session.on_fenced = partial(engine.interrupt, fenced)
@@ -472,7 +472,7 @@ class RunLifecycle:
         """Whether nothing remains for any process: all requests are settled, or the page limit is reached and no
         request is leased. A leased request may come back."""
         stats = await self._persist(self._frontier.stats)
-        return stats.finished or (self._scheduler.limit_reached and not stats.leased)
+        return stats.finished or (self.queue.limit_reached and not stats.leased)
 
     async def _mark_finished(self) -> bool:
         """Move the run to ``finished``. False: somebody queued failed requests again while the outputs ended, and this
@@ -490,7 +490,7 @@ class RunLifecycle:
             await self._persist(partial(self._move_to, "running"))
             raise
         stats = await self._persist(self._frontier.stats)
-        self.is_over = stats.finished or self._scheduler.limit_reached
+        self.is_over = stats.finished or self.queue.limit_reached
         if self.is_over:
             return True
         log.warning("run %s got %d more requests while it ended, so it continues", self.run_id, stats.remaining)
@@ -499,7 +499,7 @@ class RunLifecycle:
         return self.stopping or self.engine is None or not self.engine.concurrency  # others crawl
 
     async def _store_limit(self) -> None:
-        """Store with the run the limit at which it stops, if any. See `shoal.runs.outcome`."""
+        """Store with the run the limit at which it stops, if any. See `shoal.runs.run_end`."""
         if self._plan.process is not None:  # not for a batch, which has its own limits
             stats = await self._frontier.stats()
             limit = page_limit(self._plan.config.scope.max_pages, stats)
@@ -541,7 +541,7 @@ class RunLifecycle:
     async def _summarize(self, started: float) -> Summary:
         deadline = self._deadline if self.stopping else None
         stats, kinds = await last_stats(self._frontier, deadline)
-        at_limit = self._scheduler.limit_reached or self.limit is not None
+        at_limit = self.queue.limit_reached or self.limit is not None
         state = "finished" if stats.finished else "limit" if at_limit else "stopped"
         return Summary(
             run_id=self.run_id,
@@ -602,7 +602,7 @@ class RunLifecycle:
 
     async def _update_state(self, state: str) -> None:
         """Move the run between ``running`` and ``finished``. Only a process that stays after the end calls this."""
-        if self.engine is not None and self._scheduler.limit_reached:
+        if self.engine is not None and self.queue.limit_reached:
             return  # the run ends
         stats = await self._frontier.stats()
         if stats.finished and state == "finished":
@@ -684,7 +684,7 @@ class _Control:
 
     def __init__(self, life: RunLifecycle, *, is_private: bool) -> None:
         self._life = life
-        self._scheduler = life._scheduler
+        self._queue = life.queue
         self.config = life._plan.config
         self.is_private = is_private
 
@@ -695,13 +695,13 @@ class _Control:
         self._life.end_run(LimitReached(setting="", reason=reason or "no reason given", at=time.time()))
 
     def is_known(self, url: str) -> bool:
-        return self._scheduler.is_known(url)
+        return self._queue.is_known(url)
 
     def is_in_scope(self, url: str) -> bool:
-        return self._scheduler.scope.refuses(url) is None
+        return self._queue.scope.refuses(url) is None
 
     async def push(self, requests: Sequence[Request]) -> int:
-        added = await self._scheduler.enqueue_requests(requests)
+        added = await self._queue.enqueue_requests(requests)
         if added and self._life.engine is not None:
             self._life.engine.poll_now()
         return added

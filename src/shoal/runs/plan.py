@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.crawling.participation import Drain, Participation
-from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.run_queue import RunQueue
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder
 from shoal.runs.recorder import RecordedProcess
 from shoal.runs.worker_session import WorkerSession
@@ -34,8 +34,8 @@ class Plan(Participation, frozen=True, kw_only=True):
     frontier: Frontier | None = None
     """Used instead of a new one."""
     open_outputs: Callable[[Frontier], Awaitable[Sequence[Output]]]
-    make_scheduler: Callable[[Frontier], EngineScheduler] | None = None
-    """None: `shoal.crawling.scheduler.make_scheduler` does it."""
+    make_queue: Callable[[Frontier], RunQueue] | None = None
+    """None: `shoal.crawling.run_queue.make_run_queue` does it."""
     fetcher: Fetcher | None = None
     """Used instead of a new one. The caller closes it."""
     networks: Sequence[str] | None = None

@@ -169,9 +169,9 @@ class RunRecorder:
     async def _sample(self, now: float, *, last: bool) -> None:
         stats = await self._stats()
         sample = RunSample.of(stats, now)
-        taken = await self._history.add(sample, self._process.name, final=last and stats.finished)
-        self._next_sample = 0.0 if taken else now + random.uniform(*_STANDBY)
-        if taken and not last and now >= self._next_fold:
+        stored = await self._history.add(sample, self._process.name, final=last and stats.finished)
+        self._next_sample = 0.0 if stored else now + random.uniform(*_STANDBY)
+        if stored and not last and now >= self._next_fold:
             self._next_fold = now + _FOLD_EVERY
             await fold_reports(self._store, self._run_id, now - _SILENT)
 

@@ -89,14 +89,14 @@ def add_minute(samples: Sequence[RunSample] | None, new: RunSample) -> list[RunS
 
 def add_quarter(samples: Sequence[RunSample] | None, new: RunSample) -> list[RunSample]:
     """One sample per quarter of an hour of the last week, and one per hour before that, until there are too many."""
-    kept: list[RunSample] = []
+    thinned: list[RunSample] = []
     for sample in _added(samples, new, _QUARTER):
-        if sample.at >= new.at - 7 * _DAY or not kept or sample.at // _HOUR != kept[-1].at // _HOUR:
-            kept.append(sample)
-    if len(kept) > _MAX_HOURS:
-        half = len(kept) // 2
-        kept = kept[:half:2] + kept[half:]
-    return kept
+        if sample.at >= new.at - 7 * _DAY or not thinned or sample.at // _HOUR != thinned[-1].at // _HOUR:
+            thinned.append(sample)
+    if len(thinned) > _MAX_HOURS:
+        half = len(thinned) // 2
+        thinned = thinned[:half:2] + thinned[half:]
+    return thinned
 
 
 def _before(samples: Sequence[RunSample], new: RunSample) -> list[RunSample]:

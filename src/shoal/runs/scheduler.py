@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from shoal.config import Config, config_for
-from shoal.crawling.scheduler import EngineScheduler, frontier_options
+from shoal.crawling.run_queue import RunQueue, frontier_options
 from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import LeaseLostError, RequestError
 from shoal.frontier import open_store
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _PATIENCE, _PAUSE = 1.0, 0.02  # seconds
 
 
-class Scheduler(EngineScheduler):
+class Scheduler(RunQueue):
     """The queue and the filter of a run, for programs with their own loop.
 
     Complete, fail or release each request that ``next_request`` returned. LeaseLostError means that this came too late.
@@ -45,7 +45,7 @@ class Scheduler(EngineScheduler):
         max_pages: int | None = None,
         shared: bool = False,
     ) -> None:
-        """``max_pages`` and ``shared``: see `EngineScheduler`."""
+        """``max_pages`` and ``shared``: see `RunQueue`."""
         super().__init__(frontier, scope, ttl=ttl, max_pages=max_pages, shared=shared)
         self._out: dict[int, Lease] = {}
         self._store: Store | None = None

@@ -20,7 +20,7 @@ from shoal.config.checks import check_regexes, linear, unmarked
 from shoal.config.layers import read_settings
 from shoal.crawling.leases import Persistence
 from shoal.crawling.participation import Source
-from shoal.crawling.scheduler import frontier_options, make_scheduler
+from shoal.crawling.run_queue import frontier_options, make_run_queue
 from shoal.crawling.seeder import Seeder, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
@@ -161,11 +161,9 @@ async def start_run(
         from shoal.fetch.sessions.stored import import_session  # few runs need it
 
         await import_session(store, frontier, run.run_id, imported)
-    scheduler = make_scheduler(spider, config, frontier, shared=store.shared)
+    queue = make_run_queue(spider, config, frontier, shared=store.shared)
     counters = Counters()
-    seeder = Seeder(
-        source, scheduler, config, counters, persist, lambda: on_progress(seeder.position), shared=store.shared
-    )
+    seeder = Seeder(source, queue, config, counters, persist, lambda: on_progress(seeder.position), shared=store.shared)
     while True:
         try:
             await seeder.run()

@@ -55,17 +55,17 @@ def check_networks(run_id: str, networks: Iterable[str]) -> None:
             raise RunError(f"run {run_id} has invalid settings: {network!r:.80} is not a network") from exc
 
 
-def check_outputs(run_id: str, asked: Sequence[str], own: Sequence[str], config: Config) -> None:
+def check_outputs(run_id: str, requested: Sequence[str], own: Sequence[str], config: Config) -> None:
     """RunError for outputs that a run may not ask for. ``own``: outputs of the worker's own command line.
 
     A run may ask for databases on servers: any, or only those in ``worker.outputs`` if that is set. Object storage and
     outputs of plugins must be listed there: the worker's own credentials write to the former, and only a plugin knows
     what its URLs can do. A run may never ask for a file, use a file of this machine as a certificate, or send
     credentials to an endpoint of its choice."""
-    if len(asked) > MAX_OUTPUTS:
-        raise RunError(f"run {run_id} asks for {len(asked)} outputs; the limit is {MAX_OUTPUTS}")
+    if len(requested) > MAX_OUTPUTS:
+        raise RunError(f"run {run_id} asks for {len(requested)} outputs; the limit is {MAX_OUTPUTS}")
     own_identities = {sink_id(spec) for spec in own}
-    for spec in asked:
+    for spec in requested:
         try:
             identity, shared = sink_id(spec), is_shared(spec)
         except SinkError as exc:

@@ -25,7 +25,7 @@ from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
 from shoal.runs.start import RunSettings, find_run
 from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
-from shoal.runs.worker_session import make_session, new_worker_id
+from shoal.runs.worker_session import make_worker_session, new_worker_id
 from shoal.sinks import named_for_run, sink_id
 from shoal.spider import Spider
 
@@ -127,7 +127,7 @@ class Worker(Participant):
         options = self._options
         session = None
         if options.holder is None:  # a node has the session of its cluster
-            session = make_session(self.config, self.run_id, self._worker_id)
+            session = make_worker_session(self.config, self.run_id, self._worker_id)
         return Plan(
             spider=self.spider,
             config=self.config,

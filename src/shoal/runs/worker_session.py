@@ -44,7 +44,7 @@ def has_heartbeats(frontier: str) -> bool:
     return frontier_kind(frontier) in ("redis", "postgresql")
 
 
-def make_session(config: Config, run_id: str, worker: str) -> WorkerSession | None:
+def make_worker_session(config: Config, run_id: str, worker: str) -> WorkerSession | None:
     """The session of a worker; None if its store needs none."""
     if not has_heartbeats(config.frontier):
         return None

@@ -188,8 +188,8 @@ class ScrapyAdapter(Spider):
                     "start() yielded a %s, which is not a request, and is ignored: yield items in a callback",
                     type(output).__name__,
                 )
-            elif (made := self._outputs.start(output)) is not None:
-                yield made
+            elif (converted := self._outputs.start(output)) is not None:
+                yield converted
 
     async def _push(self, request: Request) -> None:
         converted = self._outputs.start(request)

@@ -293,9 +293,9 @@ def _checked(hook: Hook, result: object) -> Request | Response:
 
 def _hooks(components: list[ProjectComponent], method: str, spider: Spider) -> list[Hook]:
     return [
-        _StepHook(each, method) if not each.name else hooks_of([each], method, spider)[0]
-        for each in components
-        if hasattr(each.instance, method)
+        _StepHook(component, method) if not component.name else hooks_of([component], method, spider)[0]
+        for component in components
+        if hasattr(component.instance, method)
     ]
 
 

@@ -117,10 +117,10 @@ def _find(
     forms = response.page.document.select("form")
     if not forms:
         raise ValueError(f"No <form> element found in {response}")
-    for attribute, wanted in (("name", name), ("id", id)):
-        if wanted is not None:
+    for attribute, value in (("name", name), ("id", id)):
+        if value is not None:
             for form in forms:
-                if form.attr(attribute) == wanted:
+                if form.attr(attribute) == value:
                     return form
     if xpath is not None or css is not None:
         matches = response.css(css) if css is not None else response.xpath(xpath or "")
@@ -157,22 +157,22 @@ class _Fields:
             elif control.attr("checked") is not None:
                 yield name, control.attr("value") or "on"
 
-    def button(self, wanted: Mapping[str, str | int] | None) -> Element | None:
+    def button(self, attributes: Mapping[str, str | int] | None) -> Element | None:
         """Return the first button, or the one control that has these attributes. ValueError if none or several have
         them."""
-        if wanted is None:
+        if attributes is None:
             return next(filter(_is_submit, self._controls), None)
         if not any(map(_is_submit, self._controls)):
             return None
-        number = wanted.get("nr")
+        number = attributes.get("nr")
         if isinstance(number, int) and number < len(self._controls):
             return self._controls[number]
         controls = [
-            control for control in self._controls if all(control.attr(key) == str(wanted[key]) for key in wanted)
+            control for control in self._controls if all(control.attr(key) == str(attributes[key]) for key in attributes)
         ]
         if len(controls) != 1:
             problem = "Multiple elements found matching" if controls else "No clickable element matching"
-            raise ValueError(f"{problem} clickdata: {dict(wanted)!r}")
+            raise ValueError(f"{problem} clickdata: {dict(attributes)!r}")
         return controls[0]
 
 

@@ -124,9 +124,9 @@ class PageOutputs:
         if link is None and converter._conversion.is_duplicate(output):
             self._duplicates += 1
         elif link is None:
-            made = converter._request(output, self._parent.depth + 1, self._referer, place)
-            if made is not None:
-                self._links.append(made)
+            request = converter._request(output, self._parent.depth + 1, self._referer, place)
+            if request is not None:
+                self._links.append(request)
         elif converter.allows(output):
             self._batch(link).hrefs.append(output.url)
 

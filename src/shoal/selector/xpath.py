@@ -103,17 +103,17 @@ def _first_tag(nodes: Sequence[Node]) -> str:
     return nodes[0].tag if nodes and isinstance(nodes[0], Element) else ""
 
 
-def _is(element: Node, uris: Namespaces, prefix: str, name: str, written: str, axis: str) -> bool:
+def _is(element: Node, uris: Namespaces, prefix: str, name: str, name_test: str, axis: str) -> bool:
     """Whether a name as written in the document is the one that the query declares."""
-    own_prefix, _, local = written.rpartition(":")
+    own_prefix, _, local = name_test.rpartition(":")
     if name not in ("*", local) or (axis and not own_prefix):  # an attribute without a prefix has no namespace
         return False
-    return _namespace(element, written) == uris[prefix]
+    return _namespace(element, name_test) == uris[prefix]
 
 
-def _namespace(element: Node | None, written: str) -> str:
+def _namespace(element: Node | None, name_test: str) -> str:
     """Return the URI of a name at this element: the nearest declaration at or above it."""
-    prefix = written.rpartition(":")[0]
+    prefix = name_test.rpartition(":")[0]
     declaration = f"xmlns:{prefix}" if prefix else "xmlns"
     while isinstance(element, Element):
         uri = element.attr(declaration)

@@ -70,7 +70,7 @@ async def audit_live_run(frontier: Frontier, pages: int, audits: int) -> None:
             await asyncio.sleep(0)
 
     await push(frontier, *range(10))
-    workers = [asyncio.create_task(each) for each in (*map(work, range(4)), drain())]
+    workers = [asyncio.create_task(work_item) for work_item in (*map(work, range(4)), drain())]
     try:
         await audit()
     finally:
@@ -109,10 +109,10 @@ class LedgerContract(ContractTests):
             assert await store.put_document(key, b"1", replaces=b"", version=version)
         await store.create_run(Run(run_id="other", spider="s", state="running", created_at=0.0))
         other = await store.frontier("other")
-        for each in (frontier, other):
-            assert await each.claim("output", 1.0) is not None
-            await each.update_host("a.example", HostUpdate(delay=1.0))
-            await each.update_host("*", HostUpdate(delay=1.0))
+        for client in (frontier, other):
+            assert await client.claim("output", 1.0) is not None
+            await client.update_host("a.example", HostUpdate(delay=1.0))
+            await client.update_host("*", HostUpdate(delay=1.0))
         await harness.advance(2.0)
         assert await frontier.forget("output")
         assert await store.put_document("deleted", None, replaces=version, version=os.urandom(8))

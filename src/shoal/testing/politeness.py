@@ -273,7 +273,7 @@ class PolitenessContract(ContractTests):
         state = await frontier.host_state("unknown.example")
         assert (state.host, state.delay, state.why) == ("unknown.example", 7.0, "set for all hosts")
         assert (state.ready, state.in_flight, state.blocked_for) == (0, 0, 0)
-        assert {each.host for each in await frontier.host_states()} == {HOST}
+        assert {state.host for state in await frontier.host_states()} == {HOST}
 
     # -- several runs
 

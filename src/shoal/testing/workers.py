@@ -296,8 +296,8 @@ class WorkersContract(ContractTests):
 
 async def workers_of(frontier: Frontier, name: str) -> tuple[str, list[tuple[EventKind, str]]]:
     """The worker of a request, and each of its events with its worker."""
-    found = await history(frontier, page(name))
-    return found.worker, [(event.kind, event.worker) for event in found.events]
+    page_history = await history(frontier, page(name))
+    return page_history.worker, [(event.kind, event.worker) for event in page_history.events]
 
 
 class WaitingContract(ContractTests):

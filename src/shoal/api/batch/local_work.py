@@ -16,7 +16,7 @@ from shoal.api.batch.service import BatchService
 from shoal.api.batch.session import Session
 from shoal.config import Config
 from shoal.crawling.onion import SharedFetcher
-from shoal.crawling.scheduler import EngineScheduler
+from shoal.crawling.run_queue import RunQueue
 from shoal.crawling.stats import Counters
 from shoal.frontier.memory import MemoryStore
 from shoal.ports import Frontier, Leased
@@ -127,8 +127,8 @@ class RoundRobin:
                     del self._offers[participant.session]
 
 
-class FairScheduler(EngineScheduler):
-    """The scheduler of a session that shares hosts with others."""
+class FairQueue(RunQueue):
+    """The queue of a session that shares hosts with others."""
 
     def __init__(
         self,
@@ -221,8 +221,8 @@ class LocalWork:
         spider = session.spider(self._worker_id)
         scope = Scope(config.scope, spider.allowed_domains)
 
-        def make_scheduler(frontier: Frontier) -> EngineScheduler:
-            return FairScheduler(
+        def make_queue(frontier: Frontier) -> RunQueue:
+            return FairQueue(
                 session, scope, self._round_robin, participant, ttl=config.lease.ttl, max_pages=config.scope.max_pages
             )
 
@@ -235,7 +235,7 @@ class LocalWork:
             options=session.settings.frontier_options,
             frontier=session.frontier,
             open_outputs=open_outputs,
-            make_scheduler=make_scheduler,
+            make_queue=make_queue,
             fetcher=session.fetcher(self._fetcher, config),
             shared=session.shared,
             watches=True,

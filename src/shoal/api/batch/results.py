@@ -260,14 +260,14 @@ class SessionResults:
         follows_links = bool(self._session.options.depth)
         if not stats.remaining and (not stats.dead or (not follows_links and stats.items >= len(self._urls.positions))):
             return {}
-        known: set[int] = set()
+        numbers: set[int] = set()
         async for items in self._read_log(0):
-            known.update(place for item in items if (place := _decode_outline(item.payload)[1].place) is not None)
-        return await self._explain_missing(known)
+            numbers.update(place for item in items if (place := _decode_outline(item.payload)[1].place) is not None)
+        return await self._explain_missing(numbers)
 
-    async def _explain_missing(self, known: Collection[int]) -> dict[int, Result]:
+    async def _explain_missing(self, numbers: Collection[int]) -> dict[int, Result]:
         """Failed results for the URLs of a finished session whose positions are not ``known``."""
-        missing = {url: position for url, position in self._urls.positions.items() if position not in known}
+        missing = {url: position for url, position in self._urls.positions.items() if position not in numbers}
         if not missing:
             return {}
         dead = {normalize_url(history.url): history.reason async for history in self._frontier.dead()}

@@ -24,7 +24,7 @@ from shoal.api.celery.settings import ROBOTS_TASK, TASK, distributed_frontier, s
 from shoal.api.celery.watch import CeleryWatch
 from shoal.config import Config
 from shoal.crawling.leases import Persistence
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_queue import make_run_queue
 from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.fetch.layers.robots import fact_name
 from shoal.ports import Lease, Stats
@@ -116,7 +116,7 @@ class _Dispatch:
         self._ttl = ttl
         self._stopped = False
         self._check_state_at = 0.0
-        self._scheduler = make_scheduler(session.spider(""), config, session.frontier, shared=True)
+        self._queue = make_run_queue(session.spider(""), config, session.frontier, shared=True)
         self._persist = Persistence(shared=True)
         self._sent: dict[bytes, _SentTask] = {}
         self._renew_at = time.monotonic() + self._renew_every
@@ -138,7 +138,7 @@ class _Dispatch:
             except StoreRewoundError:
                 log.warning("session %s: the store was rewound; resending its tasks", self._session.id)
                 self._sent.clear()
-                self._scheduler.forget()
+                self._queue.forget()
                 await self._persist(self._frontier.recover)
                 await self._persist(self._session.reopen)
             await asyncio.sleep(self._pause)
@@ -180,7 +180,7 @@ class _Dispatch:
         await self._session.quota.room.measure()
         if free > 0 and not self._session.quota.must_wait:  # pages wait in the frontier until the store has room
             nonce = os.urandom(16)
-            leased = await self._persist(lambda: self._scheduler.next_requests(free, counts_attempt=False, nonce=nonce))
+            leased = await self._persist(lambda: self._queue.next_requests(free, counts_attempt=False, nonce=nonce))
             sent, wait = len(leased.leases), leased.wait
             if sent:
                 await self._send(leased.leases)

@@ -24,7 +24,7 @@ from shoal.config import Config, find_config_file, load_config
 from shoal.crawling.leases import LeaseKeeper, Persistence, Settler
 from shoal.crawling.onion import SharedFetcher, make_onion
 from shoal.crawling.page import PageHandler, Settlement
-from shoal.crawling.scheduler import make_scheduler
+from shoal.crawling.run_queue import make_run_queue
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, ShoalError, StoreRewoundError
 from shoal.fetch.resolving import allow_many_lookups
@@ -99,7 +99,7 @@ class PageWorker:
 
 def intersect_networks(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
     """The networks that both lists contain."""
-    pairs = ((ip_network(one), ip_network(other)) for one in first for other in second)
+    pairs = ((ip_network(network), ip_network(other)) for network in first for other in second)
     smaller = (max(pair, key=lambda network: network.prefixlen) for pair in pairs if pair[0].overlaps(pair[1]))
     return tuple(dict.fromkeys(map(str, smaller)))
 
@@ -112,14 +112,14 @@ class _OpenSession:
         self.frontier = session.frontier
         own = session.config(config)
         spider = session.spider(worker_id)
-        scheduler = make_scheduler(spider, own, session.frontier, shared=True)
+        queue = make_run_queue(spider, own, session.frontier, shared=True)
         onion = make_onion(spider, own, session.frontier, session.fetcher(fetcher, own))
         self.on_lease, self._forget = onion.on_lease, onion.forget
         counters = Counters()
-        self.handler = PageHandler(spider, own, scheduler, onion.fetch, counters)
-        self.robots_handler = PageHandler(spider, own, scheduler, onion.fetch_robots or onion.fetch, counters)
-        # Pages are settled concurrently, so the scheduler must not learn from them: see Settler.
-        self.settler = Settler(session.frontier, scheduler, counters, Persistence(shared=True), learns=False)
+        self.handler = PageHandler(spider, own, queue, onion.fetch, counters)
+        self.robots_handler = PageHandler(spider, own, queue, onion.fetch_robots or onion.fetch, counters)
+        # Pages are settled concurrently, so the queue must not learn from them: see Settler.
+        self.settler = Settler(queue, counters, Persistence(shared=True), learns=False)
         self.tasks: dict[int, asyncio.Task[Settlement]] = {}
         """Pages in flight, by token."""
         self.reissued: dict[bytes, list[Lease]] = {}

@@ -52,7 +52,7 @@ async def load_workers(server: Server, request: Request) -> dict[str, object]:
         "conditions": CONDITIONS,
         "counts": Counter(process.state for process in processes),
         "clusters": _clusters(processes),
-        "spiders": {seen.run.run_id: seen.run.spider for seen in snapshot.runs},
+        "spiders": {run.run.run_id: run.run.spider for run in snapshot.runs},
         "pages_per_second": sum(process.pages_per_second for process in processes),
         "memory": sum(process.memory for process in processes if process.state == "working"),
     }

@@ -29,8 +29,8 @@ from shoal.operations.processes import RunProcess, merge_processes
 from shoal.operations.snapshot import ACTIVE, RunSnapshot, StoreSnapshot
 from shoal.operations.url_report import Agent, UrlReport, read_agent, read_url_items, report_url
 from shoal.ports import Frontier, HostState, Run, RunState, Stats
-from shoal.runs.outcome import limit_of, read_outcome
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
+from shoal.runs.run_end import limit_of, read_outcome
 from shoal.sinks.drainer import output_name, position_of
 
 router = APIRouter()
@@ -98,7 +98,7 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
 
 def with_counts(snapshots: Sequence[RunSnapshot], run: Run, stats: Stats) -> RunSnapshot | None:
     """The snapshot of a run, with the counts that the rest of the screen shows: so its time left is that of these."""
-    snapshot = next((seen for seen in snapshots if seen.run.run_id == run.run_id), None)
+    snapshot = next((active for active in snapshots if active.run.run_id == run.run_id), None)
     return None if snapshot is None else msgspec.structs.replace(snapshot, run=run, stats=stats)
 
 
@@ -182,7 +182,7 @@ async def load_runs(server: Server, request: Request) -> dict[str, object]:
     matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
     start = next((index + 1 for index, run in enumerate(matching) if run.run_id == before), 0)
     shown = matching[start : start + _PAGE]
-    active = {seen.run.run_id: (seen.stats, None) for seen in (await server.snapshots.get()).runs}
+    active = {run.run.run_id: (run.stats, None) for run in (await server.snapshots.get()).runs}
     results = [(run, active.get(run.run_id) or await read_result(server, run)) for run in shown]
     rows = [
         (run, await read_limit(server, run, result[0]), *result, ledger_bar(result[0]))
@@ -256,7 +256,7 @@ async def load_overview(server: Server, request: Request) -> dict[str, object]:
     hours = request.query_params.get("hours", "")
     return {
         "snapshot": snapshot,
-        "runs": [(seen, ledger_bar(seen.stats)) for seen in snapshot.runs],
+        "runs": [(run, ledger_bar(run.stats)) for run in snapshot.runs],
         "total": _total(snapshot),
         "recent": await _recent(server, snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
@@ -279,17 +279,17 @@ async def _recent(server: Server, snapshot: StoreSnapshot) -> list[tuple[Run, Ou
 def _total(snapshot: StoreSnapshot) -> dict[str, float]:
     runs = snapshot.runs
     return {
-        "running": sum(seen.run.state == "running" for seen in runs),
-        "pages_per_second": sum(seen.pages_per_second for seen in runs),
-        "items_per_second": sum(seen.items_per_second for seen in runs),
-        "remaining": sum(seen.stats.remaining for seen in runs),
-        "workers": sum(seen.processes for seen in runs),
+        "running": sum(run.run.state == "running" for run in runs),
+        "pages_per_second": sum(run.pages_per_second for run in runs),
+        "items_per_second": sum(run.items_per_second for run in runs),
+        "remaining": sum(run.stats.remaining for run in runs),
+        "workers": sum(run.processes for run in runs),
     }
 
 
 def hosts_age(snapshot: StoreSnapshot) -> float:
     """How much older the numbers of hosts are than those of runs, in seconds."""
-    return max((seen.at - (seen.details_at or seen.at) for seen in snapshot.runs), default=0.0)
+    return max((run.at - (run.details_at or run.at) for run in snapshot.runs), default=0.0)
 
 
 def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
@@ -297,8 +297,8 @@ def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
     because of their delay."""
     hosts = {
         host.host: host
-        for seen in snapshot.runs
-        for host in seen.hosts
+        for run in snapshot.runs
+        for host in run.hosts
         if host.blocked_for > 0 or (host.ready > 1 and host.delay > 0)
     }
     return sorted(hosts.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]

@@ -46,7 +46,7 @@ from shoal.operations.hosts import matching_runs
 from shoal.operations.url_report import Hop, read_agent, read_url_items, report_url
 from shoal.ports import Fault, Frontier, History, LoggedItem, Run, RunState
 from shoal.runs.orchestrator import Chosen, queued
-from shoal.runs.outcome import announce_end, closing, limit_of, read_outcome
+from shoal.runs.run_end import announce_end, closing, limit_of, read_outcome
 from shoal.runs.start import start_run
 from shoal.spider import Spider
 from shoal.urls.normalize import written_url

@@ -79,7 +79,7 @@ class Hold:
 
 
 class Share:
-    """An amount of a budget that changes, and is given back at the end of ``with``. It is never waited for."""
+    """An amount of a budget that changes. The end of ``with`` returns it. Nobody waits for it."""
 
     def __init__(self, budget: Budget, caller: str) -> None:
         self._budget, self._caller = budget, caller

@@ -49,7 +49,7 @@ async def audit(
     output lacks items, and 5 if the outcome of the run is "failed".
     """
 
-    from shoal.runs.outcome import limit_of, read_outcome
+    from shoal.runs.run_end import limit_of, read_outcome
 
     async with opened_run(frontier, run_id, readonly=not repair) as (store, run, queue):
         if repair:

@@ -85,13 +85,13 @@ async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list
 async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None:
     roles = [role.role.removeprefix(PREFIX) for role in await frontier.roles() if role.role.startswith(PREFIX)]
     path = os.path.abspath(name)
-    named = [role for role in roles if name in (role, output_name(role), split_role(role)[0])]
-    named = named or [role for role in roles if split_role(role)[0] == path]
-    if len(named) != 1:
-        known = ", ".join(named or roles) or "none"
-        what = f"{len(named)} outputs named {name}: name one of them" if named else f"no output {name}; it has"
-        raise ConfigError(f"run {run.run_id} has {what}: {known}{'' if named else did_you_mean(name, roles)}")
-    (name,) = named
+    matching = [role for role in roles if name in (role, output_name(role), split_role(role)[0])]
+    matching = matching or [role for role in roles if split_role(role)[0] == path]
+    if len(matching) != 1:
+        choices = ", ".join(matching or roles) or "none"
+        what = f"{len(matching)} outputs named {name}: name one of them" if matching else f"no output {name}; it has"
+        raise ConfigError(f"run {run.run_id} has {what}: {choices}{'' if matching else did_you_mean(name, roles)}")
+    (name,) = matching
     if not await frontier.forget(PREFIX + name):
         raise ConfigError(f"a process is writing {name} now; stop it first")
     await record_action(store, "forget output", run.run_id, name, run.project)
@@ -231,8 +231,8 @@ async def export(
                 for state in await _saved_states(store, sink_id(spec)):
                     sink.check_key(state)
             count = await drain(store, sink, on_progress=_progress)
-            written = getattr(sink, "added", 0) if missing else count - sum(rejects)
-            print(f"wrote {written}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
+            item_count = getattr(sink, "added", 0) if missing else count - sum(rejects)
+            print(f"wrote {item_count}{' missing' if missing else ''} items to {shown_output(spec)}", file=sys.stderr)
             if rejects:
                 print(f"could not write {sum(rejects)} items to {shown_output(spec)}", file=sys.stderr)
             after = await store.stats()

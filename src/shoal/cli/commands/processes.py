@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from shoal.crawling.stats import Summary
     from shoal.operations.metrics_server import Observed
     from shoal.runs.crawl import Stoppable
+    from shoal.runs.process_crawl import ProcessCrawl
     from shoal.runs.process_fork import ForkedProcesses
-    from shoal.runs.processes import ProcessCrawl
     from shoal.spider import Spider
 
     class RunningCrawl(Stoppable, Watched, Observed, Protocol):
@@ -45,8 +45,8 @@ def fork_ahead(count: int) -> ForkedProcesses | None:
     if count == 1:
         return None
     from shoal.cli import progress
+    from shoal.runs.process_crawl import ProcessCrawl  # noqa: F401 - imported once, before the processes are forked
     from shoal.runs.process_fork import fork_processes
-    from shoal.runs.processes import ProcessCrawl  # noqa: F401 - imported once, before the processes are forked
 
     return fork_processes(count, relays=progress.console().is_terminal)
 
@@ -56,7 +56,7 @@ def process_crawl(
 ) -> ProcessCrawl:
     """The crawl of this command line on several processes. On a terminal, the lines of the workers appear above the
     panel."""
-    from shoal.runs.processes import ProcessCrawl
+    from shoal.runs.process_crawl import ProcessCrawl
 
     words = [sys.argv[1], *without_processes(sys.argv[2:])]
     relays = forked.workers[0].output is not None
@@ -91,7 +91,7 @@ def run_if_worker_process(spider: Spider, resolved: Resolved, *, quiet: bool) ->
     from shoal.cli import progress
     from shoal.messages import LogFormatter
     from shoal.runs.loop_thread import collect_rarely
-    from shoal.runs.processes import ProcessPart, run_part
+    from shoal.runs.process_crawl import ProcessPart, run_part
 
     part = ProcessPart.decode(process.line)
     collect_rarely()

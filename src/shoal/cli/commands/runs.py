@@ -49,7 +49,7 @@ async def runs(
     They are those of the project in the setting project_name.
     """
     from shoal.operations.hosts import matching_runs
-    from shoal.runs.outcome import limit_of, read_outcome
+    from shoal.runs.run_end import limit_of, read_outcome
 
     states = None if state is None else [_checked_state(state)]
     async with opened_store(frontier, readonly=True) as store:
@@ -97,7 +97,7 @@ async def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count the ready, done and failed requests of a run."""
-    from shoal.runs.outcome import limit_of
+    from shoal.runs.run_end import limit_of
 
     async with opened_run(frontier, run, readonly=True) as (store, chosen, queue):
         limit = await limit_of(store, chosen)
@@ -186,7 +186,7 @@ async def cancel(run: OneRun, frontier: FrontierUrl = None) -> None:
 
 
 async def _change_state(run_id: str, state: RunState, verb: str, frontier: str | None, consequence: str) -> None:
-    from shoal.runs.outcome import announce_end
+    from shoal.runs.run_end import announce_end
 
     async with opened_store(frontier) as store:
         run = await choose_run(store, run_id)

@@ -194,8 +194,8 @@ def _chosen(run: Run, reports: list[JarReport], jar: str | None) -> list[JarRepo
     chosen = [report for report in reports if report.jar == jar or (not report.jar and jar == DEFAULT_JAR)]
     if not chosen:
         names = [_title(report.jar) for report in reports]
-        known = ", ".join(names[:20]) or "none"
-        raise ConfigError(f"run {run.run_id} has no jar {jar}; its jars are: {known}{did_you_mean(jar, names)}")
+        choices = ", ".join(names[:20]) or "none"
+        raise ConfigError(f"run {run.run_id} has no jar {jar}; its jars are: {choices}{did_you_mean(jar, names)}")
     return chosen
 
 

@@ -209,10 +209,10 @@ class RedisFrontier:
         deadline = clock.now() + ttl
         tokens = [reissued_token(nonce, lease.token) for lease in leases]
         packed = b"".join(map(pack_token, tokens))
-        kept = await self._run("reissue", min(ttl, FOREVER), pack_leases(leases), packed)
+        reissued = await self._run("reissue", min(ttl, FOREVER), pack_leases(leases), packed)
         return [
             msgspec.structs.replace(lease, token=token, deadline=deadline) if is_kept else None
-            for lease, token, is_kept in zip(leases, tokens, kept, strict=True)
+            for lease, token, is_kept in zip(leases, tokens, reissued, strict=True)
         ]
 
     # -- ending leases

@@ -161,10 +161,10 @@ def updated_report(
     if about is None or (report is None and not channels and about.severity == "info"):
         return report
     is_back = event == "resolved" and about.kind == "worker_lost"
-    told = taken_back(about) if is_back else about
+    subject = taken_back(about) if is_back else about
     if event == "resolved" and report is not None:
         channels = report.channels or channels
-    message = Message(message_id=os.urandom(12).hex(), event=event, at=now, project=project, problem=told)
+    message = Message(message_id=os.urandom(12).hex(), event=event, at=now, project=project, problem=subject)
     outbox = report.outbox if report is not None else ()
     for channel in channels:
         outbox = _queued(outbox, Outgoing(message=message, channel=channel))

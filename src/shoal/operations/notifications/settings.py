@@ -212,8 +212,8 @@ def _rule(file: str, name: str, values: object, channels: Mapping[str, ChannelTa
         raise ConfigError(f"{where}: {exc}{_near(exc, Rule)}") from None
     for channel in rule.channels:
         if channel not in channels:
-            known = did_you_mean(channel, list(channels)) or f"; its channels are: {', '.join(channels) or 'none'}"
-            raise ConfigError(f"{where}: there is no channel {channel!r}{known}")
+            hint = did_you_mean(channel, list(channels)) or f"; its channels are: {', '.join(channels) or 'none'}"
+            raise ConfigError(f"{where}: there is no channel {channel!r}{hint}")
     return rule
 
 

@@ -307,8 +307,8 @@ class Notifications:
         if not self._channels:
             raise ConfigError("no channel is configured: add [notifications.channels.NAME] to shoal.toml")
         if name is not None and name not in self._channels:
-            known = did_you_mean(name, list(self._channels)) or f"; the channels are: {', '.join(self._channels)}"
-            raise ConfigError(f"there is no channel {name!r:.120}{known}")
+            hint = did_you_mean(name, list(self._channels)) or f"; the channels are: {', '.join(self._channels)}"
+            raise ConfigError(f"there is no channel {name!r:.120}{hint}")
         message = make_test_message(os.urandom(12).hex(), self._config.project_name)
         chosen = {key: channel for key, channel in self._channels.items() if name in (None, key)}
         errors = await asyncio.gather(*(channel.send(message) for channel in chosen.values()))

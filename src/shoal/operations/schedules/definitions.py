@@ -124,9 +124,9 @@ def _check_spider(spider: object, spiders: Collection[str]) -> None:
     if not isinstance(spider, str) or not spider:
         raise DefinitionError('"spider" is missing: name a spider of [spiders] in shoal.toml', "spider")
     if spider not in spiders:
-        known = did_you_mean(spider, list(spiders)) or f"; its spiders are: {', '.join(spiders) or 'none'}"
+        hint = did_you_mean(spider, list(spiders)) or f"; its spiders are: {', '.join(spiders) or 'none'}"
         raise DefinitionError(
-            f'"spider" must be a name in [spiders] of shoal.toml, not {spider!r:.120}{known}', "spider"
+            f'"spider" must be a name in [spiders] of shoal.toml, not {spider!r:.120}{hint}', "spider"
         )
 
 

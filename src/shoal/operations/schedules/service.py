@@ -298,8 +298,8 @@ class Schedules:
 
     async def _refuse(self, name: str) -> Schedule:
         names = [schedule.name for schedule in await self.list_all()]
-        known = did_you_mean(name, names) or f"; there are: {', '.join(names[:20]) or 'none'}"
-        raise RunError(f"there is no schedule {name!r:.120}{known}")
+        hint = did_you_mean(name, names) or f"; there are: {', '.join(names[:20]) or 'none'}"
+        raise RunError(f"there is no schedule {name!r:.120}{hint}")
 
 
 async def describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:

@@ -25,7 +25,7 @@ from shoal.runs.cluster.membership import Membership
 from shoal.runs.cluster.slots import FrontierWatch, NodeSlot
 from shoal.runs.crawl import run_blocking
 from shoal.runs.lifecycle import GRACE
-from shoal.runs.outcome import last_stats, limit_of, read_outcome
+from shoal.runs.run_end import last_stats, limit_of, read_outcome
 from shoal.runs.start import default_run_id, ensure_run, find_run
 from shoal.runs.worker import Worker, WorkerOptions
 from shoal.runs.worker_session import machine_of, new_worker_id

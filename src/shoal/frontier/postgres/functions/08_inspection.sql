@@ -206,7 +206,7 @@ BEGIN
 END
 $$;
 
--- Who has leased requests of these hosts: out of the first leases to expire, so that the cost does not grow with their
+-- The workers that hold leases on these hosts: out of the first leases to expire, so that the cost does not grow with their
 -- number. silent_for: of a late worker.
 CREATE FUNCTION lease_holders(_offset double precision, _hosts text[])
 RETURNS TABLE (host text, run_id text, worker text, leases bigint, silent_for double precision)

@@ -1,4 +1,4 @@
-"""What may enter the frontier, and in which form: between the engine's pages and the frontier's requests."""
+"""The queue of a run as its engine sees it: it filters links before they enter the frontier, and leases requests."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class AdmittedLinks(Struct):
     """(page, raw hrefs) that the frontier will know once the children are pushed."""
 
 
-class EngineScheduler:
+class RunQueue:
     """The queue and the filter of a run, in batches. Its user settles leases with the frontier.
 
     Every method may raise StoreAwayError: the server of the frontier cannot be reached. Nothing was changed then.
@@ -159,7 +159,7 @@ class EngineScheduler:
         """The nonce of the last lease under a page limit, and how many requests it asked for."""
         self._known = KnownLinks()
 
-    def admit(self, found: Iterable[Request | LinkBatch], parent: Request) -> AdmittedLinks:
+    def admit(self, links: Iterable[Request | LinkBatch], parent: Request) -> AdmittedLinks:
         """Resolve, filter and deduplicate the links of a page. Nothing is recorded before ``learn``.
 
         RequestError if one of them cannot be stored. Here that fails one page; later it would fail a whole batch.
@@ -167,10 +167,10 @@ class EngineScheduler:
         admitted = AdmittedLinks([])
         depth = parent.depth + 1
         if self.scope.too_deep(depth):
-            admitted.too_deep = count_links(found)
+            admitted.too_deep = count_links(links)
             admitted.out_of_scope = admitted.too_deep
             return admitted
-        for link in found:
+        for link in links:
             if isinstance(link, LinkBatch):
                 self._admit_batch(link, depth, admitted)
             elif is_plain(link) and self._known.has(link.url):
@@ -258,14 +258,14 @@ class EngineScheduler:
                     fingerprints.add(fingerprint)
         return duplicates
 
-    async def log_pushed(self, requests: Sequence[Request], known: Sequence[bool], *, refused: bool = False) -> None:
+    async def log_pushed(self, requests: Sequence[Request], duplicates: Sequence[bool], *, refused: bool = False) -> None:
         """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push. ``refused``: some of
         them did not fit into the queue."""
-        if not known:
+        if not duplicates:
             return
         with suppress(FrontierError):
             size = await self.size()
-            for request, duplicate in zip(requests, known, strict=False):
+            for request, duplicate in zip(requests, duplicates, strict=False):
                 word = "duplicate" if duplicate else "enqueued"
                 if refused and not duplicate:
                     history = await self.frontier.find(request, exact=True)
@@ -344,9 +344,9 @@ def frontier_options(config: Config) -> FrontierOptions:
     )
 
 
-def make_scheduler(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> EngineScheduler:
-    """The scheduler of a run."""
-    return EngineScheduler(
+def make_run_queue(spider: Spider, config: Config, frontier: Frontier, *, shared: bool) -> RunQueue:
+    """The queue of a run."""
+    return RunQueue(
         frontier,
         Scope(config.scope, spider.allowed_domains),
         ttl=config.lease.ttl,

@@ -23,13 +23,12 @@ from msgspec.structs import replace
 from shoal.config import Config, Resolved
 from shoal.config.checks import frontier_kind
 from shoal.crawling.onion import make_fetcher
-from shoal.crawling.scheduler import EngineScheduler, make_scheduler
 from shoal.crawling.stats import Counters, CrawlSnapshot, Latency, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError, StoreBusyError
 from shoal.frontier import file_of, share_store
 from shoal.frontier.local.places import name_process
 from shoal.frontier.local.server import start_new_owner
-from shoal.ports import Frontier, Run, Sink, Store
+from shoal.ports import Run, Sink, Store
 from shoal.runs.crawl import Crawl, run_blocking
 from shoal.runs.lifecycle import RunLifecycle
 from shoal.runs.plan import Plan
@@ -386,7 +385,6 @@ class ProcessCrawl(Crawl):
         self._workers = WorkerProcesses(forked.workers, words, on_line=on_line)
         self.address = self.config.frontier
         """Where worker processes find the frontier."""
-        self._scheduler: EngineScheduler | None = None
         self._supervising: asyncio.Task[None] | None = None
 
     # -- control
@@ -462,15 +460,10 @@ class ProcessCrawl(Crawl):
             plan,
             config=config,
             fetcher=make_fetcher(config),
-            make_scheduler=self._make_scheduler,
             watches=True,
             output_timeout=None if is_local else plan.output_timeout,
             on_begin=partial(self._begin, plan.on_begin),
         )
-
-    def _make_scheduler(self, frontier: Frontier) -> EngineScheduler:
-        self._scheduler = make_scheduler(self.spider, self.config, frontier, shared=True)
-        return self._scheduler
 
     def _begin(self, on_begin: Callable[[], None]) -> None:
         """Start the workers. The run exists, and its outputs are open."""
@@ -491,25 +484,24 @@ class ProcessCrawl(Crawl):
             self._workers.stop()
         on_begin()
 
-    async def _check_limits(self, life: RunLifecycle, scheduler: EngineScheduler) -> None:
+    async def _check_limits(self, life: RunLifecycle) -> None:
         if self._workers.have_ended:
             await life.check_end()
         elif self.config.scope.max_bytes is not None:
             await life.check_limits(self._workers.counters)
         has_limit = self.config.scope.max_pages is not None or life.limit is not None
         if has_limit and (life.limit is None or self._workers.have_ended):  # workers that still run store pages
-            await scheduler.next_requests(0)  # counts the pages of all workers
+            await life.queue.next_requests(0)  # counts the pages of all workers
 
     async def _supervise(self) -> None:
         """Let the engine check whether the run has ended. Stop it when no worker is left."""
-        life, scheduler = self._life, self._scheduler
+        life = self._life
         assert life is not None
         assert life.engine is not None
-        assert scheduler is not None
         while not life.stopping:
             await self._workers.wait_for_end(_POLL)
             try:
-                await self._check_limits(life, scheduler)
+                await self._check_limits(life)
             except FrontierError as exc:
                 log.debug("could not count the pages of the run: %s", exc)
             if self._workers.have_ended:

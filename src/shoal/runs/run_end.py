@@ -1,4 +1,4 @@
-"""Reads the facts for the outcome of a run, and keeps the outcome with the run."""
+"""How a run ended: its outcome and its limit, which are stored with the run, and the end that a process announces."""
 
 from __future__ import annotations
 
