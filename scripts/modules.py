@@ -10,9 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "shoal"
 PAGE = ROOT / "docs" / "modules.md"
 ROOMS = (
-    *("errors", "messages", "config", "urls", "item", "selector", "http", "ports", "spider", "sitemap_spider"),
-    *("clients", "fetch", "frontier", "sinks", "testing", "crawling", "runs", "operations", "scrapy", "api", "celery"),
-    "cli",
+    *("system", "errors", "messages", "config", "urls", "item", "selector", "http", "ports", "spider"),
+    *("sitemap_spider", "clients", "fetch", "frontier", "sinks", "crawling", "runs", "operations", "testing", "scrapy"),
+    *("api", "celery", "cli"),
 )
 """The packages and modules of `shoal`, from the lowest to the highest. Each may import itself and those before it.
 `testing` and `scrapy` are leaves: no room imports `testing`, and only `cli` imports `scrapy`."""

@@ -51,7 +51,7 @@ async def proxies() -> AsyncIterator[list[ProxyServer | SocksServer]]:
 @pytest.fixture
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first proxy that is available is the next one, not any of them."""
-    monkeypatch.setattr("shoal.fetch.layers.identities.random.shuffle", lambda names: None)
+    monkeypatch.setattr("shoal.system.chance.shuffle", lambda names: None)
 
 
 def urls_of(proxies: list[Any]) -> list[str]:

@@ -21,7 +21,7 @@ from shoal.errors import ConfigError, LeaseLostError, RequestError, StoreError
 from shoal.frontier import open_store
 from shoal.item import decode_item
 from shoal.ports import Run
-from shoal.ports.clock import now
+from shoal.system.clock import now
 from tests.acceptance.fleets import KINDS, frontier_url
 from tests.support import forking
 from tests.support.forking import SHOAL

@@ -56,4 +56,4 @@ async def test_rendered_pages_go_the_way_of_their_identity(caplog: pytest.LogCap
 @pytest.fixture
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first proxy that is available is the next one, not any of them."""
-    monkeypatch.setattr("shoal.fetch.layers.identities.random.shuffle", lambda names: None)
+    monkeypatch.setattr("shoal.system.chance.shuffle", lambda names: None)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shoal.frontier.postgres import PostgresStore
-from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Run, clock
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Run
+from shoal.system import clock
 from tests.contracts.postgres_steps import pages
 
 HOUR = 3600.0

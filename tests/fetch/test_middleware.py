@@ -280,7 +280,7 @@ async def test_a_robots_txt_that_failed_is_not_asked_for_again_with_each_page(
 
 async def test_a_robots_txt_that_failed_is_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock(0)
-    monkeypatch.setattr("shoal.fetch.layers.robots.time.monotonic", now)
+    monkeypatch.setattr("shoal.system.clock.monotonic", now)
     site, layer = Site({ROBOTS: error()}), robots_layer()
     for hold in (1, 2, 4, 8, 16, 32, 60, 60):
         assert (await refusal(layer, Request(URL), site)).retry_after == timedelta(seconds=hold)
@@ -409,7 +409,7 @@ async def test_a_new_process_takes_back_a_crawl_delay_that_an_earlier_one_stored
 
 async def test_a_crawl_delay_that_is_gone_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock(0)
-    monkeypatch.setattr("shoal.fetch.layers.robots.time.monotonic", now)
+    monkeypatch.setattr("shoal.system.clock.monotonic", now)
     told, site = Told(), Site({ROBOTS: "User-agent: *\nCrawl-delay: 5"})
     layer = await learned(robots_layer(told, cache_seconds=100), site)
     now.advance(99)
@@ -1061,7 +1061,7 @@ async def test_a_failure_is_not_cached(cache: Callable[..., Cache], page: Site) 
 
 async def test_time_to_live(cache: Callable[..., Cache], page: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock()
-    monkeypatch.setattr("shoal.fetch.layers.cache.time.time", now)
+    monkeypatch.setattr("shoal.system.clock.time", now)
     layer = cache(ttl=10)
     await layer(Request(URL), page)
     now.advance(10)

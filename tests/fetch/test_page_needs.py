@@ -25,7 +25,7 @@ class FakeTime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_700_000_000.0
-        monkeypatch.setattr(routing, "time", self)
+        monkeypatch.setattr(routing, "clock", self)
 
     def time(self) -> float:
         return self.now

@@ -7,7 +7,6 @@ import builtins
 import logging
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from shoal.cli.help import raw_stderr
 from shoal.crawling.stats import CrawlSnapshot
 from shoal.errors import FrontierError
 from shoal.messages import LogFormatter, printable
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -185,7 +185,7 @@ class SpeedMeter:
     """Pages per second over the last few seconds."""
 
     def __init__(self, now: float | None = None) -> None:
-        self._points: deque[tuple[float, int]] = deque([(time.monotonic() if now is None else now, 0)])
+        self._points: deque[tuple[float, int]] = deque([(clock.monotonic() if now is None else now, 0)])
 
     def measure(self, fetched: int, now: float) -> float:
         self._points.append((now, fetched))
@@ -237,7 +237,7 @@ class _Lines:
 
     def line(self, snapshot: CrawlSnapshot) -> str:
         stats, counters = snapshot.stats, snapshot.counters
-        speed = self._speed.measure(counters.fetched, time.monotonic())
+        speed = self._speed.measure(counters.fetched, clock.monotonic())
         return (
             f"progress pages={counters.fetched} pages/s={speed:.1f} items={stats.items} ready={stats.ready} "
             f"waiting={stats.waiting} in_flight={snapshot.in_flight} errors={sum(counters.errors.values())} "
@@ -294,7 +294,7 @@ class _Panel:
         from rich.text import Text
 
         stats, counters = snapshot.stats, snapshot.counters
-        speed = self._speed.measure(counters.fetched, time.monotonic())
+        speed = self._speed.measure(counters.fetched, clock.monotonic())
         head = Text.assemble(
             ("  ● ", "green"),
             (f"{speed:.1f} pages/s", "bold"),

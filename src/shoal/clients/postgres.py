@@ -6,10 +6,8 @@ Each call is one statement. It ends within its timeout, also if the server does 
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import ssl
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -32,6 +30,7 @@ from shoal.errors import (
     StoreFullError,
     StoreRewoundError,
 )
+from shoal.system import chance, clock
 
 # The parts of a PostgreSQL URL.
 
@@ -264,7 +263,7 @@ class PostgresClient:
     @property
     def was_full(self) -> bool:
         """Whether it refused a call in the last seconds because its disk is full."""
-        return time.monotonic() - self._full_at < FULL_FOR
+        return clock.monotonic() - self._full_at < FULL_FOR
 
     # -- calls
 
@@ -308,9 +307,9 @@ class PostgresClient:
                 if attempt == _MAX_TRIES or not is_retryable(exc):
                     error = explain(exc, self.address)
                     if isinstance(error, StoreFullError):
-                        self._full_at = time.monotonic()
+                        self._full_at = clock.monotonic()
                     raise error from exc
-                await asyncio.sleep(random.random() * 0.02 * 2**attempt)
+                await asyncio.sleep(chance.random() * 0.02 * 2**attempt)
             except (asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError, TypeError, OverflowError) as exc:
                 raise explain(exc, self.address) from exc
         raise AssertionError  # the last attempt returned or raised

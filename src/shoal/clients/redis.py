@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -38,6 +37,7 @@ from shoal.errors import (
     StoreFullError,
     StoreRewoundError,
 )
+from shoal.system import clock
 
 # The parts of a Redis URL.
 
@@ -403,7 +403,7 @@ class RedisClient:
     @property
     def was_full(self) -> bool:
         """Whether it refused a call in the last seconds because it has no room."""
-        return time.monotonic() - self._full_at < FULL_FOR
+        return clock.monotonic() - self._full_at < FULL_FOR
 
     @classmethod
     async def open(cls, address: RedisAddress, *, warn: bool = True) -> RedisClient:
@@ -570,7 +570,7 @@ class RedisClient:
         except (RedisError, RedisClusterException, OSError) as exc:
             error = explain(exc, self.address)
             if isinstance(error, StoreFullError):
-                self._full_at = time.monotonic()
+                self._full_at = clock.monotonic()
             raise error from exc
         if task is not None and task.cancelling() > cancels:
             raise asyncio.CancelledError  # asyncio.wait_for, used by redis-py, loses it before Python 3.12

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from shoal.http.request import Creation, record_created
 from shoal.item import encode_item, is_item
 from shoal.selector.selectors import begin_page
 from shoal.spider import Spider
+from shoal.system import clock
 
 log = logging.getLogger("shoal.engine")
 spider_log = logging.getLogger("shoal.spider")
@@ -188,7 +188,7 @@ class Callbacks:
     def _refuse(self, error: ItemError, request: Request, collected: CallbackOutput) -> None:
         collected.errors += 1
         self._counters.item_errors += 1
-        self._counters.last_item_error = CodeError(time.time(), str(error), request.url)
+        self._counters.last_item_error = CodeError(clock.time(), str(error), request.url)
         log.error("item not stored url=%s %s", request.url, error)
 
 

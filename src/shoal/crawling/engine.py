@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import cast
@@ -26,6 +24,7 @@ from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.engine")
 
@@ -45,7 +44,7 @@ class Engine:
         self.counters = Counters()
         self.concurrency = config.concurrency
         """How many pages may be in flight. You may change it at any time."""
-        self.looped_at = time.monotonic()
+        self.looped_at = clock.monotonic()
         """When the loop last ran, on the monotonic clock."""
         self.stopping = False
         self._waker = Waker()
@@ -193,7 +192,7 @@ class Engine:
 
     async def _pump(self) -> None:
         while True:
-            self.looped_at = time.monotonic()
+            self.looped_at = clock.monotonic()
             self._waker.reset()
             if self._interruption is not None:
                 raise self._interruption
@@ -254,9 +253,9 @@ class Engine:
     async def _is_over(self) -> bool:
         if self.stopping or self._queue.limit_reached:
             return True
-        if self.pacing.poll_after and time.monotonic() < self._check_again:
+        if self.pacing.poll_after and clock.monotonic() < self._check_again:
             return False
-        self._check_again = time.monotonic() + _POLLS_PER_CHECK * self.pacing.poll_after
+        self._check_again = clock.monotonic() + _POLLS_PER_CHECK * self.pacing.poll_after
         stats = await self._persist(self._frontier.stats)
         self._kept_open = stats.finished and not self._part.stays and await self._part.spider.idle()
         if stats.finished and not self._part.stays:
@@ -287,7 +286,7 @@ class Engine:
             return None
         if self._held_by:
             return _WAIT_FOR_ROUTE
-        nonce = os.urandom(16)  # so that a repeat after a lost answer returns the same leases
+        nonce = chance.token_bytes(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._queue.next_requests(room, nonce=nonce))
         if self._onion.session is not None and leased.leases:
             self._onion.session.jars.seen(leased.cookies)
@@ -438,7 +437,7 @@ class Engine:
         self._active.pop(lease.token, None)
         self._leases.remove(lease)
         if not self._settled:
-            self._settled_since = time.monotonic()
+            self._settled_since = clock.monotonic()
         self._settled.append(settlement)
         self._fill()
         self._waker.wake()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
@@ -27,9 +26,10 @@ from shoal.errors import (
     StoreError,
     StoreRewoundError,
 )
-from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState, clock
+from shoal.ports import Completion, Failure, Inspection, Lease, Pushed, Queue, RequestState
 from shoal.sinks.drainer import is_retryable
 from shoal.sinks.patience import Patience
+from shoal.system import chance, clock
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.session import Session
@@ -84,7 +84,7 @@ class Persistence:
                     if self._given_up or (failures >= _TRIES and not waits):
                         raise
                     pause = min(_LONGEST_PAUSE, 0.1 * 2.0**failures) if waits else 0.1 * 4.0**failures
-                    await self._interruptible(asyncio.sleep(pause * random.uniform(0.5, 1.0)))
+                    await self._interruptible(asyncio.sleep(pause * chance.uniform(0.5, 1.0)))
         except BaseException:
             self._waiting -= waits
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -25,6 +24,7 @@ from shoal.messages import did_you_mean, pip_install
 from shoal.ports import Fetch, Fetcher, Hosts, Lease, Middleware
 from shoal.selector.parsing import limit_trees
 from shoal.spider import Spider
+from shoal.system import clock
 from shoal.urls.normalize import Scope, host_of
 
 if TYPE_CHECKING:
@@ -343,14 +343,14 @@ class SharedFetcher:
         """Start the browser, if it is not running. BrowserError if it cannot start; RequestError if the operator
         does not allow rendering."""
         self.check_allowed()
-        if self._failure is not None and time.monotonic() - self._failure[0] < _RETRY_AFTER:
+        if self._failure is not None and clock.monotonic() - self._failure[0] < _RETRY_AFTER:
             raise BrowserError(self._failure[1])
         if self._browser is None:
             self._browser = make_renderer(self._config, self._guard)
         try:
             await self._browser.open()
         except BrowserError as exc:
-            self._failure = time.monotonic(), str(exc)
+            self._failure = clock.monotonic(), str(exc)
             raise
         self._failure = None
         return self._browser

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
-import time
 from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
 from functools import partial
@@ -22,6 +20,7 @@ from shoal.crawling.leases import Persistence
 from shoal.errors import FrontierError
 from shoal.ports import Frontier, HostState, ItemSource, Leased, LeaseHolder, RoleState, Stats, Waits
 from shoal.sinks.drainer import COLLECTORS, PREFIX, output_name, position_of
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.engine")
 
@@ -148,17 +147,17 @@ class RemotePacing(Pacing):
     def linger(self, settled: int, since: float, busy: int, concurrency: int) -> float:
         if busy <= self._times.enough * concurrency or 4 * settled >= self._batch:
             return 0.0
-        return max(0.0, since + self._times.linger - time.monotonic())
+        return max(0.0, since + self._times.linger - clock.monotonic())
 
     def room(self, free: int, ahead: int, concurrency: int) -> int:
         # Lease only a few ahead: other workers need requests too.
         most_ahead = min(self._batch, math.ceil(self._times.ahead * concurrency))
-        if 2 * ahead > most_ahead or time.monotonic() < self._next_poll:
+        if 2 * ahead > most_ahead or clock.monotonic() < self._next_poll:
             return 0
         return min(self._batch, free + most_ahead - ahead)
 
     def pause(self) -> float | None:
-        return max(0.0, self._next_poll - time.monotonic()) if self._next_poll else None
+        return max(0.0, self._next_poll - clock.monotonic()) if self._next_poll else None
 
     def after(self, leased: Leased, *, short: bool, has_place: bool) -> float | None:
         if not short:
@@ -168,9 +167,9 @@ class RemotePacing(Pacing):
         self._poll = self._times.first_poll
         self.poll_after = 0.0 if leased.leases else leased.poll_after
         if not leased.leases:
-            wait = max(wait, leased.poll_after * random.uniform(0.75, 1.25))
+            wait = max(wait, leased.poll_after * chance.uniform(0.75, 1.25))
             self._poll = min(self._times.last_poll, 1.5 * wait)
-        self._next_poll = time.monotonic() + wait
+        self._next_poll = clock.monotonic() + wait
         return wait
 
     def poll_now(self) -> None:
@@ -396,7 +395,7 @@ def _retry(waiting: int, waits: Waits) -> WaitReason:
 class WaitWatch:
     """Logs why a worker has nothing to do: when the reason changes, and then every half minute."""
 
-    def __init__(self, frontier: Frontier, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, frontier: Frontier, run_id: str, clock: Callable[[], float] = lambda: clock.monotonic()) -> None:
         """``run_id``: empty to log nothing."""
         self._clock = clock
         self.reason = ""

@@ -11,7 +11,6 @@ import logging
 import re
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -46,6 +45,7 @@ from shoal.http.exchange import Exchange, captured, redirected_request
 from shoal.http.files import FILE_CALLBACK
 from shoal.ports import Completion, Failure, Fetch, Lease
 from shoal.spider import Spider
+from shoal.system import clock
 from shoal.urls.normalize import LinkJoiner, join_url, resolve
 
 log = logging.getLogger("shoal.engine")
@@ -311,7 +311,7 @@ class PageHandler:
         reason = describe(exc, request.errback)
         failure.kind, failure.reason = "callback", f"{reason}; the page had failed: {failure.reason}"
         self.counters.errors["errback"] += 1
-        self.counters.last_callback_error = CodeError(time.time(), reason, request.url)
+        self.counters.last_callback_error = CodeError(clock.time(), reason, request.url)
         log.error("errback failed url=%s %s", request.url, reason)
 
     def _store_failed(self, lease: Lease, error: FileStoreError, *, contacted: bool) -> ReleasedLease:
@@ -330,7 +330,7 @@ class PageHandler:
             return ReleasedLease(lease, not response.from_cache)
         self.counters.errors["callback"] += 1
         reason = describe(cause or exc, lease.request.callback or "parse")
-        self.counters.last_callback_error = CodeError(time.time(), reason, response.url)
+        self.counters.last_callback_error = CodeError(clock.time(), reason, response.url)
         log.error("callback failed url=%s %s", response.url, reason, exc_info=log.isEnabledFor(logging.DEBUG))
         failure = Failure(lease=lease, kind="callback", reason=reason, status=response.status)
         if isinstance(exc, PartialOutputError):
@@ -403,7 +403,7 @@ class PageDirectives:
 
     def _directives(self, response: Response) -> dict[str, str]:
         """``nofollow`` and ``noindex``, if the page says them, each with the place where it does."""
-        now = datetime.now(UTC)
+        now = datetime.fromtimestamp(clock.time(), UTC)
         places: dict[str, str] = {}
         headers = response.headers.getall(_HEADER, ())
         for name in read_directives(headers, self._names, now):

@@ -258,8 +258,10 @@ class RunQueue:
                     fingerprints.add(fingerprint)
         return duplicates
 
-    async def log_pushed(self, requests: Sequence[Request], duplicates: Sequence[bool], *, refused: bool = False) -> None:
-        """Log each URL that was pushed. ``known`` is the answer of ``look_up`` before the push. ``refused``: some of
+    async def log_pushed(
+        self, requests: Sequence[Request], duplicates: Sequence[bool], *, refused: bool = False
+    ) -> None:
+        """Log each URL that was pushed. ``duplicates``: the answer of ``look_up`` before the push. ``refused``: some of
         them did not fit into the queue."""
         if not duplicates:
             return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -21,6 +19,7 @@ from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderErro
 from shoal.http import Request
 from shoal.ports import Claim, Pushed
 from shoal.spider import Spider
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.seeder")
 
@@ -106,7 +105,7 @@ class Seeder:
             return
         logged = False
         while True:
-            claiming = partial(self._frontier.claim, "seed", self._ttl, nonce=os.urandom(16))
+            claiming = partial(self._frontier.claim, "seed", self._ttl, nonce=chance.token_bytes(16))
             self._claim = await self._persist(claiming)
             if self._claim is not None:
                 try:
@@ -184,17 +183,17 @@ class Seeder:
 
     async def _flush_in_time(self, ended: asyncio.Event) -> None:
         """Push requests of a slow ``start`` in time, and keep the role while ``start`` yields nothing."""
-        renew_at = time.monotonic() + self._ttl / 3
+        renew_at = clock.monotonic() + self._ttl / 3
         while not ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _FLUSH_EVERY)
             if self._batch:
                 await self._flush()
-                renew_at = time.monotonic() + self._ttl / 3
-            elif time.monotonic() >= renew_at and self._claim is not None:
+                renew_at = clock.monotonic() + self._ttl / 3
+            elif clock.monotonic() >= renew_at and self._claim is not None:
                 async with self._pushing:
                     await self._renew_role()
-                renew_at = time.monotonic() + self._ttl / 3
+                renew_at = clock.monotonic() + self._ttl / 3
 
     async def _flush(self) -> None:
         """Push the collected requests. Waits while the queue is full."""

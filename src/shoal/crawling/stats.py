@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from msgspec import Struct
 from shoal.crawling.outcome import Outcome
 from shoal.fetch.layers.identity_facts import IdentityCounts
 from shoal.ports import Holder, HostState, RunView, Stats
+from shoal.system import clock
 
 _MAX_REASONS = 100
 """Reasons of dropped items. Others are counted together: a page may decide them."""
@@ -109,7 +109,7 @@ class Counters:
     """Fields that ``add`` does not add up as numbers."""
 
     def __init__(self) -> None:
-        self.started = time.monotonic()
+        self.started = clock.monotonic()
         self.fetched = self.from_cache = self.bytes = self.items = self.dropped = self.item_errors = 0
         self.redirected = self.retried = self.out_of_scope = self.leases_lost = self.left_out = 0
         self.too_deep = 0
@@ -145,7 +145,7 @@ class Counters:
             kind = f"http {status}"
         elif kind not in _HOST_KINDS:
             return
-        now = time.time()
+        now = clock.time()
         failing = self.failing_hosts.pop(host, None) or FailingHost(now, kinds={})
         failing.last = now
         failing.kinds[kind] = failing.kinds.get(kind, 0) + 1
@@ -168,7 +168,7 @@ class Counters:
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self.started
+        return clock.monotonic() - self.started
 
 
 class CrawlSnapshot(Struct, frozen=True, kw_only=True):

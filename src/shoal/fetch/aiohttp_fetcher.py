@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -37,6 +36,7 @@ from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
 from shoal.messages import pip_install
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 
@@ -114,8 +114,8 @@ class HttpFetcher(PageFetcher):
         limit: int,
     ) -> Response:
         exchanges = captured.get()
-        began = 0.0 if exchanges is None else time.time()
-        started = time.monotonic()
+        began = 0.0 if exchanges is None else clock.time()
+        started = clock.monotonic()
         answer = await session.request(
             request.method,
             _exact_url(request.url),
@@ -125,7 +125,7 @@ class HttpFetcher(PageFetcher):
             proxy=proxy,
             timeout=timeout,
         )
-        elapsed = time.monotonic() - started
+        elapsed = clock.monotonic() - started
         if proxy is not None and answer.status == 407:  # to a request for http://; a tunnel fails in the library
             answer.release()
             raise ProxyError(_refused_login(host_of(request.url), answer.reason or ""), retryable=False)

@@ -45,6 +45,7 @@ from shoal.fetch.page_fetcher import (
 from shoal.http import Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
+from shoal.system import clock, threads
 from shoal.urls.normalize import host_of, origin_of
 
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
@@ -112,7 +113,7 @@ class ConnectionPool:
         waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         connections.waiters.append(waiter)
         if connections.timer is None:
-            connections.waits_since = connections.checked_at = time.monotonic()
+            connections.waits_since = connections.checked_at = clock.monotonic()
             connections.worked = time.process_time()
             connections.timer = self._later(_CHECK_AFTER, lambda: self._check(origin, connections))
         return waiter
@@ -148,7 +149,7 @@ class ConnectionPool:
 
     def _check(self, origin: str, connections: _Connections) -> None:
         """Let waiting requests double the number of connections, unless this process is busy."""
-        now, worked = time.monotonic(), time.process_time()
+        now, worked = clock.monotonic(), time.process_time()
         is_busy = worked - connections.worked > _BUSY * (now - connections.checked_at)
         connections.checked_at, connections.worked = now, worked
         if not is_busy or now > connections.waits_since + _MAX_WAIT:
@@ -258,8 +259,8 @@ class DirectFetcher(PageFetcher):
             if request.callback == FILE_CALLBACK and self._max_file_bytes is not None:
                 max_body_bytes = self._max_file_bytes
         exchanges = captured.get()
-        began = 0.0 if exchanges is None else time.time()
-        started = time.monotonic()
+        began = 0.0 if exchanges is None else clock.time()
+        started = clock.monotonic()
         read_timeout, total = config.read_timeout, config.total_timeout
         if request.timeout is not None:
             read_timeout = total = request.timeout
@@ -394,7 +395,7 @@ class DirectFetcher(PageFetcher):
     async def _tls_client(self) -> TlsClient:
         """Make the TLS client on first use, in a thread: reading all authorities would delay other connections."""
         if self._tls is None or (self._tls.done() and (self._tls.cancelled() or self._tls.exception())):
-            self._tls = asyncio.create_task(asyncio.to_thread(_make_tls_client, self._config.verify_tls))
+            self._tls = asyncio.create_task(threads.call(_make_tls_client, self._config.verify_tls))
         return await asyncio.shield(self._tls)
 
     async def _open(self, connection: HttpConnection, sock: socket.socket, tls: TlsClient | None, name: str) -> None:

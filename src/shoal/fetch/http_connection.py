@@ -8,7 +8,6 @@ import re
 import ssl
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple, cast
@@ -18,6 +17,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from shoal.errors import FetchError
 from shoal.fetch.connecting import TlsTransport, one_line, system_text
 from shoal.fetch.page_fetcher import FREE_BYTES, BodyRoom
+from shoal.system import clock
 
 # Reads responses that break the rules of HTTP, but whose meaning is clear, as curl and browsers do.
 
@@ -455,7 +455,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.version = self._parser.get_http_version()
         if self.status < 200:
             return
-        self.answered_at = time.monotonic()
+        self.answered_at = clock.monotonic()
         if self._head_only:
             # A server that sends a body all the same would answer the next request with it.
             self._parser = self._new_parser()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from aiohappyeyeballs import AddrInfoType
 
 from shoal.config import DnsSettings
+from shoal.system import clock, threads
 
 _MAX_REMEMBERED = 1024  # names
 _FIRST_PAUSE = 0.5  # seconds that the first failure of a name is remembered; shorter than the delay before a retry
@@ -118,7 +117,7 @@ class Names:
     async def resolve(self, host: str, caller: Caller | None = None) -> list[ResolvedAddress]:
         """The addresses of a host, the best one first. `UnresolvedError` if there is none, or none in time."""
         name = self._known.get(host)
-        if name is not None and time.monotonic() < name.until:
+        if name is not None and clock.monotonic() < name.until:
             if name.error is not None:
                 raise UnresolvedError(*name.error)
             return name.addresses
@@ -145,7 +144,7 @@ class Names:
         try:
             async with asyncio.timeout(seconds):
                 await caller.take(zone, resolver)
-                asked_at = time.monotonic()
+                asked_at = clock.monotonic()
                 answer = resolver.ask(host)
                 answer.add_done_callback(lambda _: caller.give_back(zone))
                 addresses = await (answer if resolver.can_cancel else asyncio.shield(answer))
@@ -154,18 +153,18 @@ class Names:
             if not asked_at:
                 reason = f"too many names wait for an answer, no turn within {seconds:g} s (dns.max_lookups)"
             error = UnresolvedError(socket.EAI_AGAIN, reason)
-            if asked_at and time.monotonic() - asked_at > 0.9 * seconds:
+            if asked_at and clock.monotonic() - asked_at > 0.9 * seconds:
                 self._remember_failure(host, error)
             raise error from exc
         except UnresolvedError as exc:
             self._remember_failure(host, exc)
             raise
-        self._remember(host, _KnownName(time.monotonic() + self._seconds, addresses))
+        self._remember(host, _KnownName(clock.monotonic() + self._seconds, addresses))
         return addresses
 
     def _remember_failure(self, host: str, error: UnresolvedError) -> None:
         """For twice as long as the last time, if that was a moment ago."""
-        now, last = time.monotonic(), self._known.get(host)
+        now, last = clock.monotonic(), self._known.get(host)
         again = last is not None and last.error is not None and now < last.until + self._settings.failure_seconds
         pause = min(2 * last.pause if last is not None and again else _FIRST_PAUSE, self._settings.failure_seconds)
         self._remember(host, _KnownName(now + pause, [], (error.errno or 0, error.reason), pause))
@@ -301,7 +300,7 @@ class SystemResolver:
 
         try:
             # A daemon: the process may end before the system gives up.
-            threading.Thread(target=look_up, name="shoal-lookup", daemon=True).start()
+            threads.start(look_up, "shoal-lookup")
         except RuntimeError as exc:
             future.set_exception(UnresolvedError(socket.EAI_AGAIN, str(exc)))
         return future

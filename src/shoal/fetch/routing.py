@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from shoal.http import Render, Request, Response
 from shoal.http.rendering import Permit, permit
 from shoal.ports import Fetcher, Hosts
 from shoal.selector import selectors
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 # Learns which pages of a host need a browser. All workers of a store share what was learned, and it expires.
@@ -93,7 +93,7 @@ async def _recall(hosts: Hosts, host: str) -> dict[str, LearnedNeeds]:
         kinds = _decoder.decode(stored)
     except DECODING_ERRORS:  # another version wrote it
         return {}
-    return {kind: learned for kind, learned in kinds.items() if learned.until > time.time()}
+    return {kind: learned for kind, learned in kinds.items() if learned.until > clock.time()}
 
 
 class PageNeeds:
@@ -110,13 +110,13 @@ class PageNeeds:
     async def known(self, url: str) -> Need | None:
         """What a page of this kind needs; None if that is not known, or must be checked again."""
         host = host_of(url)
-        if self._hosts is not None and time.monotonic() > self._fresh_until.get(host, 0.0):
+        if self._hosts is not None and clock.monotonic() > self._fresh_until.get(host, 0.0):
             if len(self._known) >= _MAX_KINDS:
                 self._known.clear()
             self._known[host] = await _recall(self._hosts, host)
-            self._fresh_until[host] = time.monotonic() + _FRESH
+            self._fresh_until[host] = clock.monotonic() + _FRESH
         learned = self._known.get(host, {}).get(kind_of(url))
-        return learned.need if learned is not None and learned.until > time.time() else None
+        return learned.need if learned is not None and learned.until > clock.time() else None
 
     async def learn(self, url: str, need: Need) -> None:
         """Record what a successfully fetched page needed."""
@@ -131,7 +131,7 @@ class PageNeeds:
         kinds = self._known.setdefault(host, {})
         if self._hosts is not None:
             kinds.update(await _recall(self._hosts, host))
-        kinds[kind] = LearnedNeeds(need, time.time() + _VALID)  # the others expire when they would have
+        kinds[kind] = LearnedNeeds(need, clock.time() + _VALID)  # the others expire when they would have
         while len(kinds) > _MAX_KINDS_PER_HOST:
             del kinds[next(iter(kinds))]
         if self._hosts is not None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from shoal.errors import ShoalError, StoreRewoundError
-from shoal.ports import clock
+from shoal.system import clock
 
 _INTERVAL = 0.1  # seconds between two of the older receipts
 _MAX_OLDER = 600
@@ -143,7 +143,7 @@ class ServerClock:
         self._offset: float | None = None
 
     def observe(self, sent: float, server: float) -> None:
-        """Record the server time in the answer to a call that was ``sent`` at this time of `shoal.ports.clock`."""
+        """Record the server time in the answer to a call that was ``sent`` at this time of `shoal.system.clock`."""
         self._offset = server - sent
 
     @property

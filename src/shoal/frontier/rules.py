@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -37,6 +35,7 @@ from shoal.ports import (
     Run,
     RunState,
 )
+from shoal.system import chance, clock
 from shoal.urls.normalize import derived_fingerprint, normalize_url
 
 log = logging.getLogger("shoal.frontier")
@@ -134,7 +133,7 @@ def moved(run: Run, state: RunState) -> Run:
     if state not in _TRANSITIONS[run.state]:
         raise RunError(f"run {run.run_id} is {run.state}; it cannot become {state}")
     # The time is for people.
-    return msgspec.structs.replace(run, state=state, ended_at=time.time() if state in _ENDED else None)
+    return msgspec.structs.replace(run, state=state, ended_at=clock.time() if state in _ENDED else None)
 
 
 def belongs(run: Run, spider: str | None, project: str | None, states: Sequence[RunState] | None) -> bool:
@@ -231,7 +230,7 @@ def push_fingerprint(request: Request, seed: Claim | None, cursor: bytes, index:
     if not request.dont_filter:
         return fingerprint
     if seed is None:
-        return derived_fingerprint(fingerprint, os.urandom(16))
+        return derived_fingerprint(fingerprint, chance.token_bytes(16))
     return derived_fingerprint(fingerprint, b"seed", cursor, b"%d" % index)
 
 
@@ -349,7 +348,7 @@ def claim_token(nonce: bytes) -> int:
 
 def new_nonce() -> bytes:
     """A nonce for a call whose caller passed none."""
-    return os.urandom(16)
+    return chance.token_bytes(16)
 
 
 def check_nonce(nonce: bytes) -> None:

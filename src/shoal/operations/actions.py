@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -11,6 +10,7 @@ from shoal.messages import printable
 from shoal.operations.processes import RunProcess
 from shoal.ports import Documents, Rewind, Run
 from shoal.ports.documents import StoredValue
+from shoal.system import clock
 
 MAX_ACTIONS = 400
 """How many actions the log keeps."""
@@ -42,7 +42,7 @@ class ActionLog:
         """Add an action that has been done."""
         texts = {"who": who, "what": what, "target": target, "detail": detail}
         short = {name: printable(text)[: _MAX_TEXTS[name]] for name, text in texts.items()}
-        action = Action(at=time.time(), **short)
+        action = Action(at=clock.time(), **short)
         await self._stored.change(lambda actions: (*(actions or ())[-MAX_ACTIONS + 1 :], action))
 
     async def recent(self, limit: int = 100) -> list[Action]:

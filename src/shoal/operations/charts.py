@@ -52,9 +52,9 @@ def state_chart(samples: Sequence[RunSample]) -> Chart:
 
 def speed_chart(histories: Iterable[Sequence[RunSample]], start: float, end: float) -> Chart:
     """Pages and items per second of some runs together, between two times. It begins with the first sample."""
-    histories_with_samples = [samples for samples in histories if samples]
-    start = max(start, min((samples[0].at for samples in histories_with_samples), default=end))
-    newest = max((samples[-1].at for samples in histories_with_samples), default=end)
+    sampled = [samples for samples in histories if samples]
+    start = max(start, min((samples[0].at for samples in sampled), default=end))
+    newest = max((samples[-1].at for samples in sampled), default=end)
     if 0 < end - newest < 2 * _MIN_STEP:  # what happened since is not known yet
         end = newest
     if end <= start:
@@ -64,8 +64,8 @@ def speed_chart(histories: Iterable[Sequence[RunSample]], start: float, end: flo
     return Chart(
         edges[1:],
         [
-            Series("pages/s", "accent", _speeds(histories_with_samples, edges, lambda sample: sample.done + sample.dead)),
-            Series("items/s", "done", _speeds(histories_with_samples, edges, lambda sample: sample.items)),
+            Series("pages/s", "accent", _speeds(sampled, edges, lambda sample: sample.done + sample.dead)),
+            Series("items/s", "done", _speeds(sampled, edges, lambda sample: sample.items)),
         ],
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
@@ -13,6 +12,7 @@ from shoal.crawling.stats import LimitReached
 from shoal.ports import Run, RunState, Stats, Store
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes
 from shoal.runs.run_end import limit_of, read_outcome
+from shoal.system import clock
 
 Unit: TypeAlias = Literal["count", "seconds", "per second", "share"]
 
@@ -69,7 +69,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 async def read_figures(store: Store, run: Run, now: float | None = None) -> RunFigures:
     """The figures of a run. RunError if it was deleted meanwhile."""
     frontier = await store.frontier(run.run_id)
-    until = run.ended_at if run.ended_at is not None else time.time() if now is None else now
+    until = run.ended_at if run.ended_at is not None else clock.time() if now is None else now
     stats, outcome = await frontier.stats(), await read_outcome(store, run, frontier)
     return RunFigures(
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,

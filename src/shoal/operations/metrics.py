@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -19,6 +18,7 @@ from msgspec import Struct
 from shoal.crawling.stats import Counters, Latency, Standing, Vitals, ledger
 from shoal.fetch.layers.identity_facts import IdentityCounts
 from shoal.ports import HostState, Stats
+from shoal.system import clock
 
 # The text format of Prometheus: families of samples, one line each.
 
@@ -117,7 +117,7 @@ def of_vitals(vitals: Vitals) -> list[Family]:
         *of_counters(vitals.counters, labels),
     ]
     if vitals.looped_at is not None:
-        moment = time.time() - (time.monotonic() - vitals.looped_at)
+        moment = clock.time() - (clock.monotonic() - vitals.looped_at)
         families.append(
             _gauge(
                 "shoal_worker_heartbeat_timestamp_seconds",

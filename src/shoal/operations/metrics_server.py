@@ -13,7 +13,6 @@ import hmac
 import logging
 import re
 import socket
-import time
 from collections.abc import Coroutine
 from ipaddress import ip_address
 from typing import NamedTuple, Protocol, TypeVar
@@ -26,6 +25,7 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.operations.metrics import CONTENT_TYPE, Family, of_frontier, of_hosts, of_ledger, of_vitals, render
 from shoal.ports import HostState, RunView, Stats
 from shoal.runs.loop_thread import LoopThread
+from shoal.system import clock
 
 T = TypeVar("T")
 log = logging.getLogger("shoal.metrics")
@@ -117,7 +117,7 @@ class Exporter:
     async def health(self, request: web.Request) -> web.Response:
         up = await self._ask(self._is_up())
         # The frontier cannot be asked while the loop is blocked. For a while, that alone is no reason for a restart.
-        reason = health_problem(self._observed.vitals(), up=up is not False, now=time.monotonic())
+        reason = health_problem(self._observed.vitals(), up=up is not False, now=clock.monotonic())
         if reason is None:
             return web.json_response({"status": "ok"})
         return web.json_response({"status": "unhealthy", "reason": reason}, status=503)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 from shoal.frontier.local.places import ProcessSlot
 from shoal.ports import Documents, Holder, Workers, WorkerState
 from shoal.runs.reports import LATE, ProcessFigures, ProcessReport, read_processes
+from shoal.system import clock
 
 ProcessState: TypeAlias = Literal["working", "stuck", "silent", "lost", "ended"]
 """``stuck``: its event loop is blocked, mostly by a callback. ``silent``: its heartbeat or report is late. ``lost``: it
@@ -37,7 +37,7 @@ class RunProcess(ProcessFigures, frozen=True, kw_only=True):
 
 async def read_run_processes(documents: Documents, frontier: Workers, run_id: str) -> list[RunProcess]:
     """The processes of a run, those that work first."""
-    return merge_processes(await frontier.workers(), await read_processes(documents, run_id), time.time())
+    return merge_processes(await frontier.workers(), await read_processes(documents, run_id), clock.time())
 
 
 def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessReport], now: float) -> list[RunProcess]:
@@ -47,7 +47,9 @@ def merge_processes(workers: Sequence[WorkerState], reports: Sequence[ProcessRep
     for report in reports:
         epochs[report.slot] = max(report.epoch, epochs.get(report.slot, 0))
     processes = [
-        _process(report, _pop(unreported, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot])
+        _process(
+            report, _pop(unreported, report), now, is_replaced=bool(report.slot) and report.epoch < epochs[report.slot]
+        )
         for report in sorted(reports, key=lambda report: -report.epoch)
         if report.role != "earlier"
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -19,6 +18,7 @@ from shoal.runs.reports import read_processes
 from shoal.runs.run_end import limit_of
 from shoal.runs.samples import SampleHistory
 from shoal.sinks.drainer import output_name, position_of
+from shoal.system import clock
 
 ACTIVE: tuple[RunState, ...] = ("queued", "running", "paused")
 OVER: tuple[RunState, ...] = ("finished", "cancelled")
@@ -116,7 +116,7 @@ class SnapshotTaker:
 
     async def take(self, now: float | None = None) -> StoreSnapshot:
         """A snapshot. StoreAwayError if the store does not answer."""
-        now = time.time() if now is None else now
+        now = clock.time() if now is None else now
         project = self._config.project_name
         active = self._shown(await self._store.list_runs(project=project, states=ACTIVE, limit=2 * MAX_RUNS))
         if not 0 <= now - self._ended[0] < _DETAILS_SECONDS:

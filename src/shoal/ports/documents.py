@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 from collections.abc import Callable, Mapping
 from typing import Annotated, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -12,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import DECODING_ERRORS, StoreError
+from shoal.system import chance
 
 RunState: TypeAlias = Literal["queued", "running", "paused", "finished", "cancelled"]
 
@@ -120,10 +119,10 @@ class StoredValue(Generic[T]):
             if changed is value and run is None:
                 return value
             content = None if changed is None else _encode(changed)
-            version = os.urandom(16)
+            version = chance.token_bytes(16)
             if await self._documents.put_document(self._key, content, replaces=replaces, version=version, run=run):
                 return changed
-            await asyncio.sleep(random.uniform(0, 0.01 * (attempt + 1)))
+            await asyncio.sleep(chance.uniform(0, 0.01 * (attempt + 1)))
         raise StoreError(f"cannot change document {self._key!r}: other processes keep changing it; try again later")
 
     async def _read(self) -> tuple[T | None, bytes]:

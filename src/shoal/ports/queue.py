@@ -220,7 +220,7 @@ class Lease(Struct, frozen=True):
     """1 for the first attempt. A crash counts. For a lease that is not begun: the number that the attempt will have."""
     host: str
     deadline: float
-    """On the `shoal.ports.clock` of this process. Taken before the store is called, so never later than the store's."""
+    """On `shoal.system.clock` of this process. Taken before the store is called: never later than the store's."""
     learned_delay: float = 0.0
     """The delay that the fleet had learned for the host at the time of the lease."""
 

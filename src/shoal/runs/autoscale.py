@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from shoal.errors import ConfigError, FrontierError, RunError
 from shoal.frontier import open_store
 from shoal.ports import Inspection, Store
 from shoal.runs.supervisor import RestartBackoff, Supervisor, WorkerProcess, start_process
+from shoal.system import clock
 
 log = logging.getLogger("shoal.autoscale")
 
@@ -162,7 +162,7 @@ class Autoscaler:
                 return
             self._scale = Scale(workers)
         if depth is not None:
-            before, self._scale = self._scale.workers, step(self._scale, depth, self._limits, time.monotonic())
+            before, self._scale = self._scale.workers, step(self._scale, depth, self._limits, clock.monotonic())
             if self._scale.workers != before:
                 log.info("%s for %s (was %d)", _count(self._scale.workers, "worker"), _count(depth, "request"), before)
         await self._pool.scale(self._scale.workers)
@@ -211,12 +211,12 @@ class LocalPool(Supervisor):
     async def scale(self, count: int) -> None:
         while len(self.working) > count:
             self.retire()
-        while len(self.working) < count and time.monotonic() >= self._not_before:
+        while len(self.working) < count and clock.monotonic() >= self._not_before:
             try:
                 self.add()
             except OSError as exc:  # no memory, too many processes, disk full
                 log.warning("a worker could not be started: %s; trying again", exc)
-                self._not_before = time.monotonic() + self._backoff.longest
+                self._not_before = clock.monotonic() + self._backoff.longest
 
     async def close(self) -> None:
         self.stop()
@@ -247,7 +247,7 @@ class LocalPool(Supervisor):
             last = _last_line(process.output)
             log.warning("worker process %d failed with exit code %d: %s", process.pid, code, last)
         if code >= 0:
-            self._not_before = time.monotonic() + self._backoff.pause_after(time.monotonic() - process.started)
+            self._not_before = clock.monotonic() + self._backoff.pause_after(clock.monotonic() - process.started)
         process.output.close()
         return code
 

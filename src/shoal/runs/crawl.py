@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import threading
-import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -41,6 +39,7 @@ from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, create_spider, importing
+from shoal.system import chance, clock
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.stored import SessionImport
@@ -379,7 +378,7 @@ class Crawl(Participant):
             for spec in self.outputs
         ]
         if collector is not None:  # a new role each time: this program reads the items from the first one on
-            role, ttl = "collect-" + secrets.token_hex(8), min(ROLE_TTL, self.config.lease.ttl)
+            role, ttl = "collect-" + chance.token_hex(8), min(ROLE_TTL, self.config.lease.ttl)
             drainers.append(
                 StandbyDrainer(frontier, lambda: collector, role, ttl=ttl)  # a process that is fenced takes it again
                 if shared
@@ -471,11 +470,11 @@ async def open_served(
 
 async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
     """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
-    until = time.monotonic() + _PATIENCE
+    until = clock.monotonic() + _PATIENCE
     while True:
         try:
             return await open_owned(file, watch)
         except StoreBusyError:
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise
             await asyncio.sleep(_BETWEEN_TRIES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -55,6 +54,7 @@ from shoal.sinks.identity import output_role
 from shoal.sinks.patience import HURRY
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from shoal.sinks.warc import WarcArchive
@@ -202,7 +202,7 @@ class RunLifecycle:
 
     async def work(self) -> Summary:
         """Take part in the run. An error that ends it is in ``error`` and in the summary."""
-        started = time.monotonic()
+        started = clock.monotonic()
         async with AsyncExitStack() as stack:
             await self._prepare(stack)
             watch = asyncio.create_task(self._watch()) if self._plan.watches else None
@@ -337,7 +337,7 @@ class RunLifecycle:
             return None
 
         def end() -> None:
-            self.end_run(LimitReached(setting="scope.max_seconds", value=seconds, at=time.time()))
+            self.end_run(LimitReached(setting="scope.max_seconds", value=seconds, at=clock.time()))
 
         return asyncio.get_running_loop().call_later(seconds, end)
 
@@ -551,7 +551,7 @@ class RunLifecycle:
             stats=stats,
             dead_kinds=kinds,
             counters=self._engine.counters,
-            elapsed=time.monotonic() - started,
+            elapsed=clock.monotonic() - started,
             outputs=self._plan.output_names,
             keeps_items=bool(self._outputs or self._plan.spider.pipelines or self._plan.keep_items),
             failed_url=await failed_url(self._frontier, deadline) if kinds else "",
@@ -692,7 +692,7 @@ class _Control:
         self._life.stop()
 
     def end(self, reason: str) -> None:
-        self._life.end_run(LimitReached(setting="", reason=reason or "no reason given", at=time.time()))
+        self._life.end_run(LimitReached(setting="", reason=reason or "no reason given", at=clock.time()))
 
     def is_known(self, url: str) -> bool:
         return self._queue.is_known(url)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from shoal.errors import RunError
+from shoal.system import threads
 
 T = TypeVar("T")
 
@@ -24,8 +25,7 @@ class LoopThread:
         self._owner = owner
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -37,6 +37,7 @@ from shoal.runs.recorder import RecordedProcess
 from shoal.runs.supervisor import Supervisor, WorkerProcess
 from shoal.selector.selectors import QueryUsage
 from shoal.spider import Spider
+from shoal.system import threads
 
 log = logging.getLogger("shoal.crawl")
 
@@ -171,13 +172,13 @@ class _Tether:
         self._crawl = crawl
         self._socket = connection
         self._ended = threading.Event()
-        self._reporting = threading.Thread(target=self._report, daemon=True)
+        self._reporting: threading.Thread | None = None
 
     async def run(self, crawl: CrawlPart) -> None:
         """Start to send reports and receive commands. Call it on the event loop of the crawl."""
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._receive_commands, args=(loop,), daemon=True).start()
-        self._reporting.start()
+        threads.start(partial(self._receive_commands, loop), "commands")
+        self._reporting = threads.start(self._report, "reports")
 
     def _receive_commands(self, loop: asyncio.AbstractEventLoop) -> None:
         while words := self._receive():
@@ -205,7 +206,7 @@ class _Tether:
     def end(self, error: str) -> None:
         """Send the last report."""
         self._ended.set()
-        if self._reporting.is_alive():
+        if self._reporting is not None:
             self._reporting.join(_LAST_REPORT)
         queries = self._crawl.queries
         matched, unmatched = sorted(queries.matched), queries.unmatched()
@@ -433,7 +434,7 @@ class ProcessCrawl(Crawl):
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         kind = frontier_kind(self.address)
         if kind == "memory":
-            path = await asyncio.to_thread(self._owner.own(None, self.spider.spider_name()).wait)
+            path = await threads.call(self._owner.own(None, self.spider.spider_name()).wait)
             self.address = f"local:{path}"
         elif kind == "sqlite":
             await self._own_file()
@@ -448,7 +449,7 @@ class ProcessCrawl(Crawl):
         file = file_of(self.address)
         assert file is not None
         try:
-            await asyncio.to_thread(self._owner.own(file, "").wait)
+            await threads.call(self._owner.own(file, "").wait)
         except StoreBusyError:
             await start_new_owner(file)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,6 +45,7 @@ from shoal.runs.reports import (
     recent_items_key,
 )
 from shoal.runs.samples import RunSample, SampleHistory
+from shoal.system import chance, clock, threads
 
 log = logging.getLogger("shoal.monitoring")
 
@@ -89,7 +88,7 @@ class RunRecorder:
         process: RecordedProcess,
         vitals: Callable[[], Vitals],
         stats: Callable[[], Awaitable[Stats]],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: clock.time(),
     ) -> None:
         """``stats``: the counters of the whole run."""
         self._store = store
@@ -110,13 +109,13 @@ class RunRecorder:
         self._forbidden_lately = _Window(SHORT, begins=0)
         self._next_sample = self._next_items = self._next_report = 0.0
         self._reported = (-1, -1, -1)
-        self._next_fold = clock() + _FOLD_EVERY * random.uniform(0.5, 1.5)
+        self._next_fold = clock() + _FOLD_EVERY * chance.uniform(0.5, 1.5)
         self._reporting = threading.Lock()
         self.loop_watch = LoopWatch(process.address, self.record_blocked)
 
     async def run(self) -> None:
         self._count_items()  # from now on
-        await asyncio.sleep(random.uniform(*_FIRST))
+        await asyncio.sleep(chance.uniform(*_FIRST))
         while True:
             try:
                 async with asyncio.timeout(_TIMEOUT):
@@ -125,7 +124,7 @@ class RunRecorder:
                 log.debug("could not record run %s: %s", self._run_id, exc)
             except Exception:  # a defect must not end the crawl
                 log.exception("could not record run %s", self._run_id)
-            await asyncio.sleep(REPORTED_EVERY * random.uniform(0.9, 1.1))
+            await asyncio.sleep(REPORTED_EVERY * chance.uniform(0.9, 1.1))
 
     async def close(self) -> None:
         """Write the last sample and the last report. This does not wait for a store that does not answer."""
@@ -170,7 +169,7 @@ class RunRecorder:
         stats = await self._stats()
         sample = RunSample.of(stats, now)
         stored = await self._history.add(sample, self._process.name, final=last and stats.finished)
-        self._next_sample = 0.0 if stored else now + random.uniform(*_STANDBY)
+        self._next_sample = 0.0 if stored else now + chance.uniform(*_STANDBY)
         if stored and not last and now >= self._next_fold:
             self._next_fold = now + _FOLD_EVERY
             await fold_reports(self._store, self._run_id, now - _SILENT)
@@ -283,7 +282,7 @@ class _OwnDocument:
         self._version = b""
 
     async def write(self, value: Struct) -> None:
-        content, version = _encode(value), os.urandom(16)
+        content, version = _encode(value), chance.token_bytes(16)
         if not await self._store.put_document(self._key, content, replaces=self._version, version=version):
             # A write was stored although its answer was lost, or the store went back in time.
             document = await self._store.get_document(self._key)
@@ -353,7 +352,7 @@ class LoopWatch:
         ``report``: write a report to a store: for how long the loop has been blocked, and by what."""
         self._address = address
         self._report = report
-        self._ran_at = time.monotonic()
+        self._ran_at = clock.monotonic()
         self._stopping = threading.Event()
         self._thread_id = 0
         self._beat: asyncio.TimerHandle | None = None
@@ -362,7 +361,7 @@ class LoopWatch:
         self._thread_id = threading.get_ident()
         self._watches.append(self)
         self._note_beat(asyncio.get_running_loop())
-        threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
+        threads.start(self._watch, "loop-watch")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -371,13 +370,13 @@ class LoopWatch:
             self._beat.cancel()
 
     def _note_beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._ran_at = time.monotonic()
+        self._ran_at = clock.monotonic()
         self._beat = loop.call_later(_EVERY, self._note_beat, loop)
 
     @property
     def age(self) -> float:
         """Seconds since the loop last ran. Up to a second is normal."""
-        return time.monotonic() - self._ran_at
+        return clock.monotonic() - self._ran_at
 
     @property
     def blocked_by(self) -> str:
@@ -388,13 +387,13 @@ class LoopWatch:
 
     def _watch(self) -> None:
         logged_at = reported_at = 0.0
-        slept_at = time.monotonic()
+        slept_at = clock.monotonic()
         while not self._stopping.wait(_EVERY):
-            was_frozen = time.monotonic() - slept_at > _EVERY + _FROZEN
+            was_frozen = clock.monotonic() - slept_at > _EVERY + _FROZEN
             age, by = self.age, "" if was_frozen else self.blocked_by
             if not by:
                 if logged_at > 0:
-                    log.warning("the event loop runs again, after %.0f s", time.monotonic() - logged_at)
+                    log.warning("the event loop runs again, after %.0f s", clock.monotonic() - logged_at)
                 logged_at = reported_at = 0.0
             if by and age >= _LOGGED_AFTER and not logged_at and self._logs():
                 logged_at = self._ran_at
@@ -403,7 +402,7 @@ class LoopWatch:
                 reported_at = age
                 with suppress(ShoalError, OSError):  # the store is away; also a timeout
                     asyncio.run(self._report_alone(age, by))
-            slept_at = time.monotonic()
+            slept_at = clock.monotonic()
 
     def _logs(self) -> bool:
         """Whether this is the one of several watches on the loop that logs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -15,13 +14,14 @@ from shoal.config import NewRunPolicy
 from shoal.ports import Documents, Frontier, Run, Store
 from shoal.ports.documents import StoredValue
 from shoal.spider import Spider
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.crawl")
 
 
 def new_run_id() -> str:
     """A new name that sorts by time, such as ``20260215_120000_3fa9``."""
-    return time.strftime("%Y%m%d_%H%M%S") + "_" + secrets.token_hex(2)
+    return time.strftime("%Y%m%d_%H%M%S") + "_" + chance.token_hex(2)
 
 
 class WantedRun(Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ def _arguments(settings: Mapping[str, object]) -> object:
 async def mark_reopened(documents: Documents, run_id: str) -> None:
     """Record that a finished run is reopened now. Then the next crawl of its spider continues it, even if there is a
     newer run that is finished."""
-    await _reopening(documents, run_id).change(lambda _: time.time())
+    await _reopening(documents, run_id).change(lambda _: clock.time())
 
 
 async def _reopened_at(documents: Documents, run_id: str) -> float:
@@ -133,7 +133,7 @@ async def _agree(store: Store, wanted: WantedRun, before: list[Run], mine: Run) 
 
 async def _create(store: Store, wanted: WantedRun, state: Literal["queued", "running"]) -> Run:
     run = Run(
-        run_id=new_run_id(), spider=wanted.spider, state=state, created_at=time.time(), settings=wanted.start,
+        run_id=new_run_id(), spider=wanted.spider, state=state, created_at=clock.time(), settings=wanted.start,
         project=wanted.project,
     )  # fmt: skip
     return await store.create_run(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
@@ -20,6 +19,7 @@ from shoal.frontier.rules import UNREADABLE
 from shoal.ports import Documents, Frontier, ItemSource, Run, Stats
 from shoal.ports.documents import StoredValue
 from shoal.sinks.drainer import COLLECTORS, PREFIX, read_cursor
+from shoal.system import clock
 
 _MAX_READ = 1000
 """Failed requests that are read to group failed callbacks by their exception."""
@@ -174,7 +174,7 @@ def page_limit(max_pages: int | None, stats: Stats) -> LimitReached | None:
     """The limit of a run that ends with these counters. None if nothing is left."""
     if stats.finished or max_pages is None:
         return None
-    return LimitReached(setting="scope.max_pages", value=max_pages, left=stats.remaining, at=time.time())
+    return LimitReached(setting="scope.max_pages", value=max_pages, left=stats.remaining, at=clock.time())
 
 
 def passed_limit(scope: ScopeSettings, counters: Counters, items: int) -> LimitReached | None:
@@ -184,7 +184,7 @@ def passed_limit(scope: ScopeSettings, counters: Counters, items: int) -> LimitR
         ("scope.max_bytes", scope.max_bytes, counters.bytes),
     ):
         if limit is not None and count >= limit:
-            return LimitReached(setting=setting, value=limit, at=time.time())
+            return LimitReached(setting=setting, value=limit, at=clock.time())
     return None
 
 

@@ -18,6 +18,7 @@ from shoal.ports import Completion, Failure, Frontier, Lease, Store
 from shoal.runs.loop_thread import LoopThread
 from shoal.runs.run_choice import WantedRun, choose_run, start_settings
 from shoal.spider import Spider
+from shoal.system import clock
 from shoal.urls.normalize import Scope
 
 log = logging.getLogger("shoal.scheduler")
@@ -214,10 +215,14 @@ class SyncScheduler:
         """Lease the best request whose host is due. While hosts must wait, or other processes have the last requests,
         wait up to a second; then return None."""
         self._settle()
-        until = time.monotonic() + _PATIENCE
+        until = clock.monotonic() + _PATIENCE
         while True:
             request = self._thread.wait(self._scheduler.next_request())
-            if request is not None or time.monotonic() > until or not self._thread.wait(self._scheduler.may_get_more()):
+            if (
+                request is not None
+                or clock.monotonic() > until
+                or not self._thread.wait(self._scheduler.may_get_more())
+            ):
                 self._last = request if self._settles else None
                 return request
             time.sleep(_PAUSE)

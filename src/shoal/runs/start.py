@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,6 +29,7 @@ from shoal.runs.run_choice import new_run_id
 from shoal.runs.trust import check_arguments, check_networks
 from shoal.sinks import is_shared, sink_id
 from shoal.spider import Spider
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.stored import SessionImport
@@ -232,7 +232,7 @@ def queued_run(
     )  # fmt: skip
     check_arguments(run_id, settings.arguments)
     return Run(
-        run_id=run_id, spider=spider.spider_name(), state="queued", created_at=time.time(), settings=_stored(settings),
+        run_id=run_id, spider=spider.spider_name(), state="queued", created_at=clock.time(), settings=_stored(settings),
         project=config.project_name,
     )  # fmt: skip
 
@@ -253,7 +253,7 @@ async def _choose_run(
             if await is_wanted(store, run, settings):
                 return run
     run = Run(
-        run_id=run_id or fresh_id, spider=name, state="queued", created_at=time.time(),
+        run_id=run_id or fresh_id, spider=name, state="queued", created_at=clock.time(),
         settings=_stored(settings), project=project,
     )  # fmt: skip
     try:

@@ -22,12 +22,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from msgspec import Struct, field
+
+from shoal.system import clock, threads
 
 log = logging.getLogger("shoal.worker")
 
@@ -67,7 +69,7 @@ class WorkerProcess(Struct, eq=False):
     """A tethered process stops when this is closed."""
     output: IO[bytes] | None = None
     """Reads what the process prints. None: it shares the outputs of this process."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: clock.monotonic())
     is_retired: bool = False
     """Whether it was asked to stop. Then it is not replaced."""
 
@@ -178,7 +180,7 @@ class Supervisor:
             code = await self._watch(process)
             if code >= 0 or process.is_retired or self._stopping.is_set():
                 return code
-            pause = backoff.pause_after(time.monotonic() - process.started)
+            pause = backoff.pause_after(clock.monotonic() - process.started)
             name = signal.Signals(-code).name
             log.warning(self.killed_message, {"pid": process.pid, "number": -code, "name": name, "pause": pause})
             with suppress(TimeoutError):
@@ -237,5 +239,5 @@ def _stop_at_end_of_input(main: int) -> None:
 if __name__ == "__main__":
     _reveal()
     if os.environ.pop(_TETHERED, None):
-        threading.Thread(target=_stop_at_end_of_input, args=(threading.get_ident(),), daemon=True).start()
+        threads.start(partial(_stop_at_end_of_input, threading.get_ident()), "stop-at-end")
     runpy.run_module("shoal.cli.main", run_name="__main__")

@@ -13,8 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -41,6 +39,7 @@ from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Lease, R
 from shoal.runs.loop_thread import LoopThread
 from shoal.runs.start import RunSettings
 from shoal.runs.worker_session import WorkerSession, has_heartbeats, new_worker_id
+from shoal.system import chance, clock
 
 _BATCH = 1000
 _SEED_SECONDS = 10.0
@@ -143,7 +142,7 @@ class UrlWorkQueue:
             settings = {**_DEFAULTS, **self._asked}
             with suppress(RunError):  # another process was first
                 run = await store.create_run(
-                    Run(run_id=self._name, spider=_SPIDER, state="running", created_at=time.time(), settings=settings)
+                    Run(run_id=self._name, spider=_SPIDER, state="running", created_at=clock.time(), settings=settings)
                 )
         run = run or await store.get_run(self._name)
         assert run is not None
@@ -167,7 +166,7 @@ class UrlWorkQueue:
     async def _end_seeding(self, frontier: Frontier) -> Frontier:
         """A queue has no start requests to wait for: it is finished whenever nothing remains."""
         if self._is_own and (await frontier.stats()).seeding:
-            claim = await frontier.claim("seed", _SEED_SECONDS, nonce=os.urandom(16))
+            claim = await frontier.claim("seed", _SEED_SECONDS, nonce=chance.token_bytes(16))
             if claim is not None:  # otherwise another process is about to do this
                 await frontier.relinquish(claim, finished=True)
         return frontier

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -19,7 +18,7 @@ from shoal.crawling.seeder import start_requests
 from shoal.crawling.stats import Counters, CrawlSnapshot, Summary, Vitals
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.frontier import share_store
-from shoal.ports import Frontier, Holder, Run, Store, clock
+from shoal.ports import Frontier, Holder, Run, Store
 from shoal.runs.lifecycle import GRACE, Participant
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess
@@ -28,6 +27,7 @@ from shoal.runs.trust import check_outputs, check_proxies, with_run_settings
 from shoal.runs.worker_session import make_worker_session, new_worker_id
 from shoal.sinks import named_for_run, sink_id
 from shoal.spider import Spider
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.worker")
 
@@ -230,7 +230,7 @@ class QueueWorker:
                     await self._work(run)
                 else:
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_POLL * random.uniform(0.5, 1)):
+                        async with asyncio.timeout(_POLL * chance.uniform(0.5, 1)):
                             await self._stop_asked.wait()
         finally:
             if self._store is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from functools import partial, wraps
 from types import GeneratorType
@@ -11,6 +10,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from shoal.scrapy.failure import Failure
 from shoal.scrapy.values import Function
+from shoal.system import clock, threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -141,7 +141,7 @@ async def _drive_async(generator: GeneratorType[object, object, object]) -> obje
 
 async def deferToThread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a thread."""
-    return await asyncio.to_thread(function, *args, **kwargs)
+    return await threads.call(function, *args, **kwargs)
 
 
 async def DeferredList(deferreds: Iterable[object], *options: object, **more_options: object) -> list[tuple[bool, Any]]:
@@ -231,7 +231,7 @@ class Reactor:
         asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
 
     def seconds(self) -> float:
-        return time.time()
+        return clock.time()
 
 
 reactor = Reactor()

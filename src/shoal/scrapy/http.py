@@ -168,7 +168,9 @@ class _Fields:
         if isinstance(number, int) and number < len(self._controls):
             return self._controls[number]
         controls = [
-            control for control in self._controls if all(control.attr(key) == str(attributes[key]) for key in attributes)
+            control
+            for control in self._controls
+            if all(control.attr(key) == str(attributes[key]) for key in attributes)
         ]
         if len(controls) != 1:
             problem = "Multiple elements found matching" if controls else "No clickable element matching"

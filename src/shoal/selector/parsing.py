@@ -14,7 +14,6 @@ import os
 import resource
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from resource import RLIMIT_DATA, setrlimit
@@ -24,6 +23,7 @@ import turbohtml
 from turbohtml import Document, Element, Node
 
 from shoal.errors import TooComplexError
+from shoal.system import clock
 
 T = TypeVar("T")
 S = TypeVar("S", bound="str | None")
@@ -356,7 +356,7 @@ class _Memory:
         if self._statm is None:
             return work(*arguments)
         with self._lock:
-            if fresh := time.monotonic() > self._stale_at:
+            if fresh := clock.monotonic() > self._stale_at:
                 self._measure()
             total = self._used + limit
             setrlimit(RLIMIT_DATA, (total if total < self._ceiling else self._ceiling, self._before[1]))
@@ -373,7 +373,7 @@ class _Memory:
     def _measure(self) -> None:
         assert self._statm is not None
         pages = os.pread(self._statm, 256, 0).split()[5]
-        self._used, self._stale_at = int(pages) * resource.getpagesize(), time.monotonic() + _MEASURE_EVERY
+        self._used, self._stale_at = int(pages) * resource.getpagesize(), clock.monotonic() + _MEASURE_EVERY
 
 
 _memory = _Memory()

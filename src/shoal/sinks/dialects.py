@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -12,6 +10,7 @@ from msgspec import Struct
 
 from shoal.sinks.keys import KEY
 from shoal.sinks.tables import Batch, Change, Columns, Kind, Naming, Row
+from shoal.system import chance, clock
 
 T = TypeVar("T")
 Rows: TypeAlias = list[tuple[Any, ...]]
@@ -146,11 +145,11 @@ def run_blocking(steps: Coroutine[Any, Any, T]) -> T:
 
 async def poll_lock(connection: Connection, name: str, take: str, timeout: float) -> None:
     """Poll for the lock of a table. A blocking wait could hang on a frozen server."""
-    deadline = time.monotonic() + timeout * REWRITE_FACTOR
+    deadline = clock.monotonic() + timeout * REWRITE_FACTOR
     while not (await connection.fetch(take))[0][0]:
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise TimeoutError(f"another process is still changing the table {name!r}")
-        await connection.pause(random.uniform(0.01, MAX_PAUSE))
+        await connection.pause(chance.uniform(0.01, MAX_PAUSE))
 
 
 def listed_keys(keys: Iterable[str]) -> str:

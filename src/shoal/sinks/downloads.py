@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +19,7 @@ from shoal.errors import DECODING_ERRORS, ConfigError, FileStoreError, FileTooLa
 from shoal.http.files import FileEntry, describe_file, is_image
 from shoal.messages import pip_install
 from shoal.sinks.storage import sync_folder
+from shoal.system import chance, clock, threads
 from shoal.urls.normalize import normalize_url
 
 T = TypeVar("T")
@@ -90,7 +89,7 @@ class FolderStore:
         self._made: set[str] = set()
 
     async def check(self) -> None:
-        await asyncio.to_thread(self._check)
+        await threads.call(self._check)
 
     def _check(self) -> None:
         """The folder, or the first one above it that exists, must be a folder in which this process may write."""
@@ -106,13 +105,13 @@ class FolderStore:
             raise self._error(OSError(code, f"{os.strerror(code)}: {folder}"))
 
     async def put(self, path: str, data: bytes, content_type: str, *, replace: bool = False) -> None:
-        await asyncio.to_thread(self._put, path, data, replace)
+        await threads.call(self._put, path, data, replace)
 
     async def get(self, path: str) -> bytes | None:
-        return await asyncio.to_thread(self._get, path)
+        return await threads.call(self._get, path)
 
     async def exists(self, path: str) -> bool:
-        return await asyncio.to_thread(os.path.exists, os.path.join(self._folder, path))
+        return await threads.call(os.path.exists, os.path.join(self._folder, path))
 
     def _get(self, path: str) -> bytes | None:
         try:
@@ -129,7 +128,7 @@ class FolderStore:
             return
         try:
             self._make_folders(os.path.dirname(target))
-            temporary = os.path.join(self._folder, _TEMPORARY, secrets.token_hex(16))
+            temporary = os.path.join(self._folder, _TEMPORARY, chance.token_hex(16))
             try:
                 with open(temporary, "xb") as file:
                     file.write(data)
@@ -161,7 +160,7 @@ class FolderStore:
     def _remove_old(self) -> None:
         with suppress(OSError), os.scandir(os.path.join(self._folder, _TEMPORARY)) as entries:
             for entry in entries:
-                if entry.stat().st_mtime < time.time() - _OLD:
+                if entry.stat().st_mtime < clock.time() - _OLD:
                     os.unlink(entry.path)
 
     def _error(self, exc: OSError) -> FileStoreError | FileTooLargeError:
@@ -216,9 +215,9 @@ class FileKeeper:
         if len(body) < _LARGE:
             entry = describe_file(body, url, content_type)
         else:
-            entry = await asyncio.to_thread(describe_file, body, url, content_type)
+            entry = await threads.call(describe_file, body, url, content_type)
         await self.store(entry, body)
-        indexed = _Indexed(normalize_url(url), time.time(), self._images.thumbs, entry)
+        indexed = _Indexed(normalize_url(url), clock.time(), self._images.thumbs, entry)
         await self._put(_index_path(url), _encode(indexed), "application/json", replace=True)
         return entry
 
@@ -241,7 +240,7 @@ class FileKeeper:
             paths = [str(indexed.entry["path"]), *map(str, indexed.entry.get("thumbs", {}).values())]
         except (*DECODING_ERRORS, KeyError, AttributeError):
             return None
-        is_fresh = 0 <= time.time() - indexed.fetched_at < self._max_age
+        is_fresh = 0 <= clock.time() - indexed.fetched_at < self._max_age
         if indexed.url != normalize_url(url) or not is_fresh or indexed.sizes != self._images.thumbs:
             return None
         for path in paths:
@@ -256,7 +255,7 @@ class FileKeeper:
 
         sizes = [_pixels(name) for name in self._images.thumbs]
         try:
-            thumbnails = await asyncio.to_thread(make_thumbnails, body, sizes, self._images.max_pixels)
+            thumbnails = await threads.call(make_thumbnails, body, sizes, self._images.max_pixels)
         except ValueError as exc:
             entry["error"] = f"no thumbnail: {exc}"
             return

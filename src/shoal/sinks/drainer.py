@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -41,6 +39,7 @@ from shoal.errors import (
 from shoal.ports import Claim, ItemSource, LoggedItem, Sink
 from shoal.sinks.patience import Patience
 from shoal.sinks.storage import OutputExistsError
+from shoal.system import chance, clock
 
 T = TypeVar("T")
 
@@ -199,8 +198,10 @@ class Drainer:
         return True
 
     async def _try_role(self) -> Claim | None:
-        self._renew_at = time.monotonic() + self._ttl / 3
-        return await self._persist(partial(self._frontier.claim, self._role, self._ttl, nonce=os.urandom(_NONCE_BYTES)))
+        self._renew_at = clock.monotonic() + self._ttl / 3
+        return await self._persist(
+            partial(self._frontier.claim, self._role, self._ttl, nonce=chance.token_bytes(_NONCE_BYTES))
+        )
 
     async def start_over(self) -> None:
         """Continue from the cursor that the store has after a rewind. Call this while ``run`` is not active. Then call
@@ -259,7 +260,7 @@ class Drainer:
             raise self._other_store() from None
         self._takeovers += 1
         await _until_back(partial(self._frontier.relinquish, self._claim))
-        nonce = os.urandom(_NONCE_BYTES)
+        nonce = chance.token_bytes(_NONCE_BYTES)
         claim = partial(self._frontier.claim, self._role, self._ttl, nonce=nonce, above=error.epoch)
         self._claim = await _until_back(claim)
         if self._claim is None:
@@ -302,13 +303,13 @@ class Drainer:
                 error.add(f"Items 1 to {first - 1} are no longer in the item log, because items.keep is false")
 
     async def _take_role(self, wait: float) -> Claim:
-        deadline = time.monotonic() + wait
+        deadline = clock.monotonic() + wait
         has_warned = False
         while True:
             claim = await self._try_role()
             if claim is not None:
                 return claim
-            seconds_left = deadline - time.monotonic()
+            seconds_left = deadline - clock.monotonic()
             if seconds_left <= 0:
                 raise SinkError(f"another process of this run is writing to {self._name}; stop it first")
             if not has_warned and seconds_left > _CLAIM_POLL:
@@ -336,7 +337,7 @@ class Drainer:
     async def _turn(self) -> int:
         """Write one batch, and flush if that is due. Return the number of items."""
         count = await self._persist(self._drain)
-        is_due = time.monotonic() >= self._flush_at or self._written - self._position >= MAX_UNFLUSHED
+        is_due = clock.monotonic() >= self._flush_at or self._written - self._position >= MAX_UNFLUSHED
         if self._has_unsaved and is_due:
             await self._persist(self._save)
         await asyncio.sleep(0)  # with a frontier in memory, nothing above may have yielded to other tasks
@@ -344,7 +345,7 @@ class Drainer:
 
     async def _sleep(self) -> None:
         """Sleep until a nudge, the next poll, or the next flush."""
-        now = time.monotonic()
+        now = clock.monotonic()
         due = min(self._renew_at, self._flush_at) if self._has_unsaved else self._renew_at
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(self._poll, due - now))):
@@ -355,7 +356,7 @@ class Drainer:
         return self._written > self._position
 
     async def _drain(self) -> int:
-        now = time.monotonic()
+        now = clock.monotonic()
         if now >= self._renew_at:  # never write with a role that may have expired
             await self._renew()
         items = await self._frontier.read_items(self._written, self._batch, last=self._last)
@@ -420,7 +421,7 @@ class Drainer:
 
     async def _move(self, position: int, state: bytes, *, is_closed: bool = False) -> None:
         assert self._claim is not None, "not started"
-        renew_at = time.monotonic() + self._ttl / 3
+        renew_at = clock.monotonic() + self._ttl / 3
         lost = tuple(sorted(gap for gap in self._lost if is_closed or gap[1] <= position))[:_MAX_KEPT]
         cursor = _encode_cursor(Cursor(position, state, is_closed, lost))
         self._unconfirmed = (position, state)
@@ -572,7 +573,9 @@ class Drainer:
                     log.warning("can't renew the role of %s: %s", self._name, exc)
         finally:
             await asyncio.wait({task})
-        task.result()
+            error = task.exception()  # it counts unless the role is lost
+        if error is not None:
+            raise error
 
     async def _close_unfinished(self) -> None:
         try:

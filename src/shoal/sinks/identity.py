@@ -19,7 +19,6 @@ import fcntl
 import logging
 import os
 import re
-import secrets
 import socket
 from contextlib import suppress
 
@@ -30,6 +29,7 @@ from shoal.ports import ItemSource, RoleState
 from shoal.sinks import file_of, is_sqlite, open_sink, sink_id
 from shoal.sinks.drainer import PREFIX, first_after, host_of, read_cursor, split_role
 from shoal.sinks.storage import OUTPUT_MODE, in_thread, owner_of, stat_of, storage_errors, sync_folder
+from shoal.system import chance
 
 log = logging.getLogger("shoal.sinks")
 
@@ -73,7 +73,7 @@ async def output_role(spec: str, frontier: ItemSource, run_id: str) -> str:
                     await _check_log(f"{path} was written by run {run_id} at another path", path, frontier)
             elif any(host_of(role.role) == this_host() for role in _written(_roles_at(name, roles))):
                 await _check_log(f"{path} is gone", path, frontier)
-            identity = await in_thread(_store_identity, path, identity or f"{this_host()}-{secrets.token_hex(4)}")
+            identity = await in_thread(_store_identity, path, identity or f"{this_host()}-{chance.token_hex(4)}")
     role = _role_of(name, path, identity, roles)
     _report_copies(role, name, run_id, roles)
     return role
@@ -254,7 +254,7 @@ def _store_identity(path: str, identity: str) -> str:
 
 
 def _write_sidecar(sidecar: str, identity: str) -> str:
-    temporary = f"{sidecar}.{secrets.token_hex(4)}"
+    temporary = f"{sidecar}.{chance.token_hex(4)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OUTPUT_MODE)
     try:
         os.write(descriptor, _encode(_Sidecar(identity, os.fstat(descriptor).st_ino)) + b"\n")

@@ -37,6 +37,7 @@ from shoal.sinks.tables import (
     text_of,
 )
 from shoal.sinks.tablesink import TableSink
+from shoal.system import threads
 
 try:
     import pymysql
@@ -216,7 +217,7 @@ class MySQLConnection:
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run a call in a thread. A cancellation closes the socket, so the thread ends even if the server is frozen."""
-        task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        task = asyncio.ensure_future(threads.call(work, *args))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

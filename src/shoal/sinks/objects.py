@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -38,6 +37,7 @@ from shoal.sinks.files import LARGE
 from shoal.sinks.keys import Reject, Rejects, TableOptions
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
+from shoal.system import chance
 
 try:
     from shoal.clients.objects import CONFLICTS, ERRORS, ObjectClient, Version, explain
@@ -188,7 +188,7 @@ class ObjectSink:
         return saved
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._writer = epoch, f"{epoch:x}-{secrets.token_hex(4)}"
+        self._epoch, self._writer = epoch, f"{epoch:x}-{chance.token_hex(4)}"
 
     async def _take_over(self, legacy: int) -> _Stored:
         """Put this writer's epoch into the manifest. From then on no older writer can commit."""

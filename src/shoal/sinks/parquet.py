@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
@@ -44,6 +43,7 @@ from shoal.sinks.storage import (
     unwritten,
 )
 from shoal.sinks.tables import rows_within
+from shoal.system import chance
 
 try:
     import pyarrow as pa
@@ -209,7 +209,7 @@ class ParquetSink:
     def _load(self, state: bytes) -> _Saved:
         run_id = self._options.run_id
         try:
-            saved = _decode(state) if state else _Saved(secrets.token_hex(4), 0, run_id, rows=0)
+            saved = _decode(state) if state else _Saved(chance.token_hex(4), 0, run_id, rows=0)
         except DECODING_ERRORS as exc:
             raise SinkError(f"can't read the saved position in {self._path}: {exc}") from exc
         if saved.run_id != run_id:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
+
+from shoal.system import clock
 
 log = logging.getLogger("shoal.sinks")
 
@@ -39,14 +40,14 @@ class Patience:
     @property
     def left(self) -> float:
         """The seconds that are left. They count from the first failure."""
-        return self._seconds if not self._failures else self._since + self._seconds - time.monotonic()
+        return self._seconds if not self._failures else self._since + self._seconds - clock.monotonic()
 
     async def pause(self, error: Exception, *, since: float | None = None) -> bool:
         """Log a failure, and pause before the next attempt. Return False at once if the time is up. ``since``: when the
         failures began, on the monotonic clock, if that is longer ago."""
         if not self._failures:
-            self._since = time.monotonic() if since is None else since
-        seconds_left = self._since + self._seconds - time.monotonic()
+            self._since = clock.monotonic() if since is None else since
+        seconds_left = self._since + self._seconds - clock.monotonic()
         if seconds_left <= 0:
             return False
         seconds = min(seconds_left, _LONGEST_PAUSE, self._first_pause * 2.0 ** min(self._failures, 10))
@@ -66,4 +67,4 @@ class Patience:
     @property
     def spent(self) -> str:
         """How long it has waited, for a message."""
-        return f"{time.monotonic() - self._since:.0f} s"
+        return f"{clock.monotonic() - self._since:.0f} s"

@@ -16,6 +16,7 @@ from typing import BinaryIO, TypeVar
 
 from shoal.errors import OutputChangedError, OutputTakenError, SinkError
 from shoal.ports import LoggedItem
+from shoal.system import threads
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ _unfenced: set[str] = set()
 
 async def in_thread(work: Callable[..., T], *args: object) -> T:
     """Run blocking work in a thread. A cancelled caller still waits for it: nothing else may use the file meanwhile."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    task = asyncio.ensure_future(threads.call(work, *args))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -17,7 +17,6 @@ has no epoch: it leaves this row alone, and writes so that no other writer of th
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
@@ -49,6 +48,7 @@ from shoal.sinks.tables import (
     large_integers,
     rows_by_table,
 )
+from shoal.system import chance
 
 log = logging.getLogger("shoal.sinks")
 
@@ -428,7 +428,7 @@ class TableSink:
             await self._connected.rollback()
             if not self._options.export and await self._connected.columns(self._outputs) is None:
                 raise self._set_back(f"the table {OUTPUTS} is gone")
-            await self._connected.pause(random.uniform(0, MAX_PAUSE))
+            await self._connected.pause(chance.uniform(0, MAX_PAUSE))
 
     async def _remove_stale(self, seq: int) -> None:
         """Remove the rows of this run after item ``seq``. Their items are in the log, or, after a rewind, their pages

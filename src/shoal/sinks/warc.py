@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import re
-import secrets
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from shoal.http.exchange import Exchange
 from shoal.messages import pip_install
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
 from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
+from shoal.system import chance
 
 if TYPE_CHECKING:
     from warcio.recordloader import ArcWarcRecord
@@ -87,7 +87,7 @@ class WarcArchive:
         }
         self._mark = f"shoalRun: {mark}\r\n".encode()
         self._maker = RecordMaker()
-        self._process = secrets.token_hex(4)
+        self._process = chance.token_hex(4)
         self._number = 0
         self._file: WarcFile | None = None
         self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from shoal.api.batch.session import Session
 from shoal.config import Config
 from shoal.errors import RunError, ShoalError
 from shoal.ports import Claim, Frontier, Store
+from shoal.system import clock
 
 _SESSION_PART, _CALLER_PART = 4, 3
 """The parts of a store that one session and one caller may use: a quarter and a third."""
@@ -105,7 +105,7 @@ class Admission:
         if self._room.capacity:
             # Otherwise other programs or servers have filled it.
             return self.kept_bytes > self._room.capacity // _EXPIRING_PART
-        return time.monotonic() - full_since > _PATIENCE  # it does not know who: give it some time
+        return clock.monotonic() - full_since > _PATIENCE  # it does not know who: give it some time
 
     @property
     def _expiring(self) -> int:

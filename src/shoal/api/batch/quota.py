@@ -10,8 +10,6 @@ good says why in the cursor of another role: then its pages fail at once with th
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
@@ -20,6 +18,7 @@ from shoal.errors import FetchError, FrontierError, StoreFullError
 from shoal.fetch.layers import Postponed
 from shoal.http import Request, Response
 from shoal.ports import Claim, Fetch, Roles, Room, Store
+from shoal.system import chance, clock
 
 PER_ENTRY = 200
 """Approximate bytes that a store needs per request or result, in addition to its content."""
@@ -84,9 +83,9 @@ class StoreRoom:
         if self._store is None:
             return
         is_used = self._room is not None and self._taken > max(0, self._room.free) // _MEASURE_FRACTION
-        if not (now or is_used) and time.monotonic() - self._measured_at < _MEASURE_EVERY:
+        if not (now or is_used) and clock.monotonic() - self._measured_at < _MEASURE_EVERY:
             return
-        self._measured_at = time.monotonic()
+        self._measured_at = clock.monotonic()
         with suppress(FrontierError):
             self._taken_before, self._taken = self._taken, 0
             self._room = await self._store.room()
@@ -135,10 +134,10 @@ class Quota:
         self._used_here = 0
         self._used_elsewhere = 0
         self._frontier = frontier
-        self._role = _ROLE_PREFIX + secrets.token_hex(8)
+        self._role = _ROLE_PREFIX + chance.token_hex(8)
         self._claim: Claim | None = None
         self._saved = 0
-        self._synced_at = time.monotonic()
+        self._synced_at = clock.monotonic()
 
     @property
     def used(self) -> int:
@@ -192,9 +191,9 @@ class Quota:
         if self._frontier is None:
             return
         has_grown = self._used_here - self._saved > self.limit // _SAVE_FRACTION
-        if not (now or has_grown) and time.monotonic() - self._synced_at < _SAVE_EVERY:
+        if not (now or has_grown) and clock.monotonic() - self._synced_at < _SAVE_EVERY:
             return
-        self._synced_at = time.monotonic()
+        self._synced_at = clock.monotonic()
         with suppress(FrontierError):  # the store is away: save it the next time
             if self._used_here != self._saved:
                 await self._save(self._frontier)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,6 +25,7 @@ from shoal.config import Config
 from shoal.errors import FrontierError, RunError, ShoalError, StoreAwayError, StoreRewoundError
 from shoal.operations.notifications.channels import post_signed
 from shoal.ports import Claim, Fetcher, Run, RunState, Store
+from shoal.system import clock
 
 MAX_LISTED = 200
 """How many of the newest sessions of a store a list may search."""
@@ -185,7 +185,7 @@ class BatchService:
         del self._jobs[session.id]
         self._admission.end(session)
         self._ownership.forget(session)
-        self._ended[session.id] = time.monotonic()
+        self._ended[session.id] = clock.monotonic()
         session.changed.set()
 
     async def _run_owned(self, session: Session, claim: Claim) -> None:
@@ -313,7 +313,7 @@ class BatchService:
         await self._delete_expired([session_id for session_id, state in states.items() if state in OVER])
 
     async def _delete_expired(self, over: Sequence[str]) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         self._ended = {session_id: self._ended.get(session_id, now) for session_id in over}
         self._admission.keep_only(self._ended)
         expired = [session_id for session_id, ended_at in self._ended.items() if now - ended_at > self._keep_results]

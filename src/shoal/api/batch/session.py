@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -23,6 +21,7 @@ from shoal.config import Config
 from shoal.crawling.onion import SharedFetcher
 from shoal.errors import RequestError, RunError
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Run, Stats, Store
+from shoal.system import chance, clock, threads
 
 # The settings of a session, stored with its run. They are validated again when they are read.
 
@@ -175,7 +174,7 @@ class Session:
             weight=config.weight, max_attempts=options.retries + 1,
         )  # fmt: skip
         run = Run(
-            run_id=secrets.token_hex(16), spider=BatchSpider.name, state="running", created_at=time.time(),
+            run_id=chance.token_hex(16), spider=BatchSpider.name, state="running", created_at=clock.time(),
             settings=msgspec.to_builtins(settings), project=config.project_name,
         )  # fmt: skip
         await store.create_run(run)
@@ -233,7 +232,7 @@ class Session:
         if claim is None:
             return not (await self.frontier.stats()).seeding
         # In a thread: checking the URLs of ten thousand requests takes a good part of a second.
-        requests = await asyncio.to_thread(start_requests, self.spider(""), self.urls)
+        requests = await threads.call(start_requests, self.spider(""), self.urls)
         for begin in range(claim.position, len(requests), _PUSH_BATCH):
             cursor = b"%d" % (begin + _PUSH_BATCH)
             await self.frontier.push(requests[begin : begin + _PUSH_BATCH], seed=claim, cursor=cursor)

@@ -20,6 +20,7 @@ from shoal.http import Request, Response
 from shoal.http.exchange import headers_for
 from shoal.http.response import RenderedResponse
 from shoal.spider import Spider
+from shoal.system import clock
 from shoal.urls.normalize import host_of, normalize_url
 
 # Runs a caller's queries on a page in bounded time.
@@ -292,7 +293,7 @@ class BatchSpider(Spider):
             "url": request.redirects[0] if request.redirects else request.url,
             "depth": request.depth,
             "worker_id": self._worker_id,
-            "fetched_at": time.time(),
+            "fetched_at": clock.time(),
         }
 
 

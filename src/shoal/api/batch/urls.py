@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Self
 
 from shoal.errors import RequestError
+from shoal.system import threads
 from shoal.urls.normalize import normalize_url
 
 MAX_NON_ASCII_HOSTS = 500
@@ -19,7 +18,7 @@ MAX_URL_LENGTH = 8192
 _MAX_INLINE = (100, 32 * 1024)  # URLs and characters below which a thread would cost more than it saves
 
 _HOST = re.compile(r"[\x00-\x20]*[a-zA-Z][a-zA-Z0-9+.\-]*:[/\\\x00-\x20]*([^/?#\\]*)")
-_threads = ThreadPoolExecutor(2, thread_name_prefix="shoal-urls")
+_threads = threads.Pool(2, "shoal-urls")
 
 
 class TooManyNamesError(RequestError):
@@ -58,7 +57,7 @@ class UrlList:
         count, characters = _MAX_INLINE
         if not hosts and len(urls) <= count and sum(map(len, urls)) <= characters:
             return cls._parse(urls, normalize)
-        return await asyncio.get_running_loop().run_in_executor(_threads, cls._parse, urls, normalize)
+        return await _threads.call(cls._parse, urls, normalize)
 
     @classmethod
     def _parse(cls, urls: Sequence[str], normalize: Callable[[str], str]) -> Self:

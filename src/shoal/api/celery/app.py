@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -19,6 +18,7 @@ from shoal.api.celery.page_worker import PageFailedError, PageWorker
 from shoal.api.celery.settings import QUEUE, ROBOTS_TASK, TASK, celery_settings
 from shoal.messages import LogFilter
 from shoal.runs.loop_thread import collect_rarely
+from shoal.system import clock
 
 _RESULT_TTL = 3600
 _VISIBILITY_TIMEOUT = 900
@@ -166,7 +166,7 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
         return handle_or_reject
 
     def on_send_event_buffered(self) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         if self.hub and now >= self._due:
             self._due = now + _BATCH_EVERY
             self.hub.call_later(_BATCH_EVERY, self._flush_events)

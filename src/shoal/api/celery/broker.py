@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from celery.result import denied_join_result
 from kombu.exceptions import ChannelError, OperationalError
@@ -13,10 +11,11 @@ from kombu.exceptions import ChannelError, OperationalError
 from shoal.api.celery.messages import pack
 from shoal.api.celery.settings import QUEUE, TASK
 from shoal.ports import Lease
+from shoal.system import threads
 
 log = logging.getLogger("shoal.tasks")
 
-_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-broker")
+_threads = threads.Pool(4, "shoal-broker")
 
 # This process never waits for task results. Without this, Celery subscribes to the result of each task that it sends.
 # The global keeps the context open for the life of the process.
@@ -27,12 +26,12 @@ _denial.__enter__()
 async def publish(session_id: str, store: str, leases: Sequence[Lease], task: str = TASK) -> int:
     """Send a task for each lease. Returns how many the broker accepted. ``store`` is the name of the session's
     store."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, _publish, session_id, store, leases, task)
+    return await _threads.call(_publish, session_id, store, leases, task)
 
 
 async def queue_is_empty() -> bool:
     """Whether workers have received all tasks. False if the broker does not respond."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, _queue_is_empty)
+    return await _threads.call(_queue_is_empty)
 
 
 def _publish(session_id: str, store: str, leases: Sequence[Lease], task: str = TASK) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -28,6 +26,7 @@ from shoal.crawling.run_queue import make_run_queue
 from shoal.errors import FrontierError, RunError, StoreRewoundError
 from shoal.fetch.layers.robots import fact_name
 from shoal.ports import Lease, Stats
+from shoal.system import chance, clock
 from shoal.urls.normalize import origin_of
 
 log = logging.getLogger("shoal.tasks")
@@ -55,11 +54,11 @@ class _SentTask(Struct):
     late_after: float = _LOST_AFTER
 
     def is_late(self) -> bool:
-        return time.monotonic() - self.sent_at > self.late_after
+        return clock.monotonic() - self.sent_at > self.late_after
 
     def is_lost(self, lost_at: float) -> bool:
         """Whether it may be lost. ``lost_at``: see `CeleryWatch`."""
-        return self.sent_at < lost_at or time.monotonic() - self.sent_at > _RESEND_AFTER
+        return self.sent_at < lost_at or clock.monotonic() - self.sent_at > _RESEND_AFTER
 
 
 class Pace:
@@ -119,7 +118,7 @@ class _Dispatch:
         self._queue = make_run_queue(session.spider(""), config, session.frontier, shared=True)
         self._persist = Persistence(shared=True)
         self._sent: dict[bytes, _SentTask] = {}
-        self._renew_at = time.monotonic() + self._renew_every
+        self._renew_at = clock.monotonic() + self._renew_every
         self._pace = Pace()
         self._pause = _POLL_EVERY[0]
         self._outstanding = 0
@@ -156,15 +155,15 @@ class _Dispatch:
             )  # raises if the store was rewound in the meantime
             return True
         await self._step(stats)
-        if time.monotonic() >= self._renew_at:
+        if clock.monotonic() >= self._renew_at:
             await self._renew()
         return False
 
     async def _is_over(self) -> bool:
         """Whether the session was cancelled or deleted."""
-        if time.monotonic() < self._check_state_at:
+        if clock.monotonic() < self._check_state_at:
             return False
-        self._check_state_at = time.monotonic() + _STATE_EVERY
+        self._check_state_at = clock.monotonic() + _STATE_EVERY
         try:
             return await self._persist(self._session.state) in OVER
         except RunError:
@@ -172,14 +171,14 @@ class _Dispatch:
 
     async def _step(self, stats: Stats) -> None:
         """Send the pages that are due, and set the pause until the next poll."""
-        if has_changed := self._pace.update(stats.done + stats.dead, time.monotonic()):
+        if has_changed := self._pace.update(stats.done + stats.dead, clock.monotonic()):
             self._session.changed.set()
         smallest, largest = _WINDOW
         free = max(smallest, min(largest, int(self._pace.per_second / 2))) - stats.leased
         sent, wait = 0, None
         await self._session.quota.room.measure()
         if free > 0 and not self._session.quota.must_wait:  # pages wait in the frontier until the store has room
-            nonce = os.urandom(16)
+            nonce = chance.token_bytes(16)
             leased = await self._persist(lambda: self._queue.next_requests(free, counts_attempt=False, nonce=nonce))
             sent, wait = len(leased.leases), leased.wait
             if sent:
@@ -215,7 +214,7 @@ class _Dispatch:
     async def _publish(self, leases: Sequence[Lease], task: str) -> Sequence[Lease]:
         """Send leases as tasks of this type. Returns those that the broker does not accept."""
         sent = await publish(self._session.id, self._store, leases, task) if leases else 0
-        now = time.monotonic()
+        now = clock.monotonic()
         for lease in leases[:sent]:
             self._sent[lease.fingerprint] = _SentTask(lease, now, task)
         return leases[sent:]
@@ -239,7 +238,7 @@ class _Dispatch:
         return list(first.values()), pages
 
     async def _unknown_origins(self, origins: Iterable[str]) -> set[str]:
-        now = time.monotonic()
+        now = clock.monotonic()
         unsure = [origin for origin in origins if self._robots_known.get(origin, 0.0) <= now]
         texts = await asyncio.gather(*(self._persist(partial(self._frontier.recall, fact_name(o))) for o in unsure))
         known = {origin: now + _ROBOTS_KNOWN for origin, text in zip(unsure, texts, strict=True) if text is not None}
@@ -251,7 +250,7 @@ class _Dispatch:
     async def _renew(self) -> None:
         """Renew the leases in the broker, and resend tasks that may be lost. A lease that cannot be renewed was
         started, is done, or will be leased again."""
-        self._renew_at = time.monotonic() + self._renew_every
+        self._renew_at = clock.monotonic() + self._renew_every
         held = list(self._sent.values())
         try:
             await self._frontier.lease(0, self._ttl)  # returns expired leases to the queue, even if the window is full
@@ -284,7 +283,7 @@ class _Dispatch:
         if count:
             log.warning("resent %d tasks that no worker had started", count)
         for sent_task in lost[:count]:
-            sent_task.sent_at, sent_task.late_after = time.monotonic(), 2 * sent_task.late_after
+            sent_task.sent_at, sent_task.late_after = clock.monotonic(), 2 * sent_task.late_after
 
     async def _release_all(self) -> None:
         """Release the leases that no worker has started. A worker that receives such a task later is refused."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from functools import partial
@@ -30,6 +28,7 @@ from shoal.errors import ConfigError, RequestError, RunError, ShoalError, StoreR
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import open_store
 from shoal.ports import Failure, Lease, Store
+from shoal.system import chance, clock, threads
 
 log = logging.getLogger("shoal.tasks")
 
@@ -63,7 +62,7 @@ class PageWorker:
         self._runner: _TaskRunner | None = None
         self._in_background = in_background
         if in_background:
-            threading.Thread(target=self._loop.run_forever, name="shoal-pages", daemon=True).start()
+            threads.start(self._loop.run_forever, "shoal-pages")
 
     def work(
         self, session_id: str, lease: str, store: str, *, worker_id: str, robots_only: bool = False
@@ -182,7 +181,7 @@ class _TaskRunner:
 
     async def _handle(self, opened: _OpenSession, sent: Lease, robots_only: bool) -> dict[str, object]:
         frontier = opened.frontier
-        nonce = os.urandom(16)  # the same for all retries of this delivery
+        nonce = chance.token_bytes(16)  # the same for all retries of this delivery
         (lease,) = await self._persist(lambda: frontier.reissue([sent], self._ttl, nonce=nonce))
         opened.reissued[sent.fingerprint] = [lease] if lease else []
         if lease is None:
@@ -206,9 +205,9 @@ class _TaskRunner:
 
     async def _is_over(self, opened: _OpenSession) -> bool:
         """Whether the session is over. Checked at most once a second: a cancelled session may fetch one more page."""
-        if time.monotonic() >= opened.check_state_at:
+        if clock.monotonic() >= opened.check_state_at:
             opened.is_over = await self._persist(opened.session.state) in OVER
-            opened.check_state_at = time.monotonic() + _STATE_EVERY
+            opened.check_state_at = clock.monotonic() + _STATE_EVERY
         return opened.is_over
 
     async def _settle(self, opened: _OpenSession, settlement: Settlement) -> dict[str, object]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +15,7 @@ from msgspec import Struct
 
 from shoal.api.celery.settings import QUEUE
 from shoal.errors import ShoalError
+from shoal.system import clock, threads
 
 log = logging.getLogger("shoal.tasks")
 
@@ -57,7 +56,7 @@ class CeleryWatch:
         self._missed: dict[tuple[str, int], int] = {}
         """Polls in a row without a reply, by worker name and process ID."""
         self._connection: _Connection | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-watch")
+        self._thread = threads.Pool(1, "shoal-celery-watch")
         self._poll_task: asyncio.Task[int] | None = None
 
     @property
@@ -70,12 +69,12 @@ class CeleryWatch:
 
     async def run(self) -> None:
         while True:
-            before = time.monotonic()
+            before = clock.monotonic()
             try:
                 await self.count_workers()
             except BrokerAwayError as exc:
                 log.debug("broker: %s", exc)
-            await asyncio.sleep(max(0.0, before + _WATCH_EVERY - time.monotonic()))
+            await asyncio.sleep(max(0.0, before + _WATCH_EVERY - clock.monotonic()))
 
     async def count_workers(self) -> int:
         """How many workers reply. BrokerAwayError if the broker does not respond. Concurrent callers share one poll."""
@@ -91,10 +90,10 @@ class CeleryWatch:
 
     async def _poll(self) -> int:
         try:
-            workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._query_workers)
+            workers = await self._thread.call(self._query_workers)
         except Exception as exc:  # kombu's transports have no common base error
             self.workers = None
-            self.lost_at = time.monotonic()
+            self.lost_at = clock.monotonic()
             raise BrokerAwayError(f"{type(exc).__name__}: {exc}") from exc
         if not workers:
             self.close()  # a broker that was flushed has lost the reply queue: open a new connection next time
@@ -110,7 +109,7 @@ class CeleryWatch:
         for worker in gone:
             log.warning("worker %s (pid %d) is gone; resending the tasks that it had not started", *worker)
             del missed[worker]
-            self.lost_at = time.monotonic()
+            self.lost_at = clock.monotonic()
         self._missed = missed
 
     def _query_workers(self) -> set[tuple[str, int]]:

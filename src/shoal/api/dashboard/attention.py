@@ -4,7 +4,6 @@ notifications are configured."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from shoal.operations.problems import advance_marks, channel_failing, find_probl
 from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.ports import Store
+from shoal.system import clock
 
 _FRESH = 1.0  # seconds
 _TIMEOUT = 5.0
@@ -37,7 +37,7 @@ class SharedSnapshot:
 
     async def get(self) -> StoreSnapshot:
         async with self._lock:
-            if time.monotonic() - self._taken_at >= _FRESH:
+            if clock.monotonic() - self._taken_at >= _FRESH:
                 try:
                     async with asyncio.timeout(_TIMEOUT):
                         self._last = await self._taker.take()
@@ -45,12 +45,12 @@ class SharedSnapshot:
                     self._last = self._outdated(f"the store did not answer within {_TIMEOUT:g} s")
                 except ShoalError as exc:
                     self._last = self._outdated(str(exc))
-                self._taken_at = time.monotonic()
+                self._taken_at = clock.monotonic()
             return self._last
 
     def _outdated(self, reason: str) -> StoreSnapshot:
         at = self._last.at
-        return replace(self._last, away=reason, age=max(0.0, time.time() - at) if at else 0.0)
+        return replace(self._last, away=reason, age=max(0.0, clock.time() - at) if at else 0.0)
 
 
 class Attention:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -27,6 +26,7 @@ from shoal.operations.processes import ProcessState
 from shoal.operations.schedules.schedule import Schedule, describe_timing
 from shoal.operations.snapshot import ACTIVE, FleetProcess, read_fleet
 from shoal.runs.cluster.election import roles
+from shoal.system import clock
 
 router = APIRouter()
 
@@ -153,7 +153,7 @@ async def load_host(server: Server, request: Request) -> dict[str, object]:
         "host": host,
         "report": report,
         "state": report.state,
-        "now": time.time(),
+        "now": clock.time(),
         "runs": {run.run_id: run for run in runs if run.project == server.config.project_name},
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import quote
@@ -32,6 +31,7 @@ from shoal.ports import Frontier, HostState, Run, RunState, Stats
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.runs.run_end import limit_of, read_outcome
 from shoal.sinks.drainer import output_name, position_of
+from shoal.system import clock
 
 router = APIRouter()
 
@@ -121,7 +121,7 @@ async def _processes(server: Server, run: Run, frontier: Frontier) -> tuple[list
 
     async def read() -> tuple[list[RunProcess], dict[str, float]]:
         reports = await read_processes(server.store, run.run_id)
-        processes = merge_processes(await frontier.workers(), reports, time.time())
+        processes = merge_processes(await frontier.workers(), reports, clock.time())
         return processes, {report.name: report.at for report in reports}
 
     return await server.cache.get(("processes", run.run_id), _PROCESSES_FRESH, read)

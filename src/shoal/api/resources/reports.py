@@ -3,7 +3,6 @@ Reports about all runs: `/api/charts/speed`, `/api/workers`."""
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -30,6 +29,7 @@ from shoal.operations.snapshot import FleetProcess, read_fleet
 from shoal.ports import RunState
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.runs.samples import RunSample, Speed, read_history, speeds, spread
+from shoal.system import clock
 
 
 class Sample(RequestCounts, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ async def read_speed(
     server = server_of(request)
 
     async def read() -> Chart:
-        now = time.time()
+        now = clock.time()
         return await server.speed_history.read(now - 3600 * hours, now)
 
     return json_response(await server.cache.get(("speed", hours), _FRESH_OF_ALL, read))
@@ -284,7 +284,7 @@ async def read_chart(
 async def _draw(server: Server, run_id: str, chart: str, hours: float | None) -> Chart:
     samples = await read_history(server.store, run_id)
     if hours is not None:
-        samples = [sample for sample in samples if sample.at >= time.time() - 3600 * hours]
+        samples = [sample for sample in samples if sample.at >= clock.time() - 3600 * hours]
     if chart == "states":
         return state_chart(samples)
     return speed_chart([samples], samples[0].at, samples[-1].at) if samples else Chart([], [])

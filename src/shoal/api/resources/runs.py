@@ -49,6 +49,7 @@ from shoal.runs.orchestrator import Chosen, queued
 from shoal.runs.run_end import announce_end, closing, limit_of, read_outcome
 from shoal.runs.start import start_run
 from shoal.spider import Spider
+from shoal.system import threads
 from shoal.urls.normalize import written_url
 
 
@@ -358,7 +359,7 @@ async def _choose(server: Server, body: StartRun) -> Chosen:
             404, "no such spider", f"no spider {body.spider!r:.110} in the registry. Known spiders: {names}"
         )
     # A spider's file may be slow to import.
-    return await asyncio.to_thread(orchestrator.choose, body.spider, body.arguments, body.mode)
+    return await threads.call(orchestrator.choose, body.spider, body.arguments, body.mode)
 
 
 async def _queue(server: Server, chosen: Chosen, urls: UrlList | None, *, new_run: bool) -> RunStarted:

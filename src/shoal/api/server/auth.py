@@ -20,7 +20,7 @@ from shoal.api.server.errors import ProblemError, problem, public_message
 from shoal.api.server.logins import COOKIE, LIFETIME, DashboardSession, Logins, SessionCookies
 from shoal.config import ServerSettings, find_short_tokens
 from shoal.errors import ConfigError, StoreAwayError
-from shoal.ports import clock
+from shoal.system import clock
 
 # -- the caller of a token, and those who guess
 #

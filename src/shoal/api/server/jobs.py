@@ -18,10 +18,11 @@ from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.operations.schedules.runner import ServerRun, run_maker
 from shoal.operations.schedules.schedule import Schedule
 from shoal.operations.schedules.service import Schedules
-from shoal.ports import Claim, Frontier, Run, Store, clock
+from shoal.ports import Claim, Frontier, Run, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.lifecycle import GRACE
 from shoal.runs.orchestrator import Chosen, Orchestrator
+from shoal.system import clock
 
 log = logging.getLogger("shoal.server")
 

@@ -8,8 +8,6 @@ import base64
 import hashlib
 import hmac
 import json
-import secrets
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -19,6 +17,7 @@ from msgspec import Struct
 from shoal.errors import StoreAwayError
 from shoal.ports import Documents
 from shoal.ports.documents import StoredValue
+from shoal.system import chance, clock
 
 # -- the cookie
 #
@@ -46,7 +45,7 @@ class DashboardSession(Struct, frozen=True):
     @property
     def is_due(self) -> bool:
         """Whether the cookie should be renewed."""
-        return time.time() > self.expires_at - LIFETIME + _RENEW_AFTER
+        return clock.time() > self.expires_at - LIFETIME + _RENEW_AFTER
 
 
 class SessionCookies:
@@ -58,14 +57,14 @@ class SessionCookies:
 
     def make(self, name: str) -> str:
         """The value of the cookie of a new session."""
-        return self._make(name, secrets.token_urlsafe(16), time.time())
+        return self._make(name, chance.token_urlsafe(16), clock.time())
 
     def renew(self, session: DashboardSession) -> str:
         """The value of a cookie that expires later."""
         return self._make(session.name, session.session_id, session.began_at)
 
     def _make(self, name: str, session_id: str, began_at: float) -> str:
-        content = json.dumps([name, round(time.time() + LIFETIME), session_id, began_at]).encode()
+        content = json.dumps([name, round(clock.time() + LIFETIME), session_id, began_at]).encode()
         return f"{_encoded(content)}.{_encoded(self._sign(content))}"
 
     def read(self, value: str) -> DashboardSession | None:
@@ -80,7 +79,7 @@ class SessionCookies:
         if not hmac.compare_digest(self._sign(decoded), signed):
             return None
         name, expires_at, session_id, began_at = json.loads(decoded)
-        if time.time() >= expires_at:
+        if clock.time() >= expires_at:
             return None
         csrf = _encoded(self._sign(b"csrf " + session_id.encode())[:16])
         return DashboardSession(name, expires_at, session_id, began_at, csrf)
@@ -146,8 +145,8 @@ class Logins:
 
     async def ended(self) -> EndedLogins:
         """Which logins have ended. While the store is away, those that are known; StoreAwayError if none are."""
-        if self._known is None or time.monotonic() - self._read_at >= _FRESH:
-            self._read_at = time.monotonic()  # others use what is known, and do not wait for this answer
+        if self._known is None or clock.monotonic() - self._read_at >= _FRESH:
+            self._read_at = clock.monotonic()  # others use what is known, and do not wait for this answer
             try:
                 async with asyncio.timeout(_TIMEOUT):
                     await self._change(lambda ended: ended)
@@ -161,13 +160,13 @@ class Logins:
 
     async def end(self, session: DashboardSession) -> None:
         """End one session."""
-        await self._change(lambda ended: ended.with_session(session, time.time()))
+        await self._change(lambda ended: ended.with_session(session, clock.time()))
 
     async def end_all(self, names: Collection[str]) -> None:
         """End all sessions of these callers."""
-        await self._change(lambda ended: ended.with_callers(names, time.time()))
+        await self._change(lambda ended: ended.with_callers(names, clock.time()))
 
     async def _change(self, update: Callable[[EndedLogins], EndedLogins]) -> None:
-        now = time.time()
+        now = clock.time()
         async with self._lock:  # a slow read must not replace what a logout has changed since
             self._known = await self._stored.change(lambda ended: update(ended or EndedLogins(since=now)))

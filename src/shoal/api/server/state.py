@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -44,6 +43,7 @@ from shoal.ports import Store
 from shoal.runs.crawl import open_served
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
+from shoal.system import clock
 
 T = TypeVar("T")
 
@@ -61,10 +61,10 @@ class TimedCache:
         """The value of a key, from ``make`` if it is older than ``seconds``. Errors of ``make`` are not cached."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             made_at, value = self._values.get(key, (-seconds, None))
-            if time.monotonic() - made_at >= seconds or key not in self._values:
+            if clock.monotonic() - made_at >= seconds or key not in self._values:
                 value = await make()
                 self._values.pop(key, None)
-                self._values[key] = (time.monotonic(), value)
+                self._values[key] = (clock.monotonic(), value)
                 self._limit()
             fresh: T = value
             return fresh
@@ -232,7 +232,7 @@ class Server:
         try:
             return await self.cache.get("problems", _PROBLEMS_FRESH, lambda: self.attention.find(snapshot))
         except ShoalError as exc:
-            return [store_away(time.time(), str(exc))]
+            return [store_away(clock.time(), str(exc))]
 
     def vitals(self) -> Vitals:
         """Counters of the local batches."""
@@ -242,7 +242,7 @@ class Server:
             spider=BatchSpider.name,
             counters=self.work.counters,
             in_flight=self.work.in_flight,
-            looped_at=time.monotonic(),  # the event loop runs: it serves this request
+            looped_at=clock.monotonic(),  # the event loop runs: it serves this request
         )
 
     async def why_not_ready(self) -> str:

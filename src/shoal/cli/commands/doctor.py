@@ -16,6 +16,7 @@ from shoal.cli.options import Setting, resolve
 from shoal.config import Resolved, find_short_tokens, mask
 from shoal.errors import ConfigError, ShoalError
 from shoal.messages import pip_install
+from shoal.system import threads
 
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "pycares", "yarl", "typer", "rich")
 _OPTIONAL = {
@@ -122,7 +123,7 @@ def check_servers(resolved: Resolved) -> Iterator[CheckResult]:
         yield _server(f"coordinator {mask(url)}", _open_coordinator(url, config.project_name))
     broker = os.environ.get("CELERY_BROKER_URL")
     if broker:
-        yield _server(f"Celery broker {mask(broker)}", asyncio.to_thread(_open_broker, broker))
+        yield _server(f"Celery broker {mask(broker)}", threads.call(_open_broker, broker))
 
 
 def _server(what: str, attempt: Awaitable[None]) -> CheckResult:

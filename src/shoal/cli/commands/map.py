@@ -15,6 +15,7 @@ import typer
 from shoal.cli.help import Commands
 from shoal.cli.options import AsJson, Concurrency, Delay, Proxy, Quiet, Setting, given, resolve
 from shoal.errors import ConfigError, ShoalError
+from shoal.system import chance
 
 if TYPE_CHECKING:
     from shoal.config import Config
@@ -209,14 +210,13 @@ class _Page:
     def fetch(self, url: str, render: object = None) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page. ``render``: as in a request."""
         import asyncio
-        import random
 
         from shoal.crawling.onion import make_fetcher
         from shoal.fetch.layers.identity_facts import all_proxies
         from shoal.http import Request
         from shoal.http.rendering import render_choice
 
-        proxy = random.choice(all_proxies(self._config.proxies)) if self._config.proxies else None
+        proxy = chance.choice(all_proxies(self._config.proxies)) if self._config.proxies else None
         how = render_choice(self._render if render is None else render)
 
         async def get() -> Response:

@@ -12,6 +12,7 @@ from shoal.cli.help import Commands, local_time
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
 from shoal.cli.run_store import choose_run, current_project, note_of, opened_run, opened_store, record_action
 from shoal.errors import ConfigError, RunError
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,7 +102,7 @@ async def stats(
 
     async with opened_run(frontier, run, readonly=True) as (store, chosen, queue):
         limit = await limit_of(store, chosen)
-        before, at = await queue.stats(), time.monotonic()
+        before, at = await queue.stats(), clock.monotonic()
         # A run may have many failed requests, so they are not counted every second.
         kinds = await queue.dead_kinds() if before.dead else {}
         _print_stats(chosen, before, None, await queue.workers(), kinds, limit, as_json=as_json)
@@ -110,8 +111,8 @@ async def stats(
         while watch and not before.finished and limit is None:
             await asyncio.sleep(1.0)
             now = await queue.stats()
-            speed = (now.done - before.done) / (time.monotonic() - at)
-            before, at = now, time.monotonic()
+            speed = (now.done - before.done) / (clock.monotonic() - at)
+            before, at = now, clock.monotonic()
             kinds = await queue.dead_kinds() if now.dead and now.finished else {}
             earlier, chosen = chosen, await store.get_run(chosen.run_id) or chosen
             limit = await limit_of(store, chosen)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +35,7 @@ from shoal.cli.options import (
 from shoal.cli.run_store import find_spider, make_spider, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from shoal.config import Config, Resolved
@@ -215,10 +215,10 @@ class _SeedProgress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._printed_at = self._started = time.monotonic()
+        self._printed_at = self._started = clock.monotonic()
 
     def __call__(self, count: int) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         is_terminal = sys.stderr.isatty()
         if self._quiet or now - self._printed_at < (0.2 if is_terminal else 5.0):
             return

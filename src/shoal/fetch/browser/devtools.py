@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +21,7 @@ from shoal.errors import FetchError
 from shoal.fetch.browser.process import tolerated
 from shoal.http import Request
 from shoal.http.rendering import Captured, Permit
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class PageWatch:
         self._navigations += not begun_again
         if self._navigations == 1:
             self._first = url
-            self._sent = time.monotonic()
+            self._sent = clock.monotonic()
             await self._session.send("Fetch.continueRequest", {"requestId": request, **self._changes(event)})
             return
         same_host = host_of(url) == host_of(self.request.url) if url.startswith("http") else False
@@ -331,7 +331,7 @@ class PageWatch:
         values = {name.lower(): value for name, value in headers}
         if self._navigations == 1:
             self.status, self.headers, self.sent = status, headers, event["request"]["headers"]
-            self.latency = time.monotonic() - self._sent
+            self.latency = clock.monotonic() - self._sent
         self.shown = status, headers
         if values.get("proxy-status", "").startswith("shoal; error=") and event["request"]["url"].startswith("http:"):
             await self._session.send("Fetch.failRequest", {"requestId": request, "errorReason": "ConnectionFailed"})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
@@ -27,6 +26,7 @@ from shoal.fetch.page_fetcher import without_verification
 from shoal.fetch.sessions.session import SentCookies, browser_cookies, own_cookies
 from shoal.http import Render, Request, Response
 from shoal.http.response import RenderedResponse
+from shoal.system import clock, threads
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.browser")
@@ -288,13 +288,13 @@ class BrowserFetcher:
 
     async def _check_browser(self, session: _Session) -> None:
         settings, process = self._settings, session.process
-        memory = await asyncio.to_thread(process.memory)
+        memory = await threads.call(process.memory)
         if memory > settings.max_memory:
             if memory > 2 * settings.max_memory or session.retired:
                 log.warning("killing the largest page: the browser uses %d MB (browser.max_memory)", memory >> 20)
-                await asyncio.to_thread(process.kill_largest)
+                await threads.call(process.kill_largest)
             session.retired = True
-        if process.pages >= settings.recycle_pages or time.monotonic() - process.started > settings.recycle_after:
+        if process.pages >= settings.recycle_pages or clock.monotonic() - process.started > settings.recycle_after:
             session.retired = True
         self._end_if_unused(session)
 

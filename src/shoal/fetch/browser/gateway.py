@@ -18,7 +18,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
 
 from shoal.config import DnsSettings
 from shoal.errors import FetchError
@@ -27,6 +26,7 @@ from shoal.fetch.browser.gateway_http import Meter, Pipe
 from shoal.fetch.connecting import Connector
 from shoal.fetch.guard import AddressGuard, PageReach
 from shoal.fetch.resolving import Names
+from shoal.system import clock
 
 # Who is at the other end of a loopback connection: the user that owns the other socket.
 #
@@ -302,7 +302,7 @@ class Listener:
         if self.closed or not pipe.open or same >= _MAX_KEPT_PER_SITE or len(self._kept) >= _MAX_KEPT:
             pipe.abort()
             return
-        self._kept[pipe] = (site, monotonic() + _KEEP_SECONDS)
+        self._kept[pipe] = (site, clock.monotonic() + _KEEP_SECONDS)
         pipe.on_end = lambda: self._drop(pipe)
 
     def _drop(self, pipe: Pipe) -> None:
@@ -310,7 +310,7 @@ class Listener:
         pipe.abort()
 
     def _check(self) -> None:
-        now = monotonic()
+        now = clock.monotonic()
         for conversation in [*self._conversations]:
             conversation.check(now)
         for pipe, (_, until) in [*self._kept.items()]:

@@ -10,7 +10,6 @@ import ssl
 from contextlib import suppress
 from ipaddress import ip_address
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -40,6 +39,7 @@ from shoal.fetch.connecting import (
     unresolved,
 )
 from shoal.fetch.guard import PageReach, not_sent
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from shoal.fetch.browser.gateway import Listener
@@ -280,7 +280,7 @@ class Conversation:
         self._upstream: Pipe | None = None
         self._limits = listener.limits
         self._deadline = inf
-        self._touched = monotonic()
+        self._touched = clock.monotonic()
         self._answered = False
         """Whether a part of the response was sent."""
         self.task = asyncio.create_task(self._run())
@@ -335,7 +335,7 @@ class Conversation:
         self._answered = False
         if not await self._client.wait():
             return False
-        self._deadline = monotonic() + self._limits.header_timeout
+        self._deadline = clock.monotonic() + self._limits.header_timeout
         site = None
         try:
             request = parse_request(await self._client.read_head(self._limits.max_header_bytes))

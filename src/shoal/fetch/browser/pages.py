@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ from shoal.fetch.browser.process import BrowserProcess, tolerated
 from shoal.fetch.layers import Postponed
 from shoal.fetch.sessions.cookies import Cookie, CookieKey
 from shoal.fetch.sessions.session import SentCookies
+from shoal.system import clock
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Page
@@ -100,7 +100,7 @@ class ContextCookies:
         """Add cookies. The browser refuses all if it refuses one; then each is added alone."""
         from playwright.async_api import Error
 
-        now = time.time()
+        now = clock.time()
         try:
             await self._context.add_cookies([_for_browser(cookie, now) for cookie in cookies])
         except Error:

@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from shoal.config import BrowserSettings
 from shoal.errors import BrowserError
 from shoal.fetch.browser import guardian
 from shoal.messages import pip_install
+from shoal.system import chance, clock, threads
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
@@ -59,8 +59,8 @@ def group_of(pid: int) -> int:
 
 def reap(groups: Collection[int], patience: float) -> None:
     """Reap the children in these process groups, which are being killed. It blocks until none is left."""
-    end = time.monotonic() + patience
-    while groups and time.monotonic() < end:
+    end = clock.monotonic() + patience
+    while groups and clock.monotonic() < end:
         own = [pid for pid in children() if group_of(pid) in groups]
         for pid in own:
             with suppress(ChildProcessError):
@@ -144,11 +144,11 @@ class BrowserProcess:
     def __init__(self, settings: BrowserSettings) -> None:
         self.pages = 0
         """How many pages it has rendered."""
-        self.started = time.monotonic()
+        self.started = clock.monotonic()
         self.ended = False
         self.killed = False
         self._settings = settings
-        self._token = secrets.token_hex(16)
+        self._token = chance.token_hex(16)
         self._folder: str | None = None
         self._profile: str | None = None
         self._playwright: Playwright | None = None
@@ -268,7 +268,7 @@ class BrowserProcess:
         """SIGKILL all its processes, and remove the profile."""
         self.ended = self.killed = True
         watch, self._guardian = self._guardian, None
-        await asyncio.to_thread(guardian.kill, self._token)
+        await threads.call(guardian.kill, self._token)
         if self._playwright is not None:
             async with tolerated("stopping the driver", _CLOSE_TIMEOUT):
                 await self._playwright.stop()
@@ -283,10 +283,10 @@ class BrowserProcess:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await watch.wait()
-        await asyncio.to_thread(reap, self._groups, _CLOSE_TIMEOUT)
+        await threads.call(reap, self._groups, _CLOSE_TIMEOUT)
         for folder in (self._folder, self._profile):  # the driver removes the profile, unless it was killed
             if folder is not None:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await threads.call(shutil.rmtree, folder, ignore_errors=True)
         self._folder = self._profile = None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +22,7 @@ from shoal.http import Render, Request, Response
 from shoal.http.exchange import Exchange, captured
 from shoal.http.rendering import LOAD_STATES, Action, Click, Evaluate, Fill, Press, Scroll, Wait, permit
 from shoal.http.response import RenderedResponse
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Rendering:
         self._options = options
         self._settings = settings
         self._limit = request.timeout or settings.page_timeout
-        self._started = time.monotonic()
-        self._began = time.time()
+        self._started = clock.monotonic()
+        self._began = clock.time()
         self._sent = browser_cookies.get()
         self._done = 0
         """How many actions have begun."""
@@ -187,7 +187,7 @@ class Rendering:
 
     def _left(self) -> float:
         """Seconds until shortly before the deadline."""
-        return max(0.1, self._started + self._limit * 0.95 - time.monotonic())
+        return max(0.1, self._started + self._limit * 0.95 - clock.monotonic())
 
     # -- actions
 

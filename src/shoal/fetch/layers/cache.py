@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import msgspec
 from shoal.config import CacheSettings
 from shoal.http import Request, Response
 from shoal.ports import Fetch
+from shoal.system import clock, threads
 
 log = logging.getLogger("shoal.cache")
 
@@ -41,7 +40,7 @@ class Cache:
         if request.method not in ("GET", "HEAD") or request.body:
             return await fetch(request)
         path = self._path(request)
-        entry = await asyncio.to_thread(self._load, path)
+        entry = await threads.call(self._load, path)
         if entry is not None:
             return Response(
                 request.url, status=entry.status, headers=entry.headers, body=entry.body, request=request,
@@ -50,9 +49,9 @@ class Cache:
         response = await fetch(request)
         if 200 <= response.status < 400 and not response.flags and self._keeps(response):
             headers = [(str(name), _encodable(value)) for name, value in response.headers.items()]
-            entry = _Entry(time.time(), response.url, response.status, headers, response.body)
+            entry = _Entry(clock.time(), response.url, response.status, headers, response.body)
             try:
-                await asyncio.to_thread(_save, path, msgspec.msgpack.encode(entry))
+                await threads.call(_save, path, msgspec.msgpack.encode(entry))
             except OSError as error:
                 log.warning("can't cache %s: %s", response.url, error)
         return response
@@ -69,7 +68,7 @@ class Cache:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("can't read the cached page %s: %s", path, error)
             return None
-        expired = self._ttl is not None and entry.stored_at + self._ttl < time.time()
+        expired = self._ttl is not None and entry.stored_at + self._ttl < clock.time()
         return None if expired else entry
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -18,6 +16,7 @@ from shoal.fetch.layers.throttle import retry_after_of
 from shoal.fetch.sessions.session import Session
 from shoal.http import Request, Response
 from shoal.ports import Fetch, Hosts, HostUpdate
+from shoal.system import chance, clock
 from shoal.urls.normalize import host_of, origin_of
 
 # The rules of identities: how long they rest, which error is whose fault, and what a failure costs. They do no I/O.
@@ -82,7 +81,7 @@ T = TypeVar("T")
 class ShortMemory:
     """A bounded cache of the state of identities. Forgetting is always safe: the store is asked again."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: clock.monotonic()) -> None:
         self._clock = clock
         self._assigned: dict[str, tuple[str, float]] = {}
         self._rests: dict[tuple[str, str], tuple[float, float, bool]] = {}
@@ -285,7 +284,7 @@ class Identities:
 
     async def _choose(self, host: str) -> Identity:
         """The identity for a host. Postponed if the host must wait, FetchError if no identity is left for it."""
-        if self._announce_at is None or self._announce_at <= time.monotonic():
+        if self._announce_at is None or self._announce_at <= clock.monotonic():
             await self._announce()
         name = self._memory.assigned(host) or await self._facts.assigned(host)
         if name in self._roster and await self._is_available(name, host):
@@ -293,7 +292,7 @@ class Identities:
                 self._memory.assign(host, name, min(_CACHE_SECONDS, self._settings.hold))
             return self._roster[name]
         others = [other for other in self._roster if other != name]
-        random.shuffle(others)  # so that hosts are spread over the identities
+        chance.shuffle(others)  # so that hosts are spread over the identities
         for other in others:
             if await self._is_available(other, host):
                 await self._assign(host, other, is_ours=name is None or name in self._roster)
@@ -311,7 +310,7 @@ class Identities:
     async def _announce(self) -> None:
         """Store the names of the identities. A new process tries removed ones again: they may have been corrected."""
         is_new = self._announce_at is None
-        self._announce_at = time.monotonic() + _ANNOUNCE_SECONDS
+        self._announce_at = clock.monotonic() + _ANNOUNCE_SECONDS
         await self._facts.add_names(list(self._roster))
         for name in self._roster if is_new else ():
             await self._facts.restore(name)
@@ -322,12 +321,12 @@ class Identities:
         rest = await self._facts.resting(name, host)
         if rest is None:
             return True
-        seconds = rest.returns - time.time()
+        seconds = rest.returns - clock.time()
         self._memory.rest(name, host, seconds if 0 <= seconds <= 2 * DAY else _WAIT[0], is_final=rest.is_final)
         return False
 
     async def _is_removed(self, name: str) -> bool:
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._checked.get(name, -_CACHE_SECONDS) >= _CACHE_SECONDS:
             self._checked[name] = now
             removal = await self._facts.removed(name)
@@ -443,7 +442,7 @@ class Identities:
         if refused:
             self._refused.add(name)
         self._removed[name] = reason
-        self._checked[name] = time.monotonic()
+        self._checked[name] = clock.monotonic()
         await self._facts.remove(name, Removal(reason, refused), self._settings.max_rest)
         self._check_exhausted()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
@@ -15,6 +14,7 @@ from msgspec import Struct
 from shoal.config import IdentitySettings, check_proxy, check_trust
 from shoal.errors import DECODING_ERRORS, ConfigError
 from shoal.ports import Hosts
+from shoal.system import clock
 
 DAY = 86400.0
 _PAGE_SECONDS = 6 * 3600.0  # how long the blocks of a page are counted together
@@ -61,7 +61,7 @@ class IdentityFacts:
         return await self._recall(f"identity rests {host} {name}", Rest)
 
     async def rest(self, name: str, host: str, reason: str, seconds: float, *, is_final: bool = False) -> None:
-        rest = Rest(reason, time.time() + seconds, is_final)
+        rest = Rest(reason, clock.time() + seconds, is_final)
         await self._remember(f"identity rests {host} {name}", rest, seconds)
 
     async def streak(self, name: str, host: str) -> int:
@@ -240,7 +240,7 @@ async def _rows(facts: IdentityFacts, name: str, assigned: dict[str, str | None]
     for host, chosen in assigned.items():
         if (rest := await facts.resting(name, host)) is not None:
             state: IdentityStateName = "given up" if rest.is_final else "resting"
-            rows.append(IdentityState(name, state, host, rest.reason, max(0.0, rest.returns - time.time())))
+            rows.append(IdentityState(name, state, host, rest.reason, max(0.0, rest.returns - clock.time())))
         elif chosen == name:
             rows.append(IdentityState(name, "active", host))
     return rows or [IdentityState(name, "free")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from datetime import timedelta
 
 from msgspec import Struct
@@ -15,6 +14,7 @@ from shoal.errors import FetchError, FrontierError, RequestError
 from shoal.fetch.layers import Postponed
 from shoal.http import Request, Response
 from shoal.ports import Fetch, Hosts, HostUpdate
+from shoal.system import clock
 from shoal.urls.normalize import host_of, join_url, normalize_url, origin_of
 
 _DISALLOW = re.compile("dia?s", re.IGNORECASE)  # includes common misspellings
@@ -72,7 +72,7 @@ class Robots:
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         origin = origin_of(request.url)
         rules = self._rules.get(origin)
-        if rules is None or rules.error is not None or rules.expires <= time.monotonic():
+        if rules is None or rules.error is not None or rules.expires <= clock.monotonic():
             rules = await self._rules_of(origin, fetch)
         if rules.rules is not None and not rules.rules.can_fetch(normalize_url(request.url), self._user_agent):
             raise FetchError(f"robots.txt of {origin} disallows it", kind="robots", retryable=False, contacted=False)
@@ -82,7 +82,7 @@ class Robots:
         """Whether the page is known to be allowed. Fetches no robots.txt."""
         origin = origin_of(url)
         rules = self._rules.get(origin)
-        if rules is None or rules.expires <= time.monotonic():
+        if rules is None or rules.expires <= clock.monotonic():
             rules = await self._recall(origin)
         if rules is None or rules.error is not None:
             return False
@@ -96,7 +96,7 @@ class Robots:
 
     async def _rules_of(self, origin: str, fetch: Fetch) -> RobotsRules:
         """The rules of an origin. Raises Postponed if it had to fetch them: the fetch takes the place of the page."""
-        rules, now = self._rules.get(origin), time.monotonic()
+        rules, now = self._rules.get(origin), clock.monotonic()
         if rules is None or rules.expires <= now:
             rules = await self._recall(origin)
         if rules is None:
@@ -115,7 +115,7 @@ class Robots:
         if text is None:
             return None
         rules = read_rules(text.decode("utf-8", "replace"), self._user_agent, self._config)
-        rules.expires = min(rules.expires, time.monotonic() + _RECALL_SECONDS)
+        rules.expires = min(rules.expires, clock.monotonic() + _RECALL_SECONDS)
         self._keep(origin, rules)
         return rules
 
@@ -159,7 +159,7 @@ class Robots:
         delay = old.crawl_delay if old is not None else None
         # Keep a copy: the traceback of the error would keep everything on the stack alive, such as the body of a page.
         copy = FetchError(str(error), kind=error.kind, retryable=error.retryable, status=error.status)
-        self._keep(origin, RobotsRules(None, delay, time.monotonic() + hold, 1000, copy, failures))
+        self._keep(origin, RobotsRules(None, delay, clock.monotonic() + hold, 1000, copy, failures))
         return hold
 
     def _keep(self, origin: str, rules: RobotsRules) -> None:
@@ -185,7 +185,7 @@ def read_rules(text: str, user_agent: str, config: RobotsSettings) -> RobotsRule
     return RobotsRules(
         rules=rules if may_disallow else None,
         crawl_delay=min(delay, config.max_crawl_delay) if delay else None,
-        expires=time.monotonic() + max(_MIN_CACHE_SECONDS, config.cache_seconds),
+        expires=clock.monotonic() + max(_MIN_CACHE_SECONDS, config.cache_seconds),
         size=1000 + (len(text) if may_disallow else 0),
     )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime, timedelta
 
@@ -14,6 +12,7 @@ from shoal.config import RetrySettings, ThrottleSettings
 from shoal.errors import FetchError, FrontierError
 from shoal.http import Request, Response
 from shoal.ports import Fetch, HostUpdate, Lease
+from shoal.system import chance, clock
 from shoal.urls.normalize import host_of
 
 # Which answers are errors, whether a retry can help, and when to retry.
@@ -51,7 +50,7 @@ class StatusCheck:
 class RetryPolicy:
     """How long a failed request waits: as long as the server asks, else with exponential backoff and jitter."""
 
-    def __init__(self, config: RetrySettings, random_fraction: Callable[[], float] = random.random) -> None:
+    def __init__(self, config: RetrySettings, random_fraction: Callable[[], float] = lambda: chance.random()) -> None:
         self._config = config
         self._random = random_fraction
 
@@ -67,7 +66,7 @@ class RetryPolicy:
 
 def retry_after_of(response: Response, limit: float) -> timedelta | None:
     """The wait that the answer asks for. None: none."""
-    return parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC), limit)
+    return parse_retry_after(response.headers.get("Retry-After"), datetime.fromtimestamp(clock.time(), UTC), limit)
 
 
 def parse_retry_after(value: str | None, now: datetime, limit: float = MAX_RETRY_AFTER) -> timedelta | None:
@@ -156,7 +155,7 @@ class Throttle:
 
     async def __call__(self, request: Request, fetch: Fetch) -> Response:
         name = host_of(request.url)
-        started = time.monotonic()
+        started = clock.monotonic()
         try:
             response = await fetch(request)
         except FetchError as error:
@@ -179,7 +178,7 @@ class Throttle:
         host = self._hosts.get(name) or LearnedDelay()
         if started >= self._slowed.get(name, 0.0):
             host = self._learn(name, after_overload(host, self._config))
-            self._slowed[name] = time.monotonic()
+            self._slowed[name] = clock.monotonic()
         if retry_after:
             reason = f"answered {status} with Retry-After"
             await self._report(name, host.delay, block_for=retry_after.total_seconds(), block_reason=reason)

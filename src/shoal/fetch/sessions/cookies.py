@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from msgspec import Struct
 
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class CookieJar:
     def __init__(
         self,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: clock.time(),
         jars: Callable[[], int] = lambda: 1,
         on_evict: Callable[[str], None] = lambda domain: None,
     ) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import quote, unquote
@@ -25,6 +23,7 @@ from msgspec import Struct
 from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.fetch.sessions.cookies import Cookie, CookieJar, CookieKey, site_of, site_of_url
 from shoal.ports import Completion, CookieWrite, Documents, Pushed, Queue
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.session")
 
@@ -171,7 +170,7 @@ class Jars:
         documents: Documents | None = None,
         queue: Queue | None = None,
         run_id: str = "",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: clock.time(),
     ) -> None:
         self._documents = documents
         self._queue = queue
@@ -348,7 +347,7 @@ class Jars:
                 jar.settle(site, changes)
                 return None
             content = _encode(value) if value.cookies or value.epoch else None
-            own = os.urandom(16)
+            own = chance.token_bytes(16)
             write = CookieWrite(key, content, site.version, own)
             version, pushed = await self._queue.store_cookies(write, () if attempt else completions)
             if version:
@@ -408,7 +407,7 @@ class Jars:
             document = await self._documents.get_document(key)
             content = _encode(update(SiteCookies() if document is None else _read(document.value)))
             replaces = b"" if document is None else document.version
-            if (await self._queue.store_cookies(CookieWrite(key, content, replaces, os.urandom(16))))[0]:
+            if (await self._queue.store_cookies(CookieWrite(key, content, replaces, chance.token_bytes(16))))[0]:
                 return
             await asyncio.sleep(0.002 * attempt)
         raise StoreError(f"cannot store the cookies of {site}: other processes keep changing them")

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -36,6 +33,7 @@ from shoal.messages import printable
 from shoal.ports import Claim, Documents, Fetch, Frontier
 from shoal.ports.documents import StoredValue
 from shoal.selector import selectors
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.session")
 
@@ -157,7 +155,7 @@ class LoginKeeper:
         self._wake = asyncio.Event()
         self._own_states: dict[str, LoginState] = {}
         """The states, if they are not stored."""
-        self._began_at = time.time()
+        self._began_at = clock.time()
         self.reason = ""
         """Why the engine may lease nothing. Empty if it may."""
         self.on_hold: Callable[[], None] = lambda: None
@@ -275,7 +273,7 @@ class LoginKeeper:
                 break
             async with self._role(jar) as claim:
                 if claim is None:
-                    await asyncio.sleep(random.uniform(*_WAIT))
+                    await asyncio.sleep(chance.uniform(*_WAIT))
                     continue
                 if await self._adopt(jar, login):
                     break
@@ -303,9 +301,9 @@ class LoginKeeper:
     async def _role(self, jar: Jar) -> AsyncIterator[Claim | None]:
         """The right to log in. None while another process has it."""
         if not self._jars.is_stored:
-            yield Claim(LOGIN_ROLE + jar.name, 0, b"", time.time_ns() // 1000)
+            yield Claim(LOGIN_ROLE + jar.name, 0, b"", int(clock.time() * 1e6))
             return
-        nonce = os.urandom(16)
+        nonce = chance.token_bytes(16)
         claim = await self._persist(
             lambda: self._frontier.claim(LOGIN_ROLE + jar.name, _ROLE_SECONDS, nonce=nonce, above=jar.epoch)
         )
@@ -396,14 +394,14 @@ class LoginKeeper:
     async def _succeeded(self, jar: Jar, changes: dict[CookieKey, Cookie | None], epoch: int, unproven: int) -> None:
         await self._persist(lambda: self._jars.publish(jar, changes, epoch))
         logins = (await self._read_state(jar)).logins + 1
-        await self._store(jar, LoginState(epoch=epoch, at=time.time(), logins=logins, unproven=unproven))
+        await self._store(jar, LoginState(epoch=epoch, at=clock.time(), logins=logins, unproven=unproven))
         log.info("logged in%s", f" with {jar.name}" if jar.name else "")
 
     async def _failed(self, jar: Jar, error: LoginError | FetchError) -> None:
         """Count a failed attempt, and wait before the next one. LoginError if no attempt is left."""
         state = await self._read_state(jar)
         failures = 1 if self._tries_again(state) else state.failures + 1
-        state = replace(state, failures=failures, reason=printable(str(error)), failed_at=time.time(), stopped=False)
+        state = replace(state, failures=failures, reason=printable(str(error)), failed_at=clock.time(), stopped=False)
         attempts = self._settings.attempts * (_PATIENCE if isinstance(error, FetchError) else 1)
         log.warning("the login failed (attempt %d of %d): %s", failures, attempts, state.reason)
         if failures >= attempts or not error.retryable:
@@ -413,7 +411,7 @@ class LoginKeeper:
 
     async def _give_up(self, jar: Jar, state: LoginState) -> NoReturn:
         await self._stop_run()
-        await self._store(jar, replace(state, stopped=True, failed_at=time.time()))
+        await self._store(jar, replace(state, stopped=True, failed_at=clock.time()))
         raise LoginError(_given_up(state))
 
     def _tries_again(self, state: LoginState) -> bool:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +22,7 @@ from shoal.fetch.sessions.jars import Changes, Jars, SiteCookies, quoted
 from shoal.fetch.sessions.login import LoginState, login_state
 from shoal.ports import Documents, Queue
 from shoal.ports.documents import StoredValue
+from shoal.system import clock
 from shoal.urls.normalize import host_of, normalize_url
 
 # Cookies in files of other programs: cookies.txt (Netscape), Playwright's storage state, lists of browser
@@ -283,7 +283,7 @@ class StoredSession:
 
     async def cookies(self, jar: str) -> list[Cookie]:
         """The cookies of a jar that have not ended."""
-        now, sites = time.time(), (await self._jars.stored()).get(jar, {})
+        now, sites = clock.time(), (await self._jars.stored()).get(jar, {})
         return [cookie for _, site in sorted(sites.items()) for cookie in site.cookies if not cookie.is_over(now)]
 
     async def add(self, jar: str, cookies: Iterable[Cookie], digest: str = "") -> None:
@@ -291,7 +291,7 @@ class StoredSession:
         that workers wait for counts as done. ``digest``: of the file that has them."""
         stored = (await self._jars.stored()).get(jar, {})
         login = login_state(self._documents, self._run_id, jar)
-        epoch, now = _new_epoch(stored, await login.read()), time.time()
+        epoch, now = _new_epoch(stored, await login.read()), clock.time()
         changes: dict[str, Changes] = {site: {} for site in stored}
         for cookie in cookies:
             changes.setdefault(site_of(cookie.domain), {})[cookie.key] = epoch, cookie
@@ -366,7 +366,7 @@ async def read_logins(documents: Documents, run_id: str) -> dict[str, LoginState
 
 def new_epoch(above: int = 0) -> int:
     """An epoch that is later than all before."""
-    return max(time.time_ns() // 1000, above + 1)
+    return max(int(clock.time() * 1e6), above + 1)
 
 
 def _new_epoch(sites: Mapping[str, SiteCookies], login: LoginState | None) -> int:
@@ -391,7 +391,7 @@ def _imported_at(epoch: int, now: float, stored: LoginState | None) -> LoginStat
 
 
 def _report(jar: str, sites: Mapping[str, SiteCookies], login: LoginState | None) -> JarReport:
-    now = time.time()
+    now = clock.time()
     reports = []
     for site, stored in sorted(sites.items()):
         if cookies := [cookie for cookie in stored.cookies if not cookie.is_over(now)]:

@@ -7,13 +7,13 @@ name its circuit: the user says to whom it belongs, and the password is the gene
 from __future__ import annotations
 
 import hashlib
-import secrets
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
 from msgspec import Struct
+
+from shoal.system import chance, clock
 
 PROBE_EVERY = 2.0
 """Seconds between two checks whether a daemon still answers."""
@@ -41,11 +41,11 @@ class _CircuitInUse(Struct):
 class Circuits:
     """The circuits of one worker. No other worker has the same, even if both use one daemon."""
 
-    def __init__(self, pages: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pages: int | None = None, clock: Callable[[], float] = lambda: clock.monotonic()) -> None:
         """``pages``: a circuit is renewed after so many. None: never."""
         self._pages = pages
         self._clock = clock
-        self._secret = secrets.token_bytes(16)
+        self._secret = chance.token_bytes(16)
         self._generations = count(1)
         self._current: dict[str, _CircuitInUse] = {}
 
@@ -97,14 +97,14 @@ class Hold:
 
     @property
     def active(self) -> bool:
-        return time.monotonic() < self._until
+        return clock.monotonic() < self._until
 
     def begin(self) -> float:
         """Let pages wait, each time for longer. Return the seconds; 0 if they wait already."""
         if self.active:
             return 0.0
         seconds = self._next
-        self._until = time.monotonic() + seconds
+        self._until = clock.monotonic() + seconds
         self._next = min(_SECONDS[1], 2 * seconds)
         return seconds
 

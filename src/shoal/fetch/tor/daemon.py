@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import re
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -16,6 +15,7 @@ from shoal.config import TorSettings
 from shoal.errors import TorError
 from shoal.fetch.tor.circuits import PROBE_EVERY, Circuit, Circuits, Hold
 from shoal.fetch.tor.process import Folder, TorProcess, describe_exit, find_program, start_process, version_of
+from shoal.system import clock, threads
 
 # The control connection to a Tor daemon: asks for its state. Every call has a deadline.
 
@@ -221,7 +221,7 @@ class TorDaemon:
             self._supervising.cancel()
             await asyncio.gather(self._supervising, return_exceptions=True)
         if self._folder is not None:
-            await asyncio.to_thread(self._folder.delete)
+            await threads.call(self._folder.delete)
             self._folder = None
 
     # -- the daemon
@@ -229,10 +229,10 @@ class TorDaemon:
     async def _supervise(self, process: TorProcess) -> None:
         """Keep a daemon running. TorError if the first one ends by itself, or never gets ready."""
         assert self._folder is not None
-        deadline = time.monotonic() + self._settings.bootstrap_timeout
+        deadline = clock.monotonic() + self._settings.bootstrap_timeout
         pause = _RESTART_AFTER[0]
         while True:
-            began = time.monotonic()
+            began = clock.monotonic()
             try:
                 reason = await self._work(process, self._folder.path, deadline)
             finally:
@@ -240,16 +240,16 @@ class TorDaemon:
                 self._changed.clear()
                 await process.kill()
             is_first = self.epoch == 0
-            if is_first and (time.monotonic() >= deadline or (process.returncode or 0) > 0):
+            if is_first and (clock.monotonic() >= deadline or (process.returncode or 0) > 0):
                 raise TorError(_explain(reason, process.complaints))
-            if time.monotonic() - began > _STEADY:
+            if clock.monotonic() - began > _STEADY:
                 pause = _RESTART_AFTER[0]
             log.warning("the Tor daemon %s; starting another one in %g s, pages wait", reason, pause)
             await asyncio.sleep(pause)
             pause = min(_RESTART_AFTER[1], 2 * pause)
             process = await self._start_again()
             if not is_first:
-                deadline = time.monotonic() + self._settings.bootstrap_timeout
+                deadline = clock.monotonic() + self._settings.bootstrap_timeout
 
     async def _start_again(self) -> TorProcess:
         """Start another daemon, with retries: the first one could start, so a failure (a full disk) may pass."""
@@ -283,7 +283,7 @@ class TorDaemon:
         """Wait until the daemon is ready, then probe it. Return why it must be replaced."""
         try:
             while not (_has_text(folder / "control") and _has_text(folder / "cookie")):
-                if time.monotonic() >= deadline:
+                if clock.monotonic() >= deadline:
                     return "did not open its control port"
                 await asyncio.sleep(_POLL_STARTING)
             async with await Control.open(folder, self._settings.probe_timeout) as control:
@@ -311,7 +311,7 @@ class TorDaemon:
                 log.info("Tor: %d %%, %s", state.percent, state.summary[:1].lower() + state.summary[1:])
             if state.percent >= 100:
                 return ""
-            if time.monotonic() >= deadline:
+            if clock.monotonic() >= deadline:
                 warning = f": {state.warning}" if state.warning else ""
                 return f"is at {state.percent} % ({state.summary}{warning})"
             await asyncio.sleep(_POLL_STARTING)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from shoal.fetch.layers import Postponed
 from shoal.fetch.tor.circuits import PROBE_EVERY, Circuit, Circuits, Hold
 from shoal.http import Request, Response
 from shoal.ports import Fetch
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 log = logging.getLogger("shoal.tor")
@@ -81,7 +81,7 @@ class TorLayer:
         self._check(request)
         if not self.tor.ready:
             raise Postponed("Tor is not ready", contacted=False)
-        isolation, epoch, sent = f"{self._run_id} {host_of(request.url)}", self.tor.epoch, time.monotonic()
+        isolation, epoch, sent = f"{self._run_id} {host_of(request.url)}", self.tor.epoch, clock.monotonic()
         circuit = self.tor.circuits.take(isolation)
         try:
             response = await fetch(request.replace(proxy=self.tor.url_of(circuit)))
@@ -196,7 +196,7 @@ class ExistingTor:
     def arrived(self, epoch: int) -> None:
         """Something came through the network of the daemon."""
         if epoch == self.epoch:
-            self._hear(time.monotonic())
+            self._hear(clock.monotonic())
 
     async def explains_failure(self, epoch: int, sent: float | None = None) -> bool:
         """Whether a page failed because the daemon was away, or is another one now, or is not connected."""
@@ -253,7 +253,7 @@ class ExistingTor:
 
     def _is_silent(self, sent: float) -> bool:
         """Whether nothing came through lately. Then pages wait, unless that lasts for too long."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._arrived <= max(_RECENT, (now - sent) / 2):  # half: the network may go while a page waits
             return False
         if self._silent_since is None:

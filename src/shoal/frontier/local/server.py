@@ -11,12 +11,10 @@ import gc
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -38,7 +36,8 @@ from shoal.frontier.local.places import (
     started_at,
 )
 from shoal.frontier.local.store import SocketStore
-from shoal.ports import Frontier, History, Holder, Store, clock
+from shoal.ports import Frontier, History, Holder, Store
+from shoal.system import chance, clock, threads
 
 log = logging.getLogger("shoal.frontier")
 
@@ -127,7 +126,7 @@ class FrontierServer:
         self.path = Path()
         """The socket, while it listens."""
         self._store = store
-        self.welcome = wire.Welcome(__version__, secrets.token_hex(8), durable)
+        self.welcome = wire.Welcome(__version__, chance.token_hex(8), durable)
         """The answer to a greeting."""
         self._watch = watch or ProcessWatch()
         self._server: asyncio.AbstractServer | None = None
@@ -431,14 +430,14 @@ async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> St
     uses the file alone."""
     from shoal.frontier.sqlite.file_lock import announced_socket  # takes a while to import
 
-    until = time.monotonic() + _PATIENCE
+    until = clock.monotonic() + _PATIENCE
     while True:
         # The name of a socket stays in the lock file until its process has closed the file.
         may_be_closing = announced_socket(file) is not None
         try:
             return await join_owner(file) or await open_it()
         except (StoreBusyError, StoreAwayError):
-            if not may_be_closing or time.monotonic() > until:
+            if not may_be_closing or clock.monotonic() > until:
                 raise
             await asyncio.sleep(_BETWEEN_TRIES)
 
@@ -446,12 +445,12 @@ async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> St
 async def share_file(file: str) -> Store:
     """The store in a file, for one of several processes of this machine. A process that owns the file is started if
     there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
-    until = time.monotonic() + _PATIENCE
+    until = clock.monotonic() + _PATIENCE
     while True:
         try:
             return await SocketStore.connect(partial(_start, file, join=True))
         except StoreAwayError:  # it listened a moment ago, and ended before it answered
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise
             await asyncio.sleep(_BETWEEN_TRIES)
 
@@ -463,15 +462,15 @@ async def start_new_owner(file: str) -> str:
 
 
 async def _start(file: str, *, join: bool) -> str:
-    until = time.monotonic() + _PATIENCE
+    until = clock.monotonic() + _PATIENCE
     while True:
         path = _socket_of(file) if join else None
         if path is not None:
             return path
         try:
-            return await asyncio.to_thread(start_owner, file)
+            return await threads.call(start_owner, file)
         except StoreBusyError:  # another process starts one at this moment, or has not ended yet
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise
             await asyncio.sleep(_BETWEEN_TRIES)
 

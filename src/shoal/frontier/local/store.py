@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -36,8 +35,8 @@ from shoal.ports import (
     Leased,
     LoggedItem,
     Store,
-    clock,
 )
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.frontier")
 
@@ -131,7 +130,7 @@ class OwnerConnection:
         """``find`` returns the path of the owner's socket; it may start an owner. ``timeout``: seconds for a call."""
         self._find = find
         self._timeout = timeout
-        self._client = secrets.token_hex(6)
+        self._client = chance.token_hex(6)
         self._link: _Link | None = None
         self._welcome: wire.Welcome | None = None
         self._connecting = asyncio.Lock()

@@ -129,7 +129,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     not_after: float
-    """When the client gives up, on the clock of `shoal.ports.clock`, which is the same in all processes of a machine.
+    """When the client gives up, on the clock of `shoal.system.clock`, which is the same in all processes of a machine.
     The owner ignores a call that it finds later: it may have been frozen."""
     method: str
     run: bytes

@@ -60,8 +60,8 @@ from shoal.ports import (
     LeaseOutcome,
     Pushed,
     RequestState,
-    clock,
 )
+from shoal.system import clock
 
 
 class MemoryStages:

@@ -26,8 +26,8 @@ from shoal.ports import (
     Run,
     RunState,
 )
-from shoal.ports.clock import steady_time
 from shoal.ports.documents import check_document
+from shoal.system.clock import steady_time
 
 
 class MemoryDocuments:
@@ -113,7 +113,7 @@ class MemoryFrontier(ComposedFrontier):
         self._items = items = MemoryItemLog(roles, store.item_space)
         self._stages = stages = MemoryStages(requests, clock)
         self._queue = queue = MemoryQueue(
-            requests, stages, items, roles, clock, lambda now: runs.expire_others(self, now), store
+            requests, stages, items, roles, clock, partial(runs.expire_others, self), store
         )
         self.expire_leases = queue.expire_leases
         self._clock = clock

@@ -82,9 +82,9 @@ from shoal.ports import (
     Stats,
     Waits,
     WorkerState,
-    clock,
 )
 from shoal.ports.documents import check_document
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 

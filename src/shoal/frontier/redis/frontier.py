@@ -8,7 +8,6 @@ Each call is one Lua script, which Redis runs atomically, also if the client die
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -57,8 +56,8 @@ from shoal.ports import (
     SilentWorker,
     Stats,
     WorkerState,
-    clock,
 )
+from shoal.system import chance, clock
 
 _RUNS_PER_CALL = 200
 _ALL_HOSTS = bytes(4)
@@ -82,7 +81,7 @@ class RedisFrontier:
             self.hold(holder)
         self._receipts = Receipts[bytes]()
         self._recovering = asyncio.Lock()
-        self._client = os.urandom(12)
+        self._client = chance.token_bytes(12)
         self._endings = endings = Endings(self._run_proven, self._receipts)
         self._time = ServerClock(scripts.client.address.timeout)
         self._takes_part = options is not None

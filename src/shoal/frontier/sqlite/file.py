@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from importlib.resources import files
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -31,6 +29,7 @@ from shoal.frontier.sqlite.file_lock import (
     name_record,
     recorded_name,
 )
+from shoal.system import clock, threads
 
 # A thread that runs steps for coroutines, one at a time.
 #
@@ -46,7 +45,7 @@ class StepThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | Callable[[], object]] = SimpleQueue()
-        Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+        threads.start(partial(_work, self._jobs), name)
 
     async def run(self, step: Callable[[], T]) -> T:
         """Run a step and return its result. If the caller is cancelled, the step runs anyway."""
@@ -360,9 +359,9 @@ class SQLiteFile:
         self._on_commit.append(callback)
 
     def _begin(self, begin: str) -> None:
-        if self._lock is not None and time.monotonic() > self._check_at:
+        if self._lock is not None and clock.monotonic() > self._check_at:
             self._lock.check()
-            self._check_at = time.monotonic() + _SECONDS_BETWEEN_CHECKS
+            self._check_at = clock.monotonic() + _SECONDS_BETWEEN_CHECKS
         self._roll_back()
         if self._stale:
             self.restore()

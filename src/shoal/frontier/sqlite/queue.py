@@ -53,8 +53,8 @@ from shoal.ports import (
     Leased,
     Pushed,
     RequestState,
-    clock,
 )
+from shoal.system import clock
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Portion).decode

@@ -36,8 +36,8 @@ from shoal.ports import (
     Run,
     RunState,
 )
-from shoal.ports.clock import steady_time
 from shoal.ports.documents import check_document
+from shoal.system.clock import steady_time
 
 
 class SQLiteHosts:

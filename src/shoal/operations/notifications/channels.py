@@ -10,10 +10,8 @@ import os
 import smtplib
 import ssl
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -44,11 +42,12 @@ from shoal.operations.notifications.settings import (
     without_secrets,
 )
 from shoal.ports import Fetcher
+from shoal.system import clock, threads
 
 # Mail through an SMTP server.
 
 
-_threads = ThreadPoolExecutor(4, thread_name_prefix="shoal-notify")
+_threads = threads.Pool(4, "shoal-notify")
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _MAX_SUBJECT = 200
 T = TypeVar("T")
@@ -57,7 +56,7 @@ T = TypeVar("T")
 async def in_thread(work: Callable[..., T], *args: object) -> T:
     """Run a call that blocks, in a thread for notifications: one that waits for a name server for minutes must not keep
     outputs from being written."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, work, *args)
+    return await _threads.call(work, *args)
 
 
 class Mail:
@@ -248,7 +247,7 @@ async def post_signed(
     """Send a JSON body once. None if the receiver accepted it. The address guard is that of the fetcher."""
     signed = {
         "Content-Type": "application/json",
-        SIGNATURE: sign(secret, int(time.time()), body),
+        SIGNATURE: sign(secret, int(clock.time()), body),
         **(headers or {}),
     }
     try:

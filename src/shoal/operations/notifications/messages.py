@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 
 from shoal.operations.problem import ONCE, UNTIL_END, Problem, Severity
 from shoal.operations.problems import taken_back
+from shoal.system import chance, clock
 
 MessageEvent: TypeAlias = Literal["new", "changed", "resolved", "test"]
 
@@ -60,7 +60,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 def make_test_message(message_id: str, project: str) -> Message:
     """A message that shows that a channel works."""
-    now = time.time()
+    now = clock.time()
     problem = Problem(
         key="test", kind="finished", severity="info", title="this is a test",
         text="If you can read this, the channel works. Nothing is wrong.", since=now,
@@ -164,7 +164,7 @@ def updated_report(
     subject = taken_back(about) if is_back else about
     if event == "resolved" and report is not None:
         channels = report.channels or channels
-    message = Message(message_id=os.urandom(12).hex(), event=event, at=now, project=project, problem=subject)
+    message = Message(message_id=chance.token_bytes(12).hex(), event=event, at=now, project=project, problem=subject)
     outbox = report.outbox if report is not None else ()
     for channel in channels:
         outbox = _queued(outbox, Outgoing(message=message, channel=channel))

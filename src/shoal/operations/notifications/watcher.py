@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import random
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +33,7 @@ from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import SnapshotTaker, StoreSnapshot
 from shoal.ports import Documents, Store
 from shoal.ports.documents import StoredValue
+from shoal.system import chance, clock
 
 # Times of schedules at which no run began.
 
@@ -93,7 +91,7 @@ class Watcher:
         name: str,
         *,
         without: Sequence[str] = (),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: clock.time(),
     ) -> None:
         """``name``: of this server, unique. ``without``: names of spiders whose runs are left out."""
         project = config.project_name
@@ -127,7 +125,7 @@ class Watcher:
 
     async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(self._settings.check_every * random.uniform(0.9, 1.1))
+            await asyncio.sleep(self._settings.check_every * chance.uniform(0.9, 1.1))
             try:
                 await step()
             except Exception:  # the next one may succeed
@@ -197,8 +195,8 @@ class Watcher:
             return replace(watch, beat=watch.beat + 1, marks=self._marks if self._held is not None else watch.marks)
         beat = (watch.holder, watch.beat)
         if beat != self._seen:
-            self._seen, self._seen_at = beat, time.monotonic()
-        silence = time.monotonic() - self._seen_at
+            self._seen, self._seen_at = beat, clock.monotonic()
+        silence = clock.monotonic() - self._seen_at
         if watch.holder and silence < _TAKEOVER * self._settings.check_every:
             return watch
         return replace(watch, holder=self._name, beat=watch.beat + 1)
@@ -309,7 +307,7 @@ class Notifications:
         if name is not None and name not in self._channels:
             hint = did_you_mean(name, list(self._channels)) or f"; the channels are: {', '.join(self._channels)}"
             raise ConfigError(f"there is no channel {name!r:.120}{hint}")
-        message = make_test_message(os.urandom(12).hex(), self._config.project_name)
+        message = make_test_message(chance.token_bytes(12).hex(), self._config.project_name)
         chosen = {key: channel for key, channel in self._channels.items() if name in (None, key)}
         errors = await asyncio.gather(*(channel.send(message) for channel in chosen.values()))
         return dict(zip(chosen, errors, strict=True))

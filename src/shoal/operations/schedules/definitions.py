@@ -16,8 +16,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from math import isfinite
 from pathlib import Path
@@ -40,10 +38,11 @@ from shoal.operations.schedules.schedule import (
     find_zone,
     parse_interval,
 )
-from shoal.ports import Document, Documents, clock
+from shoal.ports import Document, Documents
 from shoal.ports.documents import StoredValue, all_documents
 from shoal.runs.orchestrator import Registry
 from shoal.runs.trust import check_arguments
+from shoal.system import chance, clock
 
 SETTINGS = (
     "download_delay", "weight", "concurrency", "concurrency_per_host", "user_agent", "cookies", "items.keep",
@@ -273,7 +272,7 @@ class Declarations:
         self.source = ""
         self._documents = documents
         self._prefix = f"schedule-server/{project}/"
-        self._key = self._prefix + os.urandom(8).hex()
+        self._key = self._prefix + chance.token_bytes(8).hex()
         self._now = now
         self._beat_at = -BEAT_EVERY
         self._changed: dict[str, tuple[bytes, float]] = {}
@@ -288,7 +287,7 @@ class Declarations:
     async def beat(self) -> None:
         """Tell the others that this server lives, if that is due."""
         if self.names and self._now() - self._beat_at >= BEAT_EVERY:
-            declaration = Declaration(source=self.source, names=tuple(sorted(self.names)), at=time.time())
+            declaration = Declaration(source=self.source, names=tuple(sorted(self.names)), at=clock.time())
             await self._stored(self._key).change(lambda _: declaration)
             self._beat_at = self._now()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -19,6 +18,7 @@ from shoal.ports import Run
 from shoal.runs.orchestrator import Chosen, Orchestrator
 from shoal.runs.start import queued_run
 from shoal.runs.trust import check_arguments
+from shoal.system import clock, threads
 
 log = logging.getLogger("shoal.schedules")
 
@@ -171,7 +171,7 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     async def choose(self, orchestrator: Orchestrator) -> Chosen:
         """Create its spider. Importing the file may be slow, so a thread does it."""
-        return await asyncio.to_thread(
+        return await threads.call(
             orchestrator.choose, self.registered, self.arguments, "single", usable_settings(self.settings)
         )
 
@@ -183,7 +183,7 @@ def run_maker(make_orchestrator: Callable[[], Orchestrator], networks: Sequence[
     async def make_run(schedule: Schedule, due: float) -> Run:
         definition, run_id = schedule.definition, schedule.run_id_at(due)
         settings = usable_settings(definition.settings)
-        chosen = await asyncio.to_thread(
+        chosen = await threads.call(
             lambda: make_orchestrator().choose(definition.spider, definition.arguments, None, settings)
         )
         if chosen.mode == "distributed":
@@ -195,7 +195,7 @@ def run_maker(make_orchestrator: Callable[[], Orchestrator], networks: Sequence[
             settings=check_settings(settings),
         )  # fmt: skip
         return Run(
-            run_id=run_id, spider=chosen.spider.spider_name(), state="queued", created_at=time.time(),
+            run_id=run_id, spider=chosen.spider.spider_name(), state="queued", created_at=clock.time(),
             settings=msgspec.to_builtins(own), project=schedule.project,
         )  # fmt: skip
 

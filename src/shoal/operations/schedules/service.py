@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,6 +30,7 @@ from shoal.operations.schedules.schedule import (
 from shoal.operations.snapshot import ACTIVE, OVER
 from shoal.ports import Run, Store
 from shoal.ports.documents import StoredValue, all_documents
+from shoal.system import clock
 
 # One atomic step of a schedule: it records the decision about a due time and creates the run, or does neither.
 
@@ -98,7 +98,7 @@ _MAX_ERROR = 500
 class Schedules:
     """The schedules of one project. Several processes may change them at the same time."""
 
-    def __init__(self, store: Store, project: str, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, project: str, now: Callable[[], float] = lambda: clock.time()) -> None:
         self.store = store
         self.project = project
         self.now = now

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
-from shoal.ports import ClusterView, Coordinator, Counts, Member, clock
+from shoal.ports import ClusterView, Coordinator, Counts, Member
 from shoal.runs.cluster.election import HESITATION, Retire, Role, Take, decide, roles, shortage, vacant
 from shoal.runs.cluster.slots import FrontierWatch, HeldSlot
 from shoal.runs.worker_session import new_worker_id
+from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.cluster")
 
@@ -133,7 +132,7 @@ class Membership:
     async def _join(self) -> None:
         """Join the cluster. A taken name may belong to an earlier process of this node: wait for its session to end. If
         the name has an index, try the next one instead."""
-        pause, began, waits = _RETRY[0], time.monotonic(), False
+        pause, began, waits = _RETRY[0], clock.monotonic(), False
         numbers = itertools.count(1)
         while not self.over.is_set():
             sent = clock.now()
@@ -143,7 +142,7 @@ class Membership:
                 if INDEX in self._pattern:
                     self.name = self._pattern.replace(INDEX, str(next(numbers)))
                     continue
-                if time.monotonic() - began > 1.5 * self._session.ttl + 2.0:
+                if clock.monotonic() - began > 1.5 * self._session.ttl + 2.0:
                     raise
                 if not waits:
                     log.warning("the name %s is taken; waiting in case its owner has died", self.name)
@@ -151,14 +150,14 @@ class Membership:
             except CoordinatorError as exc:
                 if not self._was_member and not isinstance(exc, CoordinatorAwayError):
                     raise
-                began = time.monotonic()
+                began = clock.monotonic()
                 self._note_failure(exc)
                 pause = min(_RETRY[1], 2 * pause)
             else:
                 self._session.renewed(sent)
                 self._seen, self._is_member, self._was_member, self._slot.name = None, True, True, self.name
                 return
-            await self._sleep(pause * random.uniform(0.5, 1.0))
+            await self._sleep(pause * chance.uniform(0.5, 1.0))
 
     # -- one heartbeat and its consequences
 
@@ -215,7 +214,7 @@ class Membership:
         before, self._seen = self._seen, view
         if before is not None and _is_same(before, view) and self._is_stable:
             return
-        moment = time.monotonic()
+        moment = clock.monotonic()
         self._vacant_since = {index: self._vacant_since.get(index, moment) for index in vacant(view)}
         if view.counts != self._counts:
             log.warning(
@@ -257,7 +256,7 @@ class Membership:
         await self._slot.check(mine, self._beat)
         if self._slot.is_over or (mine is not None and not self._slot.has_slot):
             return
-        moment = time.monotonic()
+        moment = clock.monotonic()
         vacant_for = {index: moment - since for index, since in self._vacant_since.items()}
         match decide(view, self.name, vacant_for, idle=self._watch is None):
             case Take(slot):
@@ -292,7 +291,7 @@ class Membership:
             soon.append(_POLL_INTERVAL)
         await self._sleep(min([interval, *soon]), self._coordinator.wait(interval))
         if self._role == "Spare":
-            await self._sleep(random.random() * HESITATION)  # spread, not all at once
+            await self._sleep(chance.random() * HESITATION)  # spread, not all at once
 
     async def _sleep(self, seconds: float, event: Coroutine[object, object, None] | None = None) -> None:
         """Sleep, but wake on the event, when the worker ends, or when the node should leave."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -30,6 +29,7 @@ from shoal.runs.start import default_run_id, ensure_run, find_run
 from shoal.runs.worker import Worker, WorkerOptions
 from shoal.runs.worker_session import machine_of, new_worker_id
 from shoal.spider import Spider
+from shoal.system import clock, threads
 
 log = logging.getLogger("shoal.cluster")
 
@@ -254,7 +254,7 @@ class Node:
     async def _execute(self) -> Summary:
         if self._is_closed:
             raise self._closed()
-        started, spider = time.monotonic(), self.spider
+        started, spider = clock.monotonic(), self.spider
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._end_candidacy)
             store = await share_store(self.config.frontier)
@@ -269,7 +269,7 @@ class Node:
                 log.warning("run %s is finished; start another run with a new --run-id", run.run_id)
             else:
                 await self._take_part(coordinator, store, frontier)
-            self.summary = await self._summarize(store, run, frontier, time.monotonic() - started)
+            self.summary = await self._summarize(store, run, frontier, clock.monotonic() - started)
         return self.summary
 
     async def _open_coordinator(self) -> Coordinator:
@@ -280,7 +280,7 @@ class Node:
     async def _end_candidacy(self) -> None:
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
-            await asyncio.to_thread(candidate.close)
+            await threads.call(candidate.close)
 
     async def _take_part(self, coordinator: Coordinator, store: Store, frontier: Frontier) -> None:
         watch = FrontierWatch(store, self.run_id, max(1.0, coordinator.ttl / 2), keep_alive=self._keep_alive)

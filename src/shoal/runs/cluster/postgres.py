@@ -7,7 +7,6 @@ server's clock. One connection serves calls and notifications, so that many memb
 from __future__ import annotations
 
 import asyncio
-import secrets
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -20,6 +19,7 @@ from shoal.clients.postgres import Connection, PostgresAddress, PostgresClient, 
 from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Counts, Member, Slot
 from shoal.runs.cluster import call_timeout, coordinator_errors, membership_lost, name_taken, unknown_cluster
+from shoal.system import chance
 
 COMPONENT = postgres_schema.Component("cluster", "shoal.runs.cluster")
 _CLOSE_TIMEOUT = 1.0
@@ -33,7 +33,7 @@ class PostgresCoordinator:
         self.ttl = ttl
         self._cluster = storable_text(cluster)
         self._name = ""
-        self._client = secrets.randbits(63)
+        self._client = chance.randbits(63)
         self._session = 0
         """How often it tried to join. The server ignores a late call from an earlier session."""
         self._epoch = 0

@@ -7,8 +7,6 @@ then all members are lost and join again. Epochs still grow, as they follow the 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -18,6 +16,7 @@ from shoal.clients.redis import Answer, RedisAddress, RedisClient, ScriptFolder,
 from shoal.errors import DECODING_ERRORS, CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 from shoal.runs.cluster import call_timeout, coordinator_errors, membership_lost, name_taken, unknown_cluster
+from shoal.system import chance, clock
 
 _SCRIPTS = ScriptFolder("shoal.runs.cluster", ("base",))
 _STREAM_START = "0-0"
@@ -86,7 +85,7 @@ class RedisCoordinator:
 
     async def join(self, name: str, counts: Counts, where: str = "", *, again: bool = False) -> None:
         if name != self._name or not self._session:  # else this is a retry: the first call may have succeeded
-            self._name, self._session = name, secrets.token_hex(8)
+            self._name, self._session = name, chance.token_hex(8)
         joined = await self._run_as_member(
             "join", self.ttl, storable_bytes(where), counts.runner, counts.backup, int(again)
         )
@@ -182,8 +181,8 @@ class RedisCoordinator:
     async def wait(self, seconds: float) -> None:
         """Wait for a change since the last view of the cluster. When the time is over, the call to the server stays
         open, and the next ``wait`` continues with it."""
-        until = time.monotonic() + seconds
-        while (seconds_left := until - time.monotonic()) > 0:
+        until = clock.monotonic() + seconds
+        while (seconds_left := until - clock.monotonic()) > 0:
             follower = self._follower = self._follower or self._follow()
             if not (await asyncio.wait({follower}, timeout=seconds_left))[0]:
                 return

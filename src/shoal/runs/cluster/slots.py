@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,9 +19,10 @@ from shoal.errors import (
     StoreAwayError,
     StoreBusyError,
 )
-from shoal.ports import ClusterView, Coordinator, Holder, Queue, Slot, Store, clock
+from shoal.ports import ClusterView, Coordinator, Holder, Queue, Slot, Store
 from shoal.runs.cluster.election import line
 from shoal.runs.worker import Worker
+from shoal.system import clock
 
 log = logging.getLogger("shoal.cluster")
 
@@ -196,7 +196,7 @@ class FrontierWatch:
 
     async def poll(self) -> bool:
         """Poll the state of the run. Returns whether a worker may work on it."""
-        began = time.monotonic()
+        began = clock.monotonic()
         try:
             async with asyncio.timeout(self._timeout):
                 state = await self._store.run_state(self._run_id)
@@ -216,12 +216,12 @@ class FrontierWatch:
             log.warning("cannot reach the frontier: %s", why)
         self.fit = False
         if self._away_since is None:
-            self._away_since = time.monotonic() if since is None else since
+            self._away_since = clock.monotonic() if since is None else since
 
     @property
     def away_for(self) -> float:
         """For how many seconds the node has not reached the frontier. 0 if it can."""
-        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+        return 0.0 if self._away_since is None else clock.monotonic() - self._away_since
 
 
 class NodeSlot(HeldSlot):
@@ -300,7 +300,7 @@ class NodeSlot(HeldSlot):
 
     async def take(self, index: int) -> None:
         """Try to take a slot, if a worker may work on the run."""
-        if time.monotonic() >= self._not_before and await self._watch.poll():
+        if clock.monotonic() >= self._not_before and await self._watch.poll():
             await super().take(index)
 
     def _begin(self, mine: Slot) -> None:
@@ -373,7 +373,7 @@ class NodeSlot(HeldSlot):
         if worker.worker.engine is not None:  # the worker has worked, so another cluster may have fenced it
             self._fenced = worker.holder
         else:  # the coordinator lost its data and its clock is behind: temporary
-            self._not_before = time.monotonic() + min(self.session.ttl, _BACKOFF * 2.0 ** min(self._refusals, 10))
+            self._not_before = clock.monotonic() + min(self.session.ttl, _BACKOFF * 2.0 ** min(self._refusals, 10))
             self._refusals += 1
 
     # -- slots of lost Runners

@@ -9,8 +9,6 @@ import math
 import re
 import select
 import socket
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
@@ -27,6 +25,7 @@ from shoal.clients.errors import timeout_seconds
 from shoal.config import mask
 from shoal.errors import DECODING_ERRORS, CoordinatorAwayError, CoordinatorError
 from shoal.runs.cluster import call_timeout
+from shoal.system import clock, threads
 
 _LONG_SESSION = 6.0  # seconds: long enough to skip a ping
 
@@ -116,12 +115,12 @@ class ZookeeperConnection(ConnectionHandler):  # type: ignore[misc]
         return read_timeout, connect_timeout
 
     def _send_request(self, *args: object) -> None:
-        self._last_request = time.monotonic()
+        self._last_request = clock.monotonic()
         super()._send_request(*args)
 
     def _send_ping(self, *args: object) -> None:
         """Skip a ping if there was a request lately, except in a short session."""
-        now = time.monotonic()
+        now = clock.monotonic()
         is_recent = self.ttl >= _LONG_SESSION and now - self._last_request < self.ttl / 2
         if now < self.silent_from and not is_recent:
             super()._send_ping(*args)
@@ -336,7 +335,7 @@ class ZookeeperSession:
     def stay_alive(self, seconds: float) -> None:
         """Keep the session alive for this time only. Unless this is called again, the session of a process that hangs
         ends."""
-        self._connection.silent_from = time.monotonic() + seconds
+        self._connection.silent_from = clock.monotonic() + seconds
 
     # -- calls
 
@@ -477,7 +476,7 @@ class ZookeeperSession:
             self._call_soon(ended.set)
 
         # a separate thread: kazoo may wait for ten seconds or more, and asyncio waits for its own threads at exit
-        threading.Thread(target=end, daemon=True).start()
+        threads.start(end, "zookeeper-close")
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await ended.wait()
