@@ -47,11 +47,12 @@ from shoal.frontier.rules import (
     read_event,
     room_for_links,
 )
-from shoal.frontier.sqlite.file import SQLiteFile, StepThread
+from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.http import Request
 from shoal.ports import FrontierOptions, Holder, Stats
+from shoal.system import threads
 from shoal.testing import FakeClock
 
 # -- rules
@@ -405,7 +406,7 @@ async def _check_log(log: MemoryItemLog | SQLiteItemLog) -> None:
 
 
 async def test_steps_run_in_order_even_if_their_caller_is_cancelled() -> None:
-    thread, begun, may_end, done = StepThread("steps"), Event(), Event(), list[str]()
+    thread, begun, may_end, done = threads.StepThread("steps"), Event(), Event(), list[str]()
 
     def first() -> int:
         begun.set()

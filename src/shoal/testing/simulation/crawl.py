@@ -8,18 +8,22 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
 from shoal.config import Config
+from shoal.crawling.outcome import BROKEN_LINK
 from shoal.errors import ShoalError
 from shoal.http import Request, Response
-from shoal.ports import Stats
+from shoal.http.login import LoggedOut, Login
+from shoal.ports import Frontier
+from shoal.runs.run_end import read_outcome
 from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
-from shoal.testing.simulation.loop import Process
+from shoal.testing.simulation.faults import FAULTS, Faults
+from shoal.testing.simulation.site import Session
 from shoal.testing.simulation.store import open_store
 from shoal.testing.simulation.world import SCHEME, World
 from shoal.urls.normalize import host_of
@@ -31,6 +35,8 @@ _PATIENCE = 900.0
 """Seconds in which a run must end when nothing fails any more."""
 _RESTART = 3.0
 _SLACK = 1e-3
+_LONGEST_GAP = 12.0
+"""Seconds, besides the delay, within which something must happen at the site while nothing fails."""
 
 
 class SiteSpider(Spider):
@@ -38,45 +44,70 @@ class SiteSpider(Spider):
 
     name = "simulated"
 
+    def __init__(self, urls: list[str]) -> None:
+        super().__init__()
+        self._urls = urls
+
     def start(self) -> Iterator[Request]:
-        yield Request(self.first_url)
+        yield from map(Request, self._urls)
 
     def parse(self, response: Response) -> Iterator[object]:
         yield {"url": response.url}
         yield from response.follow_all("a")
 
-    first_url = ""
+
+class AccountSpider(SiteSpider):
+    """Logs in first."""
+
+    name = "simulated-account"
+    logged_out = LoggedOut(statuses=[403])
+    login_url = ""
+
+    async def log_in(self, login: Login) -> None:
+        """See `Spider.log_in`."""
+        if (await login.fetch(self.login_url)).status != 200:
+            login.fail("the site does not answer")
 
 
 class CrawlPlan(Struct, frozen=True):
     """What happens in a simulated crawl."""
 
     pages: int
+    redirects: int
+    missing: int
+    seeds: int
     hosts: int
     workers: int
     delay: float
+    crawl_delay: float
+    """What robots.txt asks for. 0: nobody reads it."""
+    session: Session
+    keeps_items: bool
+    outputs: tuple[str, ...]
     seconds: float
     """How long the world fails."""
     faults: frozenset[str]
-    outputs: tuple[str, ...]
-    needs_session: bool
 
     @classmethod
     def draw(cls, world: World) -> CrawlPlan:
         """A plan that the seed decides."""
         random = world.random
-        faults = ["loss", "lateness", "kill", "freeze", "away", "rewind", "disk-full", "disk-late", "clock", "site"]
-        faults += ["output-back"]
-        needs_session = random.random() < 0.2
+        session = cast("Session", random.choice(["none", "none", "none", "cookie", "login"]))
+        pages = random.choice([10, 30, 80])
         return cls(
-            pages=random.choice([10, 30, 80]),
-            hosts=1 if needs_session else random.choice([1, 3, 8]),
+            pages=pages,
+            redirects=random.choice([0, 0, 3]),
+            missing=random.choice([0, 0, 3]),
+            seeds=1 if session == "cookie" else random.choice([1, 1, 5]),
+            hosts=random.choice([1, 3, 8]) if session == "none" else 1,
             workers=random.choice([1, 2, 3, 5]),
             delay=random.choice([0.0, 0.0, 0.5, 2.0]),
-            seconds=random.choice([20.0, 60.0, 150.0]),
-            faults=frozenset(random.sample(faults, random.randrange(len(faults) + 1))),
+            crawl_delay=random.choice([0.0, 0.0, 1.0]),
+            session=session,
+            keeps_items=random.random() < 0.7,
             outputs=tuple(random.sample(["items.jsonl", "items.db", "database"], random.randint(1, 2))),
-            needs_session=needs_session,
+            seconds=random.choice([20.0, 60.0, 150.0]),
+            faults=frozenset(random.sample(FAULTS, random.choice([0, 1, 2, 4, len(FAULTS) - 2]))),
         )
 
 
@@ -86,8 +117,8 @@ class Crawl:
     def __init__(self, world: World, plan: CrawlPlan) -> None:
         self.world = world
         self.plan = plan
-        world.site.build(plan.pages, plan.hosts)
-        world.site.needs_session = plan.needs_session
+        world.site.build(plan.pages, plan.hosts, plan.redirects, plan.missing)
+        world.site.session, world.site.crawl_delay = plan.session, plan.crawl_delay
         outputs = {
             "items.jsonl": f"{world.folder}/items.jsonl",
             "items.db": f"sqlite:///{world.folder}/items.db",
@@ -104,23 +135,27 @@ class Crawl:
                 "lease.ttl": _LEASE,
                 "lease.batch": 5,
                 "worker.session": _SESSION,
-                "robots.obey": False,
+                "robots.obey": plan.crawl_delay > 0,
                 "retry.max_attempts": 1000,
                 "items.patience": 3600.0,
+                "items.keep": plan.keeps_items,
+                "login.attempts": 1000,
             }
         )
         self._number = 0
         self._is_calm = False
         """Whether nothing fails any more."""
-        self.trace: list[str] = []
-        """What the world did."""
+        self.faults = Faults(world, plan.faults, world.folder / "items.jsonl", self._note)
 
     def _note(self, text: str) -> None:
-        self.trace.append(f"{self.world.loop.time() - 1000:8.3f} {text}")
+        self.world.note(text)
 
     def _spider(self) -> Spider:
-        spider = SiteSpider()
-        spider.first_url = self.world.site.start
+        urls = list(self.world.site.pages)[: self.plan.seeds]
+        if self.plan.session != "login":
+            return SiteSpider(urls)
+        spider = AccountSpider(urls)
+        spider.login_url = self.world.site.login_url
         return spider
 
     # -- processes
@@ -136,7 +171,7 @@ class Crawl:
 
     async def _supervise(self, role: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run one process after another, until the run has ended and nothing fails any more."""
-        while not (self._is_calm and self._has_ended()):
+        while not (self._is_calm and await self._has_ended()):
             self._number += 1
             process = self.world.process(f"{role}{self._number}")
             task = process.start(work())
@@ -148,101 +183,17 @@ class Crawl:
                 if error is None and work == self._start:
                     return
                 if error is not None:
-                    self._note(f"{process.name} failed: {error!r}")
+                    self._note(f"{process.name} failed: {error!r}".replace(str(self.world.folder), ""))
                     if not isinstance(error, ShoalError):
                         raise error
             await asyncio.sleep(_RESTART)
 
-    def _run_state(self) -> str:
-        run = self.world.server.store._runs.get(RUN)
+    async def _run_state(self) -> str:
+        run = await self.world.server.run_of(RUN)
         return "" if run is None else run.state
 
-    def _has_ended(self) -> bool:
-        return self._run_state() == "finished"
-
-    # -- the world fails
-
-    async def _fail(self) -> None:
-        world, plan, random = self.world, self.plan, self.world.random
-        world.network.loss = 0.03 if "loss" in plan.faults else 0.0
-        world.network.lateness = 0.02 if "lateness" in plan.faults else 0.0
-        world.disk.lateness = 0.05 if "disk-late" in plan.faults else 0.0
-        world.site.failure_rate = 0.1 if "site" in plan.faults else 0.0
-        events = {
-            "kill": self._kill,
-            "freeze": self._freeze,
-            "away": self._go_away,
-            "rewind": self._rewind,
-            "disk-full": self._fill_disk,
-            "clock": self._step_clock,
-            "output-back": self._set_output_back,
-        }
-        chosen = [event for name, event in events.items() if name in plan.faults]
-        end = world.loop.time() + plan.seconds
-        while world.loop.time() < end:
-            await asyncio.sleep(random.expovariate(1 / 4))
-            if chosen:
-                await random.choice(chosen)()
-        world.network.loss = world.network.lateness = world.disk.lateness = world.site.failure_rate = 0.0
-        world.disk.is_full = world.server.is_away = False
-        for process in world.processes:
-            process.thaw()
-        self._is_calm = True
-        self._note("nothing fails any more")
-
-    def _victim(self) -> Process | None:
-        alive = [process for process in self.world.processes if process.is_alive]
-        return self.world.random.choice(alive) if alive else None
-
-    async def _kill(self) -> None:
-        victim = self._victim()
-        if victim is not None:
-            self._note(f"kill {victim.name}")
-            victim.kill()
-
-    async def _freeze(self) -> None:
-        victim = self._victim()
-        if victim is not None:
-            seconds = self.world.random.choice([0.5, 5.0, 8.0, 30.0])
-            self._note(f"freeze {victim.name} for {seconds} s")
-            victim.freeze()
-            self.world.loop.call_later(seconds, victim.thaw)
-
-    async def _go_away(self) -> None:
-        server, seconds = self.world.server, self.world.random.choice([0.5, 4.0, 15.0])
-        self._note(f"the server is away for {seconds} s")
-        server.is_away = True
-        await asyncio.sleep(seconds)
-        server.is_away = False
-
-    async def _rewind(self) -> None:
-        if self.world.server.restore():
-            self._note("the store goes back")
-        elif self._run_state():
-            self._note("backup of the store")
-            self.world.server.back_up()
-
-    async def _fill_disk(self) -> None:
-        self._note("the disk is full")
-        self.world.disk.is_full = True
-        await asyncio.sleep(self.world.random.choice([0.5, 5.0, 20.0]))
-        self.world.disk.is_full = False
-        self._note("the disk has room")
-
-    async def _step_clock(self) -> None:
-        victim = self._victim()
-        if victim is not None:
-            victim.wall_offset += self.world.random.choice([-3600.0, -5.0, 5.0, 3600.0, 1e6])
-            self._note(f"clock of {victim.name}: {victim.wall_offset:+.0f} s")
-
-    async def _set_output_back(self) -> None:
-        if self.world.database.restore():
-            self._note("the database goes back")
-        else:
-            self._note("backup of the database")
-            self.world.database.back_up()
-
-    # -- the crawl
+    async def _has_ended(self) -> bool:
+        return await self._run_state() == "finished"
 
     async def run(self) -> None:
         """Crawl. AssertionError if the run does not end."""
@@ -251,38 +202,54 @@ class Crawl:
         everybody += [
             loop.create_task(self._supervise(f"worker{number}.", self._work)) for number in range(self.plan.workers)
         ]
+        await self.faults.run(self.plan.seconds)
+        self._is_calm = True
         try:
-            await self._fail()
             async with asyncio.timeout(_PATIENCE):
                 await asyncio.gather(*everybody)
         except TimeoutError:
-            stats = await self.stats()
-            raise AssertionError(f"the run did not end: it is {self._run_state() or 'absent'}, {stats}") from None
+            stats = await (await self._frontier()).audit()
+            raise AssertionError(f"the run did not end: it is {await self._run_state() or 'absent'}, {stats}") from None
 
-    async def stats(self) -> Stats:
-        """The ledger, counted where the data is."""
-        frontier = await self.world.server.store.frontier(RUN)
-        return await frontier.audit()
+    async def _frontier(self) -> Frontier:
+        """The frontier where the data is."""
+        return await (await self.world.server.store()).frontier(RUN)
 
     # -- the judges
 
     async def judge(self) -> None:
         """AssertionError if a law is broken."""
         assert not self.world.errors, self.world.errors[0]
-        stats = await self.stats()
-        assert stats.balanced, f"the ledger is not balanced: {stats}"
-        assert self._has_ended(), f"the run is {self._run_state()}"
-        assert stats.remaining == 0, f"finished, and {stats.remaining} requests remain"
+        await self._judge_ledger()
         site = self.world.site
-        assert stats.dead == 0, f"{stats.dead} pages failed, but each of them could be fetched"
         fetched = {visit.url for visit in site.visits if visit.status == 200}
-        assert fetched == set(site.links), f"not fetched: {sorted(set(site.links) - fetched)[:3]}"
-        assert stats.done == len(site.links), f"{stats.done} pages are done, the site has {len(site.links)}"
+        missing = set(site.pages) - fetched
+        assert not missing, f"not fetched: {sorted(missing)[:3]}"
         for name in self.plan.outputs:
             self._judge_rows(name, self._rows(name))
         self._judge_delays()
-        if self.plan.needs_session:
-            self._judge_session()
+        self._judge_session()
+        if not self.plan.faults:
+            self._judge_gaps()
+
+    async def _judge_ledger(self) -> None:
+        """Laws 1, 9 and 16."""
+        frontier, site = await self._frontier(), self.world.site
+        stats = await frontier.audit()
+        assert stats.balanced, f"the ledger is not balanced: {stats}"
+        run = await self.world.server.run_of(RUN)
+        assert run is not None
+        assert run.state == "finished", f"the run is {run.state}"
+        assert stats.remaining == 0, f"finished, and {stats.remaining} requests remain"
+        kinds = await frontier.dead_kinds()
+        expected = {BROKEN_LINK: len(site.missing)} if site.missing else {}
+        assert kinds == expected, f"failed pages: {kinds}, the site has broken links: {expected}"
+        done = len(site.pages) + len(site.redirects)
+        assert stats.done == done, f"{stats.done} requests are done, the site has {done} pages and redirects"
+        assert stats.items == len(site.pages), f"{stats.items} items, the site has {len(site.pages)} pages"
+        outcome = await read_outcome(await self.world.server.store(), run, frontier)
+        assert outcome is not None
+        assert outcome.verdict == "good", f"the outcome is {outcome}"
 
     def _rows(self, name: str) -> list[str]:
         path = self.world.folder / name
@@ -292,19 +259,20 @@ class Crawl:
             return [url for (url,) in db.execute("SELECT url FROM item")]
 
     def _judge_rows(self, name: str, rows: list[str]) -> None:
+        """Each item is in the output exactly once: laws 4 and 15."""
         counts = Counter(rows)
-        missing = sorted(set(self.world.site.links) - set(counts))
-        twice = [url for url, count in counts.items() if count > 1]
+        missing = sorted(set(self.world.site.pages) - set(counts))
+        repeated = [url for url, count in counts.items() if count > 1]
         assert not missing, f"{name}: {len(missing)} items are missing, such as {missing[0]}"
-        assert not twice, f"{name}: {len(twice)} items are there twice, such as {twice[0]}"
+        assert not repeated, f"{name}: {len(repeated)} items are there twice, such as {repeated[0]}"
 
     def _judge_delays(self) -> None:
-        """Between the end of one request and the beginning of the next one of its host is the delay. A store that went
-        back does not know the last requests."""
+        """Between the end of one request and the beginning of the next one of its host is the delay (law 7). A store
+        that went back does not know the last requests, nor does the first process know robots.txt."""
         delay, rewinds = self.plan.delay, self.world.server.restored_at
         if not delay:
             return
-        for host in {host_of(url) for url in self.world.site.links}:
+        for host in {host_of(url) for url in self.world.site.pages}:
             visits = sorted(self.world.site.visits_of(host), key=lambda visit: visit.start)
             for visit, following in pairwise(visits):
                 gap = following.start - visit.end
@@ -312,16 +280,27 @@ class Crawl:
                 assert gap >= delay - _SLACK or not is_known, f"{gap:.3f} s between {visit} and {following}"
 
     def _judge_session(self) -> None:
-        lost = [visit for visit in self.world.site.visits if visit.status == 403]
-        assert not lost, f"requested without the cookie of the run: {lost[0]}"
+        """A session belongs to the run: law 17."""
+        site, plan = self.world.site, self.plan
+        if plan.session == "cookie":
+            lost = [visit for visit in site.visits if visit.status == 403]
+            assert not lost, f"requested without the cookie of the run: {lost[0]}"
+        if plan.session == "login":
+            most = 1 + self.faults.logouts + (2 * self.faults.count if plan.faults - {"logout"} else 0)
+            assert site.logins <= most or "site" in plan.faults, f"{site.logins} logins, at most {most} were needed"
+
+    def _judge_gaps(self) -> None:
+        """Nobody sleeps while there is work."""
+        moments = sorted(moment for visit in self.world.site.visits for moment in (visit.start, visit.end))
+        longest = _LONGEST_GAP + self.plan.delay + self.plan.crawl_delay
+        for before, after in pairwise(moments):
+            assert after - before <= longest, f"nothing happened from {before:.3f} to {after:.3f}"
 
 
 async def crawl(world: World) -> None:
     """Simulate one crawl, and judge it."""
-    crawl = Crawl(world, CrawlPlan.draw(world))
-    try:
-        await crawl.run()
-        await crawl.judge()
-    except BaseException as exc:
-        exc.add_note("\n".join([repr(crawl.plan), *crawl.trace[-40:]]))
-        raise
+    plan = CrawlPlan.draw(world)
+    world.note(repr(plan))
+    crawl = Crawl(world, plan)
+    await crawl.run()
+    await crawl.judge()

@@ -1,22 +1,24 @@
-"""A simulated server with a real store in memory, and its clients. Calls cross a network that loses and delays them."""
+"""A simulated server with a real store, and its clients. Calls cross a network that loses, delays and repeats them."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
 from shoal.errors import StoreAwayError, StoreRewoundError
 from shoal.frontier.local import wire
 from shoal.frontier.local.store import OwnerConnection, SocketStore
-from shoal.frontier.memory.store import MemoryStore
-from shoal.ports import Frontier, HostUpdate, Rewind, Store
+from shoal.ports import Frontier, HostUpdate, Rewind, Run, Store
 from shoal.system import clock
+from shoal.testing.simulation.leases import JUDGED, LeaseJudge
+from shoal.testing.simulation.loop import Process
 
 if TYPE_CHECKING:
+    from shoal.testing.simulation.backends import Backend
     from shoal.testing.simulation.world import World
 
 TIMEOUT = 5.0
@@ -51,83 +53,172 @@ class ServerClock:
 
 
 class SimulatedServer:
-    """Serves one store, a call at a time. It may be away, and it may go back in time."""
+    """Serves one store. It may be away, it may be restarted, and it may go back in time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, backend: Callable[[Callable[[], float]], Backend]) -> None:
+        """``backend``: makes it, with the clock of the server."""
         self._world = world
-        self._clock = ServerClock(world)
-        self._store = MemoryStore(clock=self._clock)
+        self.clock = ServerClock(world)
+        self._backend = backend(self.clock)
+        self._store: Store | None = None
+        self._opening, self._turn = asyncio.Lock(), asyncio.Lock()
         self._frontiers: dict[bytes, Frontier] = {}
+        self._process = Process(world.loop, "server")
         self._restored: list[int] = []
         """For each time that the store went back: the changes that it kept."""
         self.restored_at: list[float] = []
         self._changes = 0
-        self._backup: tuple[MemoryStore, int, float] | None = None
+        self._backup: tuple[int, float, LeaseJudge] | None = None
         self.is_away = False
-        self.ignores_late_calls = True
         self.lost_since = 0.0
         """Until when the store knew everything, if it went back."""
+        self.leases = LeaseJudge(world)
 
     @property
-    def store(self) -> MemoryStore:
-        """The store as it is now, for judges."""
-        return self._store
+    def survives(self) -> bool:
+        """Whether the store survives `restart`."""
+        return self._backend.survives
+
+    async def store(self) -> Store:
+        """The store as it is now."""
+        async with self._opening:
+            if self._store is None:
+                self._store = await self._backend.open()
+            return self._store
+
+    async def run_of(self, run_id: str) -> Run | None:
+        """A run as the store has it now."""
+        return await (await self.store()).get_run(run_id)
+
+    async def list_runs(self) -> list[Run]:
+        """The runs as the store has them now."""
+        return await (await self.store()).list_runs()
 
     # -- calls
 
-    @property
-    def receipt(self) -> Receipt:
-        """What a client gets that has an answer now."""
-        return Receipt(len(self._restored), self._changes)
+    def receive(self, call: Call) -> None:
+        """A call has arrived."""
+        if not self.is_away:
+            self._process.start(self._execute(call))
 
-    def knows(self, receipt: Receipt) -> bool:
+    async def _execute(self, call: Call) -> None:
+        if call.is_late and call.method in _REFUSED_LATE:
+            return
+        try:
+            result = await self._answer(call)
+        except Exception as exc:  # every error of a call is sent to its client
+            call.fail(wire.error_of(exc))
+        else:
+            call.finish(result, Receipt(len(self._restored), self._changes))
+
+    def _knows(self, receipt: Receipt) -> bool:
         """Whether the store still has everything that a client with this receipt has seen."""
         return all(receipt.change <= kept for kept in self._restored[receipt.generation :])
 
-    async def answer(self, method: str, run: bytes, arguments: msgspec.Raw, receipt: Receipt | None) -> bytes:
+    async def _answer(self, call: Call) -> bytes:
         """Execute a call. Returns its encoded result."""
+        store, method, run = await self.store(), call.method, call.run
         if method == "recover":
-            return wire.encode(await self._recover())
-        if receipt is not None and not self.knows(receipt):
+            return wire.encode(await self._recover(store))
+        if call.receipt is not None and not self._knows(call.receipt):
             raise StoreRewoundError("the store went back in time; nothing was changed. Call recover() first")
         if method not in _READS:
             self._changes += 1
         if not run:
-            return wire.encode(await wire.STORE[method].call(self._store, arguments))
+            return wire.encode(await wire.STORE[method].call(store, call.arguments))
+        frontier = await self._frontier(store, run)
         if method == wire.DEAD:
-            frontier = await self._frontier(run)
             return wire.encode(wire.DeadPage(0, [history async for history in frontier.dead()]))
-        return wire.encode(await wire.FRONTIER[method].call(await self._frontier(run), arguments))
+        if method not in JUDGED:
+            return wire.encode(await wire.FRONTIER[method].call(frontier, call.arguments))
+        async with self._turn:  # so that calls are judged in the order in which they took effect
+            result = await wire.FRONTIER[method].call(frontier, call.arguments)
+            self.leases.note(call, wire.FRONTIER[method].decode_arguments(call.arguments), result)
+        return wire.encode(result)
 
-    async def _frontier(self, run: bytes) -> Frontier:
+    async def _frontier(self, store: Store, run: bytes) -> Frontier:
         if run not in self._frontiers:
             key = wire.decode_run_key(run)
-            self._frontiers[run] = await self._store.frontier(key.run_id, key.options, key.holder)
+            self._frontiers[run] = await store.frontier(key.run_id, key.options, key.holder)
         return self._frontiers[run]
 
-    async def _recover(self) -> Rewind:
+    async def _recover(self, store: Store) -> Rewind:
         """A client has noticed that the store went back. Nobody knows when the hosts were contacted last."""
-        for run_id in self._store.frontiers:
-            frontier = await self._store.frontier(run_id)
+        for run in await store.list_runs():
+            frontier = await store.frontier(run.run_id)
             for state in await frontier.host_states(1000):
                 await frontier.update_host(state.host, HostUpdate(block_for=state.delay))
-        return Rewind(at=self._clock(), lost_seconds=max(0.0, self._clock() - self.lost_since))
+        return Rewind(at=self.clock(), lost_seconds=max(0.0, self.clock() - self.lost_since))
 
-    # -- time travel
+    # -- faults
+
+    def restart(self) -> None:
+        """The process of the server is killed, and starts again. What it had not answered gets no answer."""
+        self._process.kill()
+        self._backend.crash()
+        self._store, self._frontiers = None, {}
+        self._opening, self._turn = asyncio.Lock(), asyncio.Lock()
+        self._process = Process(self._world.loop, "server")
 
     def back_up(self) -> None:
         """Copy the store."""
-        self._backup = copy.deepcopy(self._store), self._changes, self._clock()
+        self._backend.back_up()
+        self._backup = self._changes, self.clock(), copy.deepcopy(self.leases)
 
     def restore(self) -> bool:
         """Replace the store by its copy, as if it had been restored from a backup. False if there is none."""
         if self._backup is None:
             return False
-        self._store, self._changes, self.lost_since = self._backup
-        self._backup, self._frontiers = None, {}
-        self._restored.append(self._changes)
+        self.restart()
+        self._backend.restore()
+        kept, self.lost_since, leases = self._backup
+        self._backup, self.leases = None, leases.after_rewind(self.leases)
+        self._changes += 1  # so that no later change has the number of one that is lost
+        self._restored.append(kept)
         self.restored_at.append(self._world.loop.time())
         return True
+
+
+_REFUSED_LATE = {"lease"}
+"""Calls that a server ignores when their client has given them up. It executes other calls whenever they arrive."""
+
+
+class Call:
+    """One call of a client, which may arrive twice."""
+
+    def __init__(self, world: World, method: str, run: bytes, arguments: msgspec.Raw, receipt: Receipt | None) -> None:
+        self.method = method
+        self.run = run
+        self.arguments = arguments
+        self.receipt = receipt
+        self.caller = world.current
+        self.answer: asyncio.Future[tuple[bytes, Receipt]] = world.loop.create_future()
+        self._world = world
+        self._not_after = clock.now() + TIMEOUT
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the client has given up."""
+        return self._world.loop.time() > self._not_after
+
+    def finish(self, result: bytes, receipt: Receipt) -> None:
+        """Send the result."""
+        self._reply(lambda: self._settle(lambda: self.answer.set_result((result, receipt))))
+
+    def fail(self, error: tuple[str, str]) -> None:
+        """Send an error."""
+        self._reply(lambda: self._settle(lambda: self.answer.set_exception(_decoded(error))))
+
+    def give_up(self) -> None:
+        error = StoreAwayError(f"the simulated server did not answer in {TIMEOUT:g} s")
+        self._settle(lambda: self.answer.set_exception(error))
+
+    def _reply(self, settle: Callable[[], None]) -> None:
+        self._world.network.send(settle, self.caller.context)
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        if not self.answer.done():
+            settle()
 
 
 class SimulatedConnection(OwnerConnection):
@@ -147,60 +238,31 @@ class SimulatedConnection(OwnerConnection):
     async def call(self, method: str, run: bytes, arguments: msgspec.Raw) -> msgspec.Raw:
         if self._is_rewound and method != "recover":
             raise StoreRewoundError("the store went back in time; nothing was changed. Call recover() first")
-        loop, network = self._world.loop, self._world.network
-        answered: asyncio.Future[bytes] = loop.create_future()
-        timer = loop.call_later(TIMEOUT, _give_up, answered)
-        server, receipt, not_after = self._world.server, self._receipt, clock.now() + TIMEOUT
-
-        def reply(finish: Callable[[], None]) -> None:
-            if not network.loses():
-                loop.call_later(network.delay(), finish, context=self._world.context_of(caller))
-
-        async def execute() -> None:
-            if server.is_away or (clock.now() > not_after and server.ignores_late_calls):
-                return
-            try:
-                result = await server.answer(method, run, arguments, receipt)
-            except Exception as exc:  # every error of a call is sent to its client
-                error = wire.error_of(exc)
-                reply(lambda: _fail(answered, error))
-            else:
-                after = server.receipt
-                reply(lambda: self._finish(answered, result, after))
-
-        caller = self._world.current
-        if not network.loses() and not server.is_away:
-            loop.call_later(network.delay(), lambda: self._world.machine.start(execute()), context=self._world.context)
+        world = self._world
+        call = Call(world, method, run, arguments, self._receipt)
+        timer = world.loop.call_later(TIMEOUT, call.give_up)
+        world.network.send(lambda: world.server.receive(call), world.machine.context, repeats=True)
         try:
-            result = msgspec.Raw(await answered)
-            self._is_rewound &= method != "recover"
-            return result
+            result, receipt = await call.answer
         except StoreRewoundError:
             self._is_rewound = True
             raise
         finally:
             timer.cancel()
-
-    def _finish(self, answered: asyncio.Future[bytes], result: bytes, receipt: Receipt) -> None:
-        if not answered.done():
-            answered.set_result(result)
-            if self._receipt is None or receipt > self._receipt:
-                self._receipt = receipt
+        self._is_rewound &= method != "recover"
+        if self._receipt is None or receipt > self._receipt:
+            self._receipt = receipt
+        return msgspec.Raw(result)
 
 
-def _give_up(answered: asyncio.Future[bytes]) -> None:
-    if not answered.done():
-        answered.set_exception(StoreAwayError(f"the simulated server did not answer in {TIMEOUT:g} s"))
-
-
-def _fail(answered: asyncio.Future[bytes], error: tuple[str, str]) -> None:
-    if not answered.done():
-        try:
-            wire.raise_error(error)
-        except Exception as exc:  # it becomes the result of the call
-            answered.set_exception(exc)
+def _decoded(error: tuple[str, str]) -> Exception:
+    try:
+        wire.raise_error(error)
+    except Exception as exc:  # it becomes the result of the call
+        return exc
+    raise AssertionError(error)
 
 
 def open_store(world: World) -> Store:
     """A client of the simulated server, for the process that runs now."""
-    return cast(Store, SocketStore(SimulatedConnection(world)))
+    return cast("Store", cast(Any, SocketStore(SimulatedConnection(world))))

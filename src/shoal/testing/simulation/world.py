@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from shoal.config import plugins
 from shoal.system import chance, clock, threads
+from shoal.testing.simulation.backends import BACKENDS
 from shoal.testing.simulation.database import SimulatedDatabase
 from shoal.testing.simulation.loop import Process, SimulatedLoop, current_process
 from shoal.testing.simulation.site import Site, SiteFetcher
@@ -30,14 +31,23 @@ _EPOCH = 1_700_000_000.0
 
 
 class Network:
-    """How long messages take, and how many are lost."""
+    """Messages on it take a while. Some are lost, late, or arrive twice."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, loop: SimulatedLoop, random: Random) -> None:
+        self._loop = loop
         self._random = random
         self.loss = 0.0
         """The share of messages that are lost."""
         self.lateness = 0.0
         """The share of messages that are late by seconds."""
+        self.repetition = 0.0
+        """The share of calls that arrive twice."""
+
+    def send(self, receive: Callable[[], None], context: contextvars.Context, *, repeats: bool = False) -> None:
+        """Send a message: call ``receive`` when it arrives, as the process of this context."""
+        for _ in range(2 if repeats and self._random.random() < self.repetition else 1):
+            if not self.loses():
+                self._loop.call_later(self.delay(), receive, context=context)
 
     def loses(self) -> bool:
         return self._random.random() < self.loss
@@ -122,23 +132,26 @@ class Disk:
 class World:
     """Everything in it depends on the seed alone."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        """``folder``: for the outputs, empty."""
+    def __init__(self, seed: int, folder: Path, backend: str | None = None) -> None:
+        """``folder``: for the outputs, empty. ``backend``: the store of the server. None: the seed decides."""
         self.seed = seed
         self.folder = folder
         self.random = Random(seed)
         self.loop = SimulatedLoop(Random(self.random.random()))
-        self.network = Network(Random(self.random.random()))
+        self.network = Network(self.loop, Random(self.random.random()))
         self.disk = Disk(Random(self.random.random()))
         self._entropy = Random(self.random.random())
         self.site = Site(self)
         self.machine = Process(self.loop, "machine")
         """Where the server runs, and all that goes on when a process is killed."""
-        self.server = SimulatedServer(self)
+        make_backend = BACKENDS[self.random.choice(sorted(BACKENDS)) if backend is None else backend]
+        self.server = SimulatedServer(self, lambda clock: make_backend(clock, folder))
         self.database = SimulatedDatabase(self)
         self.processes: list[Process] = []
         self.errors: list[str] = []
-        """What went wrong in a way that no part expects."""
+        """What broke a law, or went wrong in a way that no part expects."""
+        self.trace: list[str] = []
+        """What happened. It is the same for the same seed."""
 
     # -- processes
 
@@ -153,13 +166,14 @@ class World:
     def current(self) -> Process:
         return current_process() or self.machine
 
-    @property
-    def context(self) -> contextvars.Context:
-        """For callbacks that must run whatever happens to the process that schedules them."""
-        return self.machine.context
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.loop.time() - 1000:9.3f} {text}")
 
-    def context_of(self, process: Process) -> contextvars.Context:
-        return process.context
+    def require(self, is_kept: bool, violation: str) -> None:
+        """Note that a law is broken. The end of the simulation judges it."""
+        if not is_kept:
+            self.errors.append(f"at {self.loop.time() - 1000:.3f} {violation}")
 
     # -- what replaces the ports
 
@@ -180,6 +194,12 @@ class World:
         caller = self.current
         self.loop.call_later(self.disk.delay(), execute, context=caller.context)
         return await done
+
+    def _call_in_pool(self, work: Callable[..., T], *args: Any) -> Coroutine[Any, Any, T]:
+        return self._call_in_thread(work, *args)
+
+    def _step_thread(self, name: str) -> SimulatedSteps:
+        return SimulatedSteps(self)
 
     def _load_plugin(self, kind: str, name: str) -> Callable[..., Any] | None:
         if name != SCHEME:
@@ -203,7 +223,8 @@ class World:
             (chance, {"randbits": entropy.getrandbits, "token_bytes": entropy.randbytes}),
             (chance, {"token_hex": lambda count=32: entropy.randbytes(count).hex()}),
             (chance, {"token_urlsafe": lambda count=32: entropy.randbytes(count).hex()}),
-            (threads, {"call": self._call_in_thread, "start": _no_thread}),
+            (threads, {"call": self._call_in_thread, "start": _no_thread, "StepThread": self._step_thread}),
+            (threads.Pool, {"call": self._call_in_pool}),
             (os, {name: getattr(self.disk, name) for name in ("open", "dup", "write", "close")}),
             (os, {"fsync": self.disk.sync}),
             (plugins, {"load": self._load_plugin, "names": lambda kind: [SCHEME]}),
@@ -250,6 +271,22 @@ def _copy_outcome(source: asyncio.Future[T], target: asyncio.Future[T]) -> None:
         target.set_result(source.result())
     else:
         target.set_exception(error)
+
+
+class SimulatedSteps:
+    """See `shoal.system.threads.StepThread`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._turn = asyncio.Lock()
+
+    async def run(self, step: Callable[[], T]) -> T:
+        async with self._turn:
+            await asyncio.sleep(self._world.disk.delay())
+            return step()
+
+    def stop(self, last: Callable[[], object] = lambda: None) -> None:
+        last()
 
 
 def _no_thread(work: Callable[[], object], name: str) -> threading.Thread:
