@@ -457,7 +457,7 @@ class Drainer:
                 if self._patience.is_hurried and not await self._patience.pause(exc):
                     raise
                 await asyncio.sleep(_AWAY_POLL)
-            except (StoreRewoundError, FencedError):  # the process must start over, or join again
+            except (StoreRewoundError, FencedError, RoleTakenError):  # the process must start over, or join again
                 raise
             except FrontierError as exc:
                 if frontier_failures == len(_FRONTIER_DELAYS):

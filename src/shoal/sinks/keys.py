@@ -150,6 +150,29 @@ def _digest(text: str) -> str:
 # -- progress
 
 
+Takeovers: TypeAlias = list[tuple[int, int]]
+"""The writers of an output: the epoch of each, and the last item that the output had when it began. The items after it
+may be others than those of earlier writers, because the store may have been rewound in between."""
+_MAX_TAKEOVERS = 16
+
+
+def with_takeover(takeovers: Takeovers, epoch: int, seq: int) -> Takeovers:
+    """Add a writer that begins after item ``seq``, unless it only opens the output again."""
+    if takeovers and takeovers[-1][0] == epoch:
+        return takeovers
+    takeovers = [*(takeover for takeover in takeovers if takeover[1] < seq), (epoch, seq)]
+    if len(takeovers) > _MAX_TAKEOVERS:
+        (_, first), (second, _) = takeovers[:2]
+        takeovers[:2] = [(second, first)]
+    return takeovers
+
+
+def common_position(takeovers: Takeovers, epoch: int, seq: int) -> int:
+    """Up to which item an output has the items of the log, if the writer of this epoch wrote it up to ``seq``. That is
+    less than ``seq`` if the output was set back to a state before one of the takeovers."""
+    return min([seq, *(start for later, start in takeovers if later > epoch)])
+
+
 class SavedProgress(msgspec.Struct):
     """The state of an output with tables at a flush."""
 
@@ -158,6 +181,7 @@ class SavedProgress(msgspec.Struct):
     rejected: int = 0
     is_fenced: bool = False
     """Whether the output has a row in ``_shoal_outputs``. States of earlier versions have none."""
+    takeovers: Takeovers = []
 
 
 _encode_saved = msgspec.msgpack.Encoder().encode
@@ -183,6 +207,7 @@ class WriteProgress:
         self._name = name
         self._key = list(key)
         self._saved: SavedProgress | None = None
+        self._takeovers: Takeovers = []
         self._seq = 0
         self._has_written = False
         self.first_written = 0
@@ -202,11 +227,16 @@ class WriteProgress:
             )
         self._saved, self._seq, self._has_written = saved, saved.seq if saved is not None else 0, False
         self.epoch, self.position, self.rejected = epoch, 0, saved.rejected if saved is not None else 0
+        self._takeovers = with_takeover(saved.takeovers if saved is not None else [], epoch, self._seq)
 
     @property
     def of_earlier_version(self) -> int | None:
         """The saved position, if a version wrote it that kept no record in the output."""
         return self._saved.seq if self._saved is not None and not self._saved.is_fenced else None
+
+    def common_position(self, epoch: int, seq: int) -> int:
+        """Up to which item the output has the items of the log, if it is as the writer of this epoch left it."""
+        return common_position([] if self._saved is None else self._saved.takeovers, epoch, seq)
 
     def resume(self, position: int, rejected: int) -> int | None:
         """Continue where the output is. Return its position if that is before the saved one: it was set back."""
@@ -246,7 +276,7 @@ class WriteProgress:
     def flush(self) -> bytes:
         if not self._has_written and self._saved is None:
             return b""
-        return _encode_saved(SavedProgress(self._seq, self._key, self.rejected, True))
+        return _encode_saved(SavedProgress(self._seq, self._key, self.rejected, True, self._takeovers))
 
 
 def _option(key: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ from shoal.messages import pip_install
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks.csvfile import encode_header, encode_rows, escape_formula
 from shoal.sinks.files import LARGE
-from shoal.sinks.keys import Reject, Rejects, TableOptions
+from shoal.sinks.keys import Reject, Rejects, TableOptions, Takeovers, common_position, with_takeover
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.system import chance
@@ -80,6 +80,7 @@ class _Saved(msgspec.Struct):
     parts: int = 0
     """How many parts an earlier version wrote. It numbered them, and stored no position."""
     rejected: int = 0
+    takeovers: Takeovers = []
 
 
 class _PartEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -145,6 +146,7 @@ class ObjectSink:
         self._rejects = Rejects(place.name, options.on_reject)
         self._opened: ObjectClient | None = None
         self._epoch = 0
+        self._takeovers: Takeovers = []
         self._writer = ""
         self._stored: _Stored | None = None
         """The manifest as this process wrote it last."""
@@ -172,9 +174,10 @@ class ObjectSink:
         saved = self._read_state(state)
         self._items, self._size = [], 0
         self._begin(epoch)
+        self._takeovers = with_takeover(saved.takeovers, epoch, saved.seq or 0)
         async with self._errors():
             self._opened = ObjectClient(self._place)
-            self._stored = await self._probe(await self._take_over(saved.parts))
+            self._stored = await self._probe(await self._take_over(saved))
             self._objects = await self._list(self._client)
         return self._start_at(saved, self._stored.manifest)
 
@@ -190,19 +193,22 @@ class ObjectSink:
     def _begin(self, epoch: int) -> None:
         self._epoch, self._writer = epoch, f"{epoch:x}-{chance.token_hex(4)}"
 
-    async def _take_over(self, legacy: int) -> _Stored:
-        """Put this writer's epoch into the manifest. From then on no older writer can commit."""
+    async def _take_over(self, saved: _Saved) -> _Stored:
+        """Put this writer's epoch into the manifest, and leave out parts that the log does not have. From then on no
+        older writer can commit."""
         for _ in range(_MAX_TRIES):
             stored = await self._read_manifest(self._client)
             if stored is None:
                 manifest = _Manifest(
-                    self._options.run, parts=[_PartEntry(name, 1, 0) for name in self._numbered(legacy)]
+                    self._options.run, parts=[_PartEntry(name, 1, 0) for name in self._numbered(saved.parts)]
                 )
             else:
                 manifest = stored.manifest
             if manifest.epoch > self._epoch:
                 raise self._taken(manifest.epoch)
-            manifest = replace(manifest, epoch=self._epoch, writer=self._writer)
+            last = common_position(saved.takeovers, manifest.epoch, manifest.seq)
+            parts = [part for part in manifest.parts if part.last <= last or last == manifest.seq]
+            manifest = replace(manifest, epoch=self._epoch, writer=self._writer, seq=last, parts=parts)
             with suppress(*CONFLICTS):
                 return await self._put_manifest(manifest, stored)
         raise self._changed("another process replaces it all the time")
@@ -323,7 +329,14 @@ class ObjectSink:
         if self._seq is None and not self._legacy:
             return b""
         return _encode(
-            _Saved(self._options.run, self._seq, self._fields, self._legacy, sum(part.rejected for part in self._parts))
+            _Saved(
+                self._options.run,
+                self._seq,
+                self._fields,
+                self._legacy,
+                sum(part.rejected for part in self._parts),
+                self._takeovers,
+            )
         )
 
     async def _write_part(self) -> None:

@@ -246,6 +246,7 @@ class TableSink:
         if epoch > progress.epoch:
             await connection.rollback()
             raise OutputTakenError(self._name, epoch)
+        position = progress.common_position(epoch, position)
         if lost := [name for name in lost if await self._columns(name) is None]:
             position = rejected = 0
             await self._reset_outputs(lost)

@@ -184,7 +184,7 @@ class LoginKeeper:
             login = self._logins[jar.name] = _JarLogin(fetch)
             jar.epoch = max(jar.epoch, last)
             if self._log_in is not None and not last:
-                self._need(jar, login, jar.epoch)
+                self._need(jar, login, 0)  # the cookies of another login may be here already, but not its state
         return login
 
     async def note_page(self, jar: Jar, epoch: int, request: Request) -> None:
