@@ -218,12 +218,20 @@ class SQLiteStore:
 
         ``keeps``: whether a holder of leases and roles in the file is still alive. It is called with the store, the run
         and the holder, in the thread of the file. By default all holders are gone."""
-        file = SQLiteFile(path, readonly=readonly)
+        return await cls.on(SQLiteFile(path, readonly=readonly), clock or steady_time(), keeps)
+
+    @classmethod
+    async def on(cls, file: SQLiteFile, clock: Callable[[], float], keeps: Keeps) -> SQLiteStore:
+        """Open a file that is not open yet. See `open`."""
         await file.open()
-        store = cls(file, clock or steady_time(), keeps)
-        if not readonly:
-            await file.write(store._correct_times)
-            await file.write(partial(restore_lanes, file))
+        store = cls(file, clock, keeps)
+        try:
+            if not file.readonly:
+                await file.write(store._correct_times)
+                await file.write(partial(restore_lanes, file))
+        except BaseException:
+            await store.close()
+            raise
         return store
 
     async def room(self) -> Room | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shoal.frontier.memory.store import MemoryStore
 from shoal.frontier.sqlite import SQLiteStore
+from shoal.frontier.sqlite.file import SQLiteFile
 from shoal.ports import Store
 
 
@@ -70,19 +71,18 @@ class SQLiteBackend(Backend):
     def __init__(self, clock: Callable[[], float], folder: Path) -> None:
         self._clock = clock
         self._path = folder / "store.db"
-        self._store: SQLiteStore | None = None
+        self._file: SQLiteFile | None = None
 
     async def open(self) -> Store:
-        self._store = await SQLiteStore.open(self._path, clock=self._clock, keeps=lambda store, run_id, holder: True)
-        return self._store
+        self._file = SQLiteFile(self._path, readonly=False)
+        return await SQLiteStore.on(self._file, self._clock, keeps=lambda store, run_id, holder: True)
 
     def crash(self) -> None:
-        if self._store is not None:
-            file = self._store._file
+        file, self._file = self._file, None
+        if file is not None and file._lock is not None:
             file._closed = True  # the steps that were passed to its thread do not run
             file.db.close()
             file._drop_lock()
-            self._store = None
 
     def back_up(self) -> None:
         with closing(sqlite3.connect(self._path)) as source, closing(sqlite3.connect(self._copy)) as target:

@@ -40,8 +40,8 @@ class LeaseJudge:
         self._world = world
         self._grants: dict[tuple[str, bytes], Grant] = {}
         """The last lease of each request."""
-        self._owners: dict[int, tuple[str, bytes]] = {}
-        """Which request each token was for."""
+        self._owners: dict[tuple[str, bytes, int], str] = {}
+        """The process that got a request under a token."""
         self._done: dict[tuple[str, bytes], int] = {}
         """The token that made a request done."""
 
@@ -81,14 +81,12 @@ class LeaseJudge:
         for lease in leased.leases:
             name, grant = (run.run_id, lease.fingerprint), Grant(lease.token, process, holder, self._now + ttl)
             last = self._grants.get(name)
-            if last is not None and last.token == lease.token:  # the call was repeated
-                last.until = grant.until
-                continue
             url = lease.request.url
-            owner = self._owners.setdefault(lease.token, name)
-            self._world.require(
-                owner == name and last is not grant, f"the token {lease.token} of {url} was used before"
-            )
+            owner = self._owners.setdefault((*name, lease.token), process)
+            self._world.require(owner == process, f"{process} got {url} under a token that {owner} had")
+            if last is not None and last.token == lease.token:  # the call was repeated
+                last.until, last.is_over = grant.until, False
+                continue
             self._world.require(
                 last is None or last.is_over or last.until <= self._now + _SLACK,
                 f"{process} got {url}, which {last and last.process} has",

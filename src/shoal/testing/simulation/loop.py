@@ -7,6 +7,7 @@ import contextvars
 import heapq
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from math import inf
 from random import Random
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -26,6 +27,7 @@ class Process:
     def __init__(self, loop: SimulatedLoop, name: str) -> None:
         self.name = name
         self.is_alive = True
+        self.killed_at = inf
         self.wall_offset = 0.0
         """How far its clock of the time of day is ahead."""
         self._loop = loop
@@ -49,7 +51,7 @@ class Process:
 
     def kill(self) -> None:
         """End it between two steps, as SIGKILL does: no further code of it runs, not even a ``finally``."""
-        self.is_alive = False
+        self.is_alive, self.killed_at = False, self._loop.time()
         self._frozen = None
         self._corpses = list(self._tasks)  # were they collected, their ``finally`` blocks would run
         while self._at_end:

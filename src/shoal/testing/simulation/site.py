@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from shoal.errors import FetchError
 from shoal.http import Request, Response
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
+    from shoal.testing.simulation.loop import Process
     from shoal.testing.simulation.world import World
 
 Session: TypeAlias = Literal["none", "cookie", "login"]
@@ -18,15 +22,21 @@ Session: TypeAlias = Literal["none", "cookie", "login"]
 _SECRET = "open-sesame"
 
 
-class Visit(NamedTuple):
+class Visit(Struct):
     """A request to the site."""
 
     url: str
-    process: str
+    process: Process
     start: float
-    end: float
-    """When the site answered."""
+    answer: float
+    """When the site answers."""
     status: int
+    given_up_at: float = inf
+
+    @property
+    def end(self) -> float:
+        """When it was over: a dead process has no connections."""
+        return min(self.answer, self.given_up_at, max(self.start, self.process.killed_at))
 
 
 class Site:
@@ -80,8 +90,13 @@ class Site:
         seconds = random.uniform(0.005, 0.2) if random.random() < 0.97 else random.uniform(1, 8)
         status = random.choice([0, 503]) if random.random() < self.failure_rate else self._status(request)
         start = self._world.loop.time()
-        self.visits.append(Visit(request.url, process.name, start, start + seconds, status))
-        await asyncio.sleep(seconds)
+        visit = Visit(request.url, process, start, start + seconds, status)
+        self.visits.append(visit)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            visit.given_up_at = self._world.loop.time()
+            raise
         if not status:
             raise FetchError("the connection was reset", kind="connection", retryable=True)
         headers = self._headers(request, status)

@@ -63,7 +63,8 @@ class SimulatedServer:
         self._store: Store | None = None
         self._opening, self._turn = asyncio.Lock(), asyncio.Lock()
         self._frontiers: dict[bytes, Frontier] = {}
-        self._process = Process(world.loop, "server")
+        self._processes = [Process(world.loop, "server")]
+        """The last one is alive. What is left of the others is kept, so that no code of theirs runs."""
         self._restored: list[int] = []
         """For each time that the store went back: the changes that it kept."""
         self.restored_at: list[float] = []
@@ -99,7 +100,7 @@ class SimulatedServer:
     def receive(self, call: Call) -> None:
         """A call has arrived."""
         if not self.is_away:
-            self._process.start(self._execute(call))
+            self._processes[-1].start(self._execute(call))
 
     async def _execute(self, call: Call) -> None:
         if call.is_late and call.method in _REFUSED_LATE:
@@ -154,11 +155,11 @@ class SimulatedServer:
 
     def restart(self) -> None:
         """The process of the server is killed, and starts again. What it had not answered gets no answer."""
-        self._process.kill()
+        self._processes[-1].kill()
         self._backend.crash()
         self._store, self._frontiers = None, {}
         self._opening, self._turn = asyncio.Lock(), asyncio.Lock()
-        self._process = Process(self._world.loop, "server")
+        self._processes.append(Process(self._world.loop, "server"))
 
     def back_up(self) -> None:
         """Copy the store."""

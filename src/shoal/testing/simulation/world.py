@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -168,7 +169,7 @@ class World:
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
-        self.trace.append(f"{self.loop.time() - 1000:9.3f} {text}")
+        self.trace.append(f"{self.loop.time() - 1000:9.3f} {text}".replace(f"{self.folder}/", ""))
 
     def require(self, is_kept: bool, violation: str) -> None:
         """Note that a law is broken. The end of the simulation judges it."""
@@ -255,10 +256,12 @@ class World:
         hook, sys.unraisablehook = sys.unraisablehook, lambda problem: None
         self.loop.set_exception_handler(lambda loop, context: None)
         try:
-            self.loop.drop_tasks()
-            self.loop.close()
-            self.processes.clear()
-            gc.collect()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that no step has reached
+                self.loop.drop_tasks()
+                self.loop.close()
+                self.processes.clear()
+                gc.collect()
         finally:
             sys.unraisablehook = hook
 
