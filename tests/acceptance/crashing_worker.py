@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.cli.main import main
-from shoal.crawling.callbacks import CallbackOutput as Found
-from shoal.crawling.callbacks import Callbacks
-from shoal.crawling.leases import Outcome, Settler
-from shoal.crawling.page import ParsedPage as Parsed
-from shoal.crawling.run_queue import RunQueue as Scheduler
+from shoal.crawling.callbacks import CallbackOutput, Callbacks
+from shoal.crawling.leases import SettledState, Settler
+from shoal.crawling.page import ParsedPage
+from shoal.crawling.run_queue import RunQueue
 from shoal.fetch.direct import DirectFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
@@ -84,15 +83,15 @@ def die() -> NoReturn:
 
 
 def _after_leasing(fuse: _Fuse) -> None:
-    original = Scheduler.next_requests
+    original = RunQueue.next_requests
 
-    async def next_requests(self: Scheduler, limit: int, **options: Any) -> Leased:
+    async def next_requests(self: RunQueue, limit: int, **options: Any) -> Leased:
         leased = await original(self, limit, **options)
         if leased.leases:
             fuse.burn(lease.request.url for lease in leased.leases)
         return leased
 
-    Scheduler.next_requests = next_requests  # type: ignore[method-assign]
+    RunQueue.next_requests = next_requests  # type: ignore[method-assign]
 
 
 def _after_fetching(fuse: _Fuse) -> None:
@@ -109,7 +108,7 @@ def _after_fetching(fuse: _Fuse) -> None:
 def _after_parsing(fuse: _Fuse) -> None:
     original = Callbacks.call
 
-    async def call(self: Callbacks, name: str | None, request: Request, *arguments: Any) -> Found:
+    async def call(self: Callbacks, name: str | None, request: Request, *arguments: Any) -> CallbackOutput:
         found = await original(self, name, request, *arguments)
         fuse.burn([request.url])
         return found
@@ -121,7 +120,7 @@ def _while_completing(fuse: _Fuse) -> None:
     """Send the call to the server, and die before its response: nobody knows whether it happened."""
     original = Settler._complete
 
-    async def commit(self: Settler, parsed: list[Parsed]) -> dict[int, Outcome]:
+    async def commit(self: Settler, parsed: list[ParsedPage]) -> dict[int, SettledState]:
         if fuse.is_last:
             telling = asyncio.ensure_future(self._queue.complete([each.completion for each in parsed]))
             await asyncio.sleep(0.001)
@@ -136,7 +135,7 @@ def _while_completing(fuse: _Fuse) -> None:
 def _after_completing(fuse: _Fuse) -> None:
     original = Settler._complete
 
-    async def commit(self: Settler, parsed: list[Parsed]) -> dict[int, Outcome]:
+    async def commit(self: Settler, parsed: list[ParsedPage]) -> dict[int, SettledState]:
         outcomes = await original(self, parsed)
         fuse.burn(each.completion.lease.request.url for each in parsed)
         return outcomes

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from shoal.api.batch.admission import TooManySessionsError
-from shoal.api.batch.local_work import FairScheduler, Participant, RoundRobin, divide_slots
+from shoal.api.batch.local_work import FairQueue, Participant, RoundRobin, divide_slots
 from shoal.api.batch.options import BatchOptions, FieldQuery
 from shoal.api.batch.queries import MAX_LENGTH, check_css, check_xpath
 from shoal.api.batch.quota import PER_ENTRY, Quota
@@ -878,7 +878,7 @@ class Rival:
     def __init__(self, round_robin: RoundRobin, session: Session, name: str, served: list[str]) -> None:
         participant = Participant(name, session.id, self._come)
         scope = UrlScope(ScopeSettings(), ())
-        self.scheduler = FairScheduler(session, scope, round_robin, participant, ttl=60, max_pages=None)
+        self.scheduler = FairQueue(session, scope, round_robin, participant, ttl=60, max_pages=None)
         self.name, self._served = name, served
         self._tasks: set[asyncio.Task[Leased]] = set()
 
