@@ -212,7 +212,7 @@ def test_a_login_that_fails(tmp_path: Path) -> None:
     with LoginSite(5) as site, watched(tmp_path, frontier_url("redis")) as stage:
         (tmp_path / "spider.py").write_text(ACCOUNT.replace("{self.site}", site.url))
         stage.start(f"{site.url}/account/0")
-        stage.worker("--set", "login.retry_after=9", "--set", "login.attempts=2", env={"SHOP_PASSWORD": "wrong"})
+        stage.worker("--set", "login.retry_after=25", "--set", "login.attempts=2", env={"SHOP_PASSWORD": "wrong"})
         (problem,) = until(lambda: stage.of_kind("login_failed"), what="the login")
         assert (problem["severity"], problem["title"]) == ("warning", "account: the login failed")
         assert problem["text"] == f"1 attempt failed, the last with: {STILL_OUT}{site.url}/login."
