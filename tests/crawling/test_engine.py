@@ -35,6 +35,8 @@ class Pages(Spider):
 class Drained:
     """A drain that counts how often it was nudged, and may fail."""
 
+    role = ""
+
     def __init__(self, error: Exception | None = None) -> None:
         self.nudged = 0
         self.started_over = 0

@@ -213,8 +213,8 @@ async def claimed(frontier: Frontier, role: str, position: int) -> Claim:
     return claim
 
 
-async def watched(frontier: Frontier, *, keep: bool = False) -> ItemLogKeeper:
-    keeper = ItemLogKeeper(frontier, Persistence(shared=False), keep=keep, every=0.01)
+async def watched(frontier: Frontier, outputs: Sequence[str] = (), *, keep: bool = False) -> ItemLogKeeper:
+    keeper = ItemLogKeeper(frontier, Persistence(shared=False), outputs, keep=keep, every=0.01)
     task = asyncio.create_task(keeper.run())
     await asyncio.sleep(0.1)
     task.cancel()
@@ -230,6 +230,18 @@ async def test_the_log_is_trimmed_behind_the_slowest_output() -> None:
     assert [item.seq for item in await frontier.read_items(0, 100)] == [4, 5, 6, 7, 8, 9, 10]
     assert (await frontier.stats()).items == 10
     await frontier.relinquish(fast)
+
+
+async def test_nothing_is_trimmed_before_each_output_has_begun() -> None:
+    """The disk of one output was full when the run began: its first items must still be there later."""
+    frontier = await memory_frontier()
+    await log_items(frontier, 5)
+    await claimed(frontier, "sink:open", 5)
+    await watched(frontier, ["sink:open", "sink:full"])
+    assert len(await frontier.read_items(0, 100)) == 5
+    await claimed(frontier, "sink:full", 2)
+    await watched(frontier, ["sink:open", "sink:full"])
+    assert [item.seq for item in await frontier.read_items(0, 100)] == [3, 4, 5]
 
 
 async def test_a_log_that_is_to_be_kept_is_kept() -> None:

@@ -39,6 +39,8 @@ class Pages(Spider):
 class Written:
     """An output that notes how it was ended. It may fail, or never answer."""
 
+    role = ""
+
     def __init__(self, error: Exception | None = None, *, hangs: bool = False) -> None:
         self.ended: list[bool] = []
         self._error = error

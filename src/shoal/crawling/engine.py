@@ -79,7 +79,11 @@ class Engine:
         )
         self._leases = LeaseKeeper(self._frontier, config.lease.ttl, self._drop, part.may_work)
         self._log = ItemLogKeeper(
-            self._frontier, self._persist, keep=part.keep_items, every=1.0 if part.shared else 0.2
+            self._frontier,
+            self._persist,
+            [drain.role for drain in drains if drain.role],
+            keep=part.keep_items,
+            every=1.0 if part.shared else 0.2,
         )
         self._waiting = WaitWatch(self._frontier, part.run_id)
         self._idle_since = 0.0

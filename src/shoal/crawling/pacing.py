@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Collection, Sequence, Sized
 from contextlib import suppress
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -180,9 +180,13 @@ class ItemLogKeeper:
     """Decides when leasing must wait for a drainer of any process. Unless ``keep``, trims the items that all drainers
     have written."""
 
-    def __init__(self, frontier: ItemSource, persist: Persistence, *, keep: bool, every: float) -> None:
+    def __init__(
+        self, frontier: ItemSource, persist: Persistence, outputs: Collection[str], *, keep: bool, every: float
+    ) -> None:
+        """``outputs``: the roles of this process's outputs. Nothing is trimmed before each of them has been taken."""
         self._frontier = frontier
         self._persist = persist
+        self._outputs = frozenset(outputs)
         self._keep = keep
         self._every = every
         self._expects = True
@@ -212,8 +216,8 @@ class ItemLogKeeper:
             self._judge(logged, [position_of(role.cursor) for role in roles if role.held])
             self._warn_of_unwritten(logged, roles)
             passed = min((position_of(role.cursor) for role in roles if _counts(role)), default=0)
-            if not self._keep and passed > trimmed:
-                cursors = {role.role: role.cursor for role in roles}
+            cursors = {role.role: role.cursor for role in roles}
+            if not self._keep and passed > trimmed and self._outputs.issubset(cursors):
                 await self._persist(partial(self._frontier.trim_items, passed, cursors=cursors))
                 trimmed = passed
 

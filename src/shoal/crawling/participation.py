@@ -22,6 +22,11 @@ Source: TypeAlias = Callable[[], AsyncIterator[Request | RequestError]]
 class Drain(Protocol):
     """The parts of a drainer that the engine uses. Its owner starts and finishes it."""
 
+    @property
+    def role(self) -> str:
+        """The role that it takes in the run. Empty: none."""
+        ...
+
     def nudge(self) -> None:
         """Report new items."""
 

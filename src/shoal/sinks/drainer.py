@@ -171,6 +171,11 @@ class Drainer:
         self._failure: BaseException | None = None
 
     @property
+    def role(self) -> str:
+        """The role that it takes in the run."""
+        return self._role
+
+    @property
     def position(self) -> int:
         """The number of the last item that is durable in the sink. The log may be trimmed up to this item."""
         return self._position

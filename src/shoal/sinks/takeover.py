@@ -56,6 +56,11 @@ class StandbyDrainer:
         """Why it stands by, as the log says."""
         self._starting: asyncio.Task[bool] | None = None
 
+    @property
+    def role(self) -> str:
+        """The role that it takes in the run."""
+        return PREFIX + self._role
+
     def nudge(self) -> None:
         """Notify it of new items."""
         if self._current is not None:

@@ -159,6 +159,8 @@ class FairQueue(RunQueue):
 class _Notifier:
     """Notifies callers that wait for results of a session."""
 
+    role = ""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
