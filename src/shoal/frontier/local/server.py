@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
@@ -40,6 +40,8 @@ from shoal.ports import Frontier, History, Holder, Store
 from shoal.system import chance, clock, threads
 
 log = logging.getLogger("shoal.frontier")
+
+T = TypeVar("T")
 
 _DEAD_PAGE = 200
 _BACKLOG = 128
@@ -445,31 +447,28 @@ async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> St
 async def share_file(file: str) -> Store:
     """The store in a file, for one of several processes of this machine. A process that owns the file is started if
     there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
-    until = clock.monotonic() + _PATIENCE
-    while True:
-        try:
-            return await SocketStore.connect(partial(_start, file, join=True))
-        except StoreAwayError:  # it listened a moment ago, and ended before it answered
-            if clock.monotonic() > until:
-                raise
-            await asyncio.sleep(_BETWEEN_TRIES)
+
+    async def find() -> str:
+        path = _socket_of(file)
+        return await threads.call(start_owner, file) if path is None else path
+
+    # StoreAwayError: it listened a moment ago, and ended before it answered.
+    return await patiently(lambda: SocketStore.connect(partial(patiently, find, StoreBusyError)), StoreAwayError)
 
 
 async def start_new_owner(file: str) -> str:
     """Start a process that owns a file, and return its socket. Wait a few seconds for another process that works on the
     file to end; StoreBusyError if it does not."""
-    return await _start(file, join=False)
+    return await patiently(lambda: threads.call(start_owner, file), StoreBusyError)
 
 
-async def _start(file: str, *, join: bool) -> str:
-    until = clock.monotonic() + _PATIENCE
+async def patiently(step: Callable[[], Awaitable[T]], error: type[Exception], seconds: float = _PATIENCE) -> T:
+    """Repeat a step that raises this error, for some seconds: another process begins or ends its work on the file."""
+    until = clock.monotonic() + seconds
     while True:
-        path = _socket_of(file) if join else None
-        if path is not None:
-            return path
         try:
-            return await threads.call(start_owner, file)
-        except StoreBusyError:  # another process starts one at this moment, or has not ended yet
+            return await step()
+        except error:
             if clock.monotonic() > until:
                 raise
             await asyncio.sleep(_BETWEEN_TRIES)
