@@ -10,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
+from msgspec import Struct
+
+from shoal.config import Config
 from shoal.crawling.leases import LeaseKeeper, Persistence, Settler, StorageWatch, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
-from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.run_queue import RunQueue
-from shoal.crawling.seeder import Seeder
+from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience
+from shoal.spider import Spider
 from shoal.system import chance, clock
+
+if TYPE_CHECKING:
+    from shoal.sinks.warc import WarcArchive
 
 log = logging.getLogger("shoal.engine")
 
@@ -34,6 +40,52 @@ _MAX_SLEEP = 15.0  # seconds within which the loop runs at least once, so that h
 _IDLE_POLL = 5.0  # seconds between two calls of ``Spider.idle`` while the spider keeps a finished run open
 _WAIT_FOR_ROUTE = 0.5  # seconds between two checks whether the route to the network is ready
 _RECENT = 1000  # settled leases that are released again if the store goes back in time
+
+
+class Drain(Protocol):
+    """The parts of a drainer that the engine uses. Its owner starts and finishes it."""
+
+    @property
+    def role(self) -> str:
+        """The role that it takes in the run. Empty: none."""
+        ...
+
+    def nudge(self) -> None:
+        """Report new items."""
+
+    async def run(self) -> None: ...
+
+    async def start_over(self) -> None:
+        """After the store went back in time, continue from the cursor that it has now. ``run`` is not running."""
+        ...
+
+
+class Participation(Struct, frozen=True, kw_only=True):
+    """How an engine takes part in a run. A `Plan` is one: it also says how the process begins and ends its part."""
+
+    spider: Spider
+    config: Config
+    source: Source | None = None
+    """Start requests. None: another process pushes them."""
+    run_id: str = ""
+    """For reports why the engine has nothing to do. Empty: it makes none."""
+    shared: bool = False
+    """Other processes, or other crawls of this process, use the frontier too."""
+    near: bool = False
+    """Another process of this machine owns the frontier."""
+    keep_items: bool = True
+    """Keep the item log after all drainers have passed it."""
+    stays: bool = False
+    """Stay when the run is finished: it may get more requests."""
+    may_work: Callable[[], bool] | None = None
+    """Whether this process still holds its slot in a cluster, or its session as a worker. Checked before each page.
+    None: it needs neither."""
+    on_settled: Callable[[], Awaitable[None]] | None = None
+    """Called after pages were stored: the run may have reached a limit."""
+    archive: WarcArchive | None = None
+    """Where the exchanges of pages are kept. None: nowhere."""
+    rejoin: Callable[[], Awaitable[None]] | None = None
+    """Called when this process was fenced; then it starts over. None: a fence ends the work."""
 
 
 class Engine:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, TypeVar
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import keys, nearest
-from shoal.crawling.participation import Source
 from shoal.crawling.run_queue import frontier_options
-from shoal.crawling.seeder import start_requests, url_requests
+from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Summary
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
 from shoal.fetch.resolving import allow_many_lookups

@@ -117,29 +117,27 @@ class RunRecorder:
         self._count_items()  # from now on
         await asyncio.sleep(chance.uniform(*_FIRST))
         while True:
-            try:
-                async with asyncio.timeout(_TIMEOUT):
-                    await self.record()
-            except (ShoalError, OSError) as exc:  # the store is away
-                log.debug("could not record run %s: %s", self._run_id, exc)
-            except Exception:  # a defect must not end the crawl
-                log.exception("could not record run %s", self._run_id)
+            await self._try_to_record(_TIMEOUT)
             await asyncio.sleep(REPORTED_EVERY * chance.uniform(0.9, 1.1))
 
     async def close(self) -> None:
         """Write the last sample and the last report. This does not wait for a store that does not answer."""
+        await self._try_to_record(_LAST_TIMEOUT, last=True)
+
+    async def _try_to_record(self, seconds: float, *, last: bool = False) -> None:
         try:
-            async with asyncio.timeout(_LAST_TIMEOUT):
-                await self.record(last=True)
+            async with asyncio.timeout(seconds):
+                await self.record(last=last)
         except (ShoalError, OSError) as exc:  # the store is away
-            log.debug("could not record the end of run %s: %s", self._run_id, exc)
-        except Exception:  # a defect must not fail the crawl
-            log.exception("could not record the end of run %s", self._run_id)
+            log.debug("could not record run %s: %s", self._run_id, exc)
+        except Exception:  # a defect must not end or fail the crawl
+            log.exception("could not record run %s", self._run_id)
 
     async def record(self, *, last: bool = False) -> None:
         """Write what is due now."""
         now = self._clock()
-        is_due = last or self._has_news() or not self._next_report - IDLE_EVERY <= now < self._next_report
+        has_news = _done(self._vitals()) != self._reported
+        is_due = last or has_news or not self._next_report - IDLE_EVERY <= now < self._next_report
         if not is_due and now < self._next_sample:
             return
         if await self._store.run_state(self._run_id) is None:
@@ -161,9 +159,6 @@ class RunRecorder:
             report = msgspec.structs.replace(report, loop_age=round(age, 1), blocked_by=by)
             await _OwnDocument(store, process_key(self._run_id, self._process.name)).write(report)
             self._reported = (-1, -1, -1)
-
-    def _has_news(self) -> bool:
-        return _done(self._vitals()) != self._reported
 
     async def _sample(self, now: float, *, last: bool) -> None:
         stats = await self._stats()

@@ -48,10 +48,7 @@ class RunSample(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, stats: Stats, at: float) -> RunSample:
-        return cls(
-            round(at, 3), stats.pushed, stats.ready, stats.waiting, stats.leased, stats.done, stats.dead, stats.items,
-            stats.incoming, stats.duplicates,
-        )  # fmt: skip
+        return cls(round(at, 3), *(getattr(stats, name) for name in cls.__struct_fields__ if name != "at"))
 
     @property
     def stats(self) -> Stats:
