@@ -177,7 +177,7 @@ class Engine:
             except (StoreRewoundError, FencedError) as error:
                 if not self.can_start_over(error):
                     raise
-                await self.start_over(error)
+                await self._start_over(error)
                 if not self.stopping:
                     continue
             failure = self._failure or self._seeder.failure
@@ -186,6 +186,8 @@ class Engine:
             return
 
     async def _run(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption
         for work in (
             self._seeder.keep(),
             self._leases.run(),
@@ -207,7 +209,7 @@ class Engine:
             raise self._interruption
 
     def interrupt(self, error: FrontierError) -> None:
-        """Start over soon: the store went back in time, or this process was fenced."""
+        """Start over soon, or with the next ``run``: the store went back in time, or this process was fenced."""
         self._interruption = error
         self._waker.wake()
 
@@ -216,9 +218,9 @@ class Engine:
         fenced = isinstance(error, FencedError) and self._part.rejoin is not None
         return fenced or isinstance(error, StoreRewoundError)
 
-    async def start_over(self, error: FrontierError) -> None:
+    async def _start_over(self, error: FrontierError) -> None:
         """Drop all work and all that is cached from the store. After a rewind, record it. After a fence, join again.
-        Then ``run`` may be called again. It continues from the store's state, like a new process."""
+        Then continue from the store's state, like a new process."""
         log.error("%s", error)
         leases = [lease_of(settlement) for settlement in self._settled]
         # A rewound store may still hold the leases that were settled last. No other process would release them.
@@ -226,7 +228,6 @@ class Engine:
         self._recent.clear()
         self._settled, self._interruption = [], None
         self._leases.clear()
-        self._queue.forget()
         self._onion.forget()
         if isinstance(error, FencedError) and self._part.rejoin is not None:
             await self._persist(self._part.rejoin)
@@ -237,11 +238,10 @@ class Engine:
         await self._persist(lambda: self._frontier.release(leases, contacted=True))
         await self._seeder.start_over()
         if not self.stopping:
-            for drain in self._drains:
-                await drain.start_over()
+            await self.reopen()
 
     async def reopen(self) -> None:
-        """Prepare another ``run``, because the run has requests again after its outputs were finished."""
+        """Prepare another ``run``: the run has requests again after its outputs were finished, or the store changed."""
         self._queue.forget()
         for drain in self._drains:
             await drain.start_over()
@@ -510,7 +510,7 @@ class Engine:
             if self._part.on_settled is not None and not self.stopping:
                 await self._part.on_settled()
         except StoreRewoundError:
-            self._settled = batch + self._settled  # `start_over` releases their leases
+            self._settled = batch + self._settled  # `_start_over` releases their leases
             raise
         except SinkError as error:
             self._archive_failed(error, batch)

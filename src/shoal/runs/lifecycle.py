@@ -385,17 +385,11 @@ class RunLifecycle:
                 if await self._end():
                     return
                 await engine.reopen()
-                continue
             except (StoreRewoundError, FencedError) as exc:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
                     return
-                interruption = exc
-            try:
-                await engine.start_over(interruption)
-            except ShoalError as exc:
-                self.error = exc
-                return
+                engine.interrupt(exc)  # the next `run` starts over
 
     # -- the end
 
