@@ -19,6 +19,7 @@ import msgspec
 
 from shoal.clients.redis import Answer, Word, storable_bytes
 from shoal.errors import RunError, StoreAwayError
+from shoal.frontier import rules
 from shoal.frontier.receipts import Receipts, ServerClock, release_if_cancelled
 from shoal.frontier.redis.inspection import RunInspection
 from shoal.frontier.redis.records import (
@@ -39,24 +40,7 @@ from shoal.frontier.redis.records import (
     read_rewind,
     read_text,
 )
-from shoal.frontier.rules import (
-    CHUNK,
-    DEAD,
-    DONE,
-    MAX_LEASES,
-    MAX_LINKS,
-    READY,
-    STATE_NAMES,
-    WAITING,
-    check_nonce,
-    child_fingerprint,
-    claim_token,
-    is_redirect,
-    new_nonce,
-    push_fingerprint,
-    queue_full,
-    reissued_token,
-)
+from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -180,20 +164,20 @@ class RedisFrontier:
             return Pushed(0, 0)
         parcel = Parcel()
         for index, request in enumerate(requests):
-            parcel.add_request(request, push_fingerprint(request, seed, cursor, index))
+            parcel.add_request(request, rules.push_fingerprint(request, seed, cursor, index))
         most = self._max_queue
         role = (b"", b"") if seed is None else (pack_token(seed.token), seed.cursor)
         words = (*role, cursor, "" if most is None else most, *parcel.arguments())
         answer = await self._run_proven("push", *words, continues="" if seed is None else seed.role)
         if not answer:
-            raise queue_full(most)
+            raise rules.queue_full(most)
         return Pushed(*answer)
 
     # -- leasing
 
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         if nonce:
-            check_nonce(nonce)
+            rules.check_nonce(nonce)
         return await release_if_cancelled(
             self._lease(limit, ttl, counts_attempt, nonce), lambda leased: self.release(leased.leases)
         )
@@ -201,10 +185,10 @@ class RedisFrontier:
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, nonce: bytes) -> Leased:
         self._receipts.check()
         await self.join()
-        limit, part = min(max(0, limit), MAX_LEASES), 0
+        limit, part = min(max(0, limit), rules.MAX_LEASES), 0
         while True:
             # Each part of a call has its own tokens. A repeated call gets the leases of the last part.
-            call = call_tokens(nonce or new_nonce(), part)
+            call = call_tokens(nonce or rules.new_nonce(), part)
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
@@ -235,7 +219,7 @@ class RedisFrontier:
         ]
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
-        check_nonce(nonce)
+        rules.check_nonce(nonce)
         if not leases:
             return []
         # The former holder may have contacted the host.
@@ -247,7 +231,7 @@ class RedisFrontier:
     async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
         self._receipts.check()
         deadline = clock.now() + ttl
-        tokens = [reissued_token(nonce, lease.token) for lease in leases]
+        tokens = [rules.reissued_token(nonce, lease.token) for lease in leases]
         packed = b"".join(map(pack_token, tokens))
         reissued = await self._run("reissue", min(ttl, FOREVER), pack_leases(leases), packed)
         return [
@@ -342,12 +326,12 @@ class RedisFrontier:
         """Stage the links of a page. Nothing is staged if its lease was lost."""
         lease, children = ended.lease, ended.children
         words = lease.fingerprint, pack_token(lease.token)
-        for first in range(0, len(children), CHUNK):
-            parcel, some = Parcel(), children[first : first + CHUNK]
+        for first in range(0, len(children), rules.CHUNK):
+            parcel, some = Parcel(), children[first : first + rules.CHUNK]
             _add_children(parcel, lease, some, first)
-            if not await self._run_proven("stage", "put", *words, first // CHUNK, parcel.chunk(len(some))):
+            if not await self._run_proven("stage", "put", *words, first // rules.CHUNK, parcel.chunk(len(some))):
                 return _REFUSED
-        return _Stage(-(-len(children) // CHUNK), len(children))
+        return _Stage(-(-len(children) // rules.CHUNK), len(children))
 
     async def _move_links(self, lease: Lease, settled: _EndingResult) -> _EndingResult:
         """Move the staged links into the queue and count them. If this client dies, others move them."""
@@ -390,7 +374,7 @@ class RedisFrontier:
     # -- roles
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
-        token = claim_token(nonce or new_nonce())
+        token = rules.claim_token(nonce or rules.new_nonce())
         words = (storable_bytes(role), pack_token(token), min(ttl, FOREVER), above)
         answer = await self._run_continued(role, "role", "claim", *words, *self._slot)
         return Claim(role, token, *answer) if answer else None
@@ -498,13 +482,13 @@ def _large(endings: Sequence[Completion | Failure]) -> list[int]:
     """Which pages to stage, largest first, so that the links of the others fit into one script. Never a redirect: its
     child enters a full queue too, and staged links do not."""
     links = sum(len(ended.children) for ended in endings)
-    if links <= MAX_LINKS:
+    if links <= rules.MAX_LINKS:
         return []
     large = []
     for index in sorted(range(len(endings)), key=lambda index: -len(endings[index].children)):
-        if links <= MAX_LINKS:
+        if links <= rules.MAX_LINKS:
             break
-        if is_redirect(endings[index]):
+        if rules.is_redirect(endings[index]):
             continue
         large.append(index)
         links -= len(endings[index].children)
@@ -513,4 +497,4 @@ def _large(endings: Sequence[Completion | Failure]) -> list[int]:
 
 def _add_children(parcel: Parcel, lease: Lease, children: Sequence[Request], first: int = 0) -> None:
     for index, child in enumerate(children, first):
-        parcel.add_request(child, child_fingerprint(child, lease.fingerprint, index), lease.fingerprint)
+        parcel.add_request(child, rules.child_fingerprint(child, lease.fingerprint, index), lease.fingerprint)

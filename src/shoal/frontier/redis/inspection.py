@@ -13,6 +13,7 @@ from struct import Struct
 import msgspec
 
 from shoal.clients.redis import Answer, Word, storable_bytes
+from shoal.frontier import rules
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.redis.records import (
     COUNTERS,
@@ -32,19 +33,7 @@ from shoal.frontier.redis.records import (
     read_rival,
     state_of,
 )
-from shoal.frontier.rules import (
-    DEAD,
-    DONE,
-    FULL_KIND,
-    KINDS_NOT_RETRIED,
-    LEASED,
-    STATE_NAMES,
-    is_retried,
-    moment,
-    retry_reason,
-    sought_fingerprint,
-    sought_urls,
-)
+from shoal.frontier.rules import DEAD, DONE, LEASED, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import (
     REPAIRED_LEASE,
@@ -181,15 +170,15 @@ class RunInspection:
         ]
         if not retry_in:
             return Waits(holders=holders)
-        reason = retry_reason(read_events(events)[-1].detail) if events else ""
+        reason = rules.retry_reason(read_events(events)[-1].detail) if events else ""
         return Waits(holders=holders, retry_in=float(retry_in), retry_reason=reason)
 
     # -- histories
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
-        fingerprint = sought_fingerprint(request, parent)
+        fingerprint = rules.sought_fingerprint(request, parent)
         (queued,) = await self._histories([fingerprint])
-        for url in sought_urls(request) if queued is None and not exact else ():
+        for url in rules.sought_urls(request) if queued is None and not exact else ():
             if (other := await self._search(url)) is not None:
                 (queued,) = await self._histories([other])
                 break
@@ -346,12 +335,12 @@ class RunInspection:
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         """One call for every ten thousand requests. Refused links come last."""
         if only is not None:
-            listed = [storable_bytes(kind) for kind in (sorted(KINDS_NOT_RETRIED) if kinds is None else kinds)]
+            listed = [storable_bytes(kind) for kind in (sorted(rules.KINDS_NOT_RETRIED) if kinds is None else kinds)]
             answer = await self._run("retry", b"named", len(listed), 0 if kinds is None else 1, *listed, *only)
             return int(answer[1])
-        others = sorted(KINDS_NOT_RETRIED | {FULL_KIND}) if kinds is None else [k for k in kinds if k != FULL_KIND]
-        retried = await self._retry(0 if kinds is None else 1, *map(storable_bytes, others))
-        return retried + (await self._retry(start=b"refused") if is_retried(FULL_KIND, kinds) else 0)
+        others = rules.KINDS_NOT_RETRIED | {rules.FULL_KIND} if kinds is None else {*kinds} - {rules.FULL_KIND}
+        retried = await self._retry(0 if kinds is None else 1, *map(storable_bytes, sorted(others)))
+        return retried + (await self._retry(start=b"refused") if rules.is_retried(rules.FULL_KIND, kinds) else 0)
 
     async def _retry(self, *words: Word, start: bytes = b"0") -> int:
         return sum([count async for (count,) in _scan(self._run, "retry", _RETRY_STEP, *words, start=start)])
@@ -384,7 +373,7 @@ def _history(
         reason=reason,
         fingerprint=fingerprint,
         kind=kind,
-        events=(*read_events(events), Event(moment(head.at), state, worker=worker)),
+        events=(*read_events(events), Event(rules.moment(head.at), state, worker=worker)),
         worker=worker,
     )
 

@@ -21,7 +21,7 @@ from shoal.clients.redis import Answer, RedisClient, ScriptFolder, Word, storabl
 from shoal.errors import DECODING_ERRORS, StoreError
 from shoal.frontier import host_policy, rules
 from shoal.frontier.host_policy import DEFAULT_HOST, RivalDelay, host_state
-from shoal.frontier.rules import DEAD, ENCODING_ERRORS, UNREADABLE, cannot_store, moment, read_event, token_base
+from shoal.frontier.rules import DEAD
 from shoal.http import Request
 from shoal.ports import Document, Event, FrontierOptions, HostState, HostUpdate, Lease, LoggedItem, Rewind
 from shoal.ports.documents import check_document
@@ -229,8 +229,8 @@ class Parcel:
         """Add a request. RequestError if it cannot be encoded."""
         try:
             payload = _encode(request)
-        except ENCODING_ERRORS as exc:
-            raise cannot_store(request, exc) from exc
+        except rules.ENCODING_ERRORS as exc:
+            raise rules.cannot_store(request, exc) from exc
         hosts = self._hosts
         name = host_of(request.url)
         number = hosts.get(name)
@@ -342,7 +342,7 @@ def call_tokens(nonce: bytes, part: int) -> bytes:
     """The common part of the tokens of one part of a call: all but their first two bytes."""
     if part:
         nonce = blake2b(nonce + part.to_bytes(4, "big"), digest_size=16).digest()
-    return pack_token(token_base(nonce))[2:]
+    return pack_token(rules.token_base(nonce))[2:]
 
 
 def read_leases(
@@ -358,7 +358,7 @@ def read_leases(
             request = _read_request(record)
         except UnreadableError as exc:
             lost = Lease(Request("http://unreadable/"), fingerprint, token, attempts, "", deadline)
-            unreadable.add_ending(lost, DEAD, contacted=False, kind=UNREADABLE, text=str(exc))
+            unreadable.add_ending(lost, DEAD, contacted=False, kind=rules.UNREADABLE, text=str(exc))
         else:
             name = host_of(request.url)
             leases.append(Lease(request, fingerprint, token, attempts, name, deadline, delay_of(host, 0.0)))
@@ -428,7 +428,7 @@ def state_of(
 
 def read_rewind(blob: bytes) -> Rewind:
     _, at, lost = REWIND.unpack_from(blob.ljust(REWIND.size, b"\0"))
-    return Rewind(at=moment(at), lost_seconds=None if math.isnan(lost) else lost)
+    return Rewind(at=rules.moment(at), lost_seconds=None if math.isnan(lost) else lost)
 
 
 # -- events
@@ -444,7 +444,7 @@ def read_events(blob: bytes) -> list[Event]:
             what, at = read_text(blob, at + EVENT.size)
             detail, at = read_text(blob, at)
             worker, at = read_text(blob, at)
-            events.append(read_event(when, what, detail, worker))
+            events.append(rules.read_event(when, what, detail, worker))
     return events
 
 
@@ -455,7 +455,7 @@ def read_cause(cause: bytes) -> tuple[str, str]:
     try:
         kind, at = read_text(cause, 0)
     except LayoutError:
-        return UNREADABLE, "another program wrote the reason of the failure"
+        return rules.UNREADABLE, "another program wrote the reason of the failure"
     return kind, cause[at:].decode(errors="replace")
 
 

@@ -14,20 +14,10 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from shoal.frontier import rules
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
-from shoal.frontier.rules import (
-    ADMITTED_DETAIL,
-    DEAD,
-    FULL_KIND,
-    FULL_REASON,
-    KINDS_NOT_RETRIED,
-    READY,
-    RETRIED_DETAIL,
-    RETRIED_EVENT,
-    is_retried,
-    room_for_links,
-)
+from shoal.frontier.rules import DEAD, READY
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.http import Request
 from shoal.urls.normalize import host_of
@@ -194,7 +184,7 @@ class StoredLanes:
             row = (number, run, lane.queue.number, rank, now, parent, fingerprint, payload)
             numbers[fingerprint] = number
             if refused and fingerprint in refused:
-                dead.append((*row, DEAD, FULL_KIND, FULL_REASON % self._file.options.link_limit))
+                dead.append((*row, DEAD, rules.FULL_KIND, rules.FULL_REASON % self._file.options.link_limit))
                 continue
             rows.append(row)
             self.add_ready(lane, (rank, number), now)
@@ -245,15 +235,15 @@ class StoredLanes:
         dead = f"run = ? AND state = {DEAD} AND kind"
         if only is not None:
             dead = f"id IN ({', '.join(map(str, only))}) AND {dead}"
-        others = KINDS_NOT_RETRIED | {FULL_KIND} if kinds is None else set(kinds) - {FULL_KIND}
+        others = rules.KINDS_NOT_RETRIED | {rules.FULL_KIND} if kinds is None else set(kinds) - {rules.FULL_KIND}
         listed = msgspec.json.encode(sorted(others)).decode()
         chosen = f"{dead} {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
-        count = self._revive(chosen, (self._run, listed), RETRIED_DETAIL, ledger, now)
-        if is_retried(FULL_KIND, kinds):
-            room = room_for_links(self._file.options.link_limit, ledger.ready + ledger.waiting)
+        count = self._revive(chosen, (self._run, listed), rules.RETRIED_DETAIL, ledger, now)
+        if rules.is_retried(rules.FULL_KIND, kinds):
+            room = rules.room_for_links(self._file.options.link_limit, ledger.ready + ledger.waiting)
             chosen = f"id IN (SELECT id FROM request WHERE {dead} = ? ORDER BY rank, id LIMIT ?)"
-            which = (self._run, FULL_KIND, -1 if room is None else room)
-            count += self._revive(chosen, which, ADMITTED_DETAIL, ledger, now)
+            which = (self._run, rules.FULL_KIND, -1 if room is None else room)
+            count += self._revive(chosen, which, rules.ADMITTED_DETAIL, ledger, now)
         return count
 
     def _revive(self, chosen: str, which: tuple[object, ...], detail: str, ledger: Ledger, now: float) -> int:
@@ -262,7 +252,7 @@ class StoredLanes:
             self.add_ready(self._by_number[lane], (rank, number), now)
         self._db.execute(
             f"INSERT INTO event (request, at, what, detail, worker) SELECT id, ?, ?, ?, '' FROM request WHERE {chosen}",
-            (now, RETRIED_EVENT, detail, *which),
+            (now, rules.RETRIED_EVENT, detail, *which),
         )
         count = self._db.execute(
             f"UPDATE request SET state = {READY}, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",
