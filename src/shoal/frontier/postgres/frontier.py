@@ -74,12 +74,6 @@ def _read(url: str, payload: bytes) -> Request | None:
         return None
 
 
-def incoming(url: str, payload: bytes, parent: str | None) -> History | None:
-    """The history of a link that is not in the queue yet."""
-    request = _read(url, payload)
-    return None if request is None else rules.incoming_history(request, parent)
-
-
 def history_of(row: asyncpg.Record) -> History:
     """The history of a request, from a row of `histories`."""
     state, attempts, status, items, at, kind, reason, worker, fingerprint, url, payload, parent, *columns = row
@@ -93,47 +87,9 @@ def history_of(row: asyncpg.Record) -> History:
     )  # fmt: skip
 
 
-_PAUSE = 0.01
-
-
-class Stages:
-    """The links of very large pages: uploaded before the completion, moved into the queue after it, in short calls."""
-
-    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
-        self._database = database
-        self._run = run
-        self._offset = offset
-
-    async def upload(self, lease: Lease, children: Sequence[Request]) -> None:
-        """Upload the links of a page, so that its completion can refer to them. If the lease ends without a completion,
-        they are deleted."""
-        parent = lease.fingerprint
-        links = ((rules.child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
-        for number in range(-(-len(children) // rules.CHUNK)):
-            offered = RequestColumns()
-            offered.add(1, islice(links, rules.CHUNK))
-            stored = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
-            if not stored:  # the lease was lost, or an earlier completion succeeded: the completion reports it
-                return
-
-    async def move(self, token: int) -> MovedLinks:
-        """Move all links of this completion into the queue. If this process dies, others continue."""
-        before = -1
-        while True:
-            rows = await self._database.call("move_chunk", self._run, self._offset(), token)
-            remaining, added, refused = rows[0] if rows else (0, 0, 0)
-            if not remaining:
-                return MovedLinks(added, refused)
-            await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
-            before = remaining
-
-    async def help(self) -> bool:
-        """Move a chunk of any page. Returns whether there was one."""
-        return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
-
-
 log = logging.getLogger("shoal.frontier")
 
+_PAUSE = 0.01
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
@@ -167,7 +123,6 @@ class PostgresFrontier:
         self._has_joined = False
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
-        self._stages = Stages(database, run, offset)
 
     def hold(self, holder: Holder) -> None:
         self._holder = storable_text(holder.slot), holder.epoch
@@ -254,12 +209,6 @@ class PostgresFrontier:
             return stored, pushed if stored else []
         return int(await self._database.value("store_cookies", self._run, *words)), []
 
-    async def _help(self) -> bool:
-        """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""
-        with suppress(StoreAwayError):
-            return await self._stages.help()
-        return False
-
     def _report(self, unreadable: EndingColumns, token: int, fingerprint: bytes, exc: Exception) -> None:
         log.warning("cannot read request %s (%s): another program wrote it", fingerprint.hex(), exc)
         nothing = Lease(Request("http://unreadable.invalid/"), fingerprint, token, 0, "", 0.0)
@@ -308,7 +257,7 @@ class PostgresFrontier:
             return 0, {}
         with self._receipts.watch(proven=True) as call:
             for page in endings.staged.values():
-                await self._stages.upload(page.lease, page.children)
+                await self._upload(page.lease, page.children)
             (row,) = await self._database.call(
                 "finish", self._run, self._offset(), *self._proof, *cookies, *endings.as_arguments()
             )
@@ -323,10 +272,41 @@ class PostgresFrontier:
         for place, page in endings.staged.items():
             state, _ = result.get(place, (0, None))
             if state > 1:  # done or dead
-                result[place] = (state, await self._stages.move(page.lease.token))
+                result[place] = (state, await self._move_links(page.lease.token))
         if incoming and not endings.staged:  # staged links of other pages
             await self._help()
         return cookie_version or 0, result
+
+    # The links of very large pages are uploaded before the completion, and moved into the queue after it, step by step.
+
+    async def _upload(self, lease: Lease, children: Sequence[Request]) -> None:
+        """Upload the links of a page, so that its completion can refer to them. If the lease ends without a completion,
+        they are deleted."""
+        parent = lease.fingerprint
+        links = ((rules.child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+        for number in range(-(-len(children) // rules.CHUNK)):
+            offered = RequestColumns()
+            offered.add(1, islice(links, rules.CHUNK))
+            stored = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
+            if not stored:  # the lease was lost, or an earlier completion succeeded: the completion reports it
+                return
+
+    async def _move_links(self, token: int) -> MovedLinks:
+        """Move all links of this completion into the queue. If this process dies, others continue."""
+        before = -1
+        while True:
+            rows = await self._database.call("move_chunk", self._run, self._offset(), token)
+            remaining, added, refused = rows[0] if rows else (0, 0, 0)
+            if not remaining:
+                return MovedLinks(added, refused)
+            await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
+            before = remaining
+
+    async def _help(self) -> bool:
+        """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""
+        with suppress(StoreAwayError):
+            return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
+        return False
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         return (await self._complete(completions, _NO_COOKIES))[1]
@@ -526,7 +506,9 @@ class PostgresFrontier:
         if number is None:
             staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)
             if staged:
-                return incoming(*staged[0])
+                url, payload, above = staged[0]
+                link = _read(url, payload)
+                return None if link is None else rules.incoming_history(link, above)
             if exact:
                 return None
             for url in rules.sought_urls(request):
