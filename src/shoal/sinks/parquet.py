@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 import msgspec
 
-from shoal.errors import DECODING_ERRORS, OutputChangedError, OutputTakenError, SinkError
+from shoal.errors import OutputChangedError, OutputTakenError, SinkError
 from shoal.item import as_text
 from shoal.messages import pip_install
 from shoal.ports import LoggedItem, OutputCount
 from shoal.sinks import storage
-from shoal.sinks.keys import Reject, Rejects, TableOptions
+from shoal.sinks.keys import Reject, Rejects, TableOptions, read_state
 from shoal.sinks.storage import in_thread, stat_of, storage_errors, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.system import chance
@@ -192,10 +192,7 @@ class ParquetSink:
 
     def _load(self, state: bytes) -> _Saved:
         run_id = self._options.run_id
-        try:
-            saved = _decode(state) if state else _Saved(chance.token_hex(4), 0, run_id, rows=0)
-        except DECODING_ERRORS as exc:
-            raise SinkError(f"can't read the saved position in {self._path}: {exc}") from exc
+        saved = read_state(state, _decode, self._path) or _Saved(chance.token_hex(4), 0, run_id, rows=0)
         if saved.run_id != run_id:
             raise self._changed(f"belongs to run {saved.run_id} by its saved position")
         return saved

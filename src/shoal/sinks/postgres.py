@@ -258,12 +258,13 @@ class PostgresConnection(Connection):
             column = columns.column_for(field)
             if column not in columns:
                 continue
-            kind, number = columns.kinds[column], len(names) + 1
+            kind, type_, number = columns.kinds[column], columns.types[column], len(names) + 1
             names.append(quoted(column))
             values.append(_cells(kind, cells))
             sources.append(f"${number}::{_TYPES[kind or Kind.TEXT]}[]")
             inner.append(f"c{number}")
-            cast = "" if kind is not None else _cast(columns.types[column])
+            # A user chose the type: it gets text, and the server converts it. A cast would cut a text that is too long.
+            cast = "" if kind is not None or type_.startswith("character") else f"::{type_}"
             outer.append(f"c{number}{cast}")
             is_comparable = is_comparable and not cast
         conflict = _update_clause(names[1:], comparable=is_comparable) if target.replaces else "NOTHING"
@@ -287,11 +288,6 @@ def _alteration(change: Change) -> str:
         return f"ADD COLUMN IF NOT EXISTS {column} {kind}"
     as_text = _AS_TEXT.get(change.old, "{}::text").format(column)
     return f"ALTER COLUMN {column} TYPE {kind} USING {as_text if change.new is Kind.TEXT else f'{column}::{kind}'}"
-
-
-def _cast(kind: str) -> str:
-    """For a column whose type the user chose: it gets text, and the server converts it."""
-    return "" if kind.startswith("character") else f"::{kind}"  # a cast would cut a text that is too long
 
 
 def _update_clause(columns: Sequence[str], *, comparable: bool) -> str:
