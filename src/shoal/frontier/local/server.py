@@ -25,16 +25,8 @@ import msgspec
 
 from shoal import __version__
 from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreBusyError, StoreError
-from shoal.frontier.local import wire
-from shoal.frontier.local.places import (
-    ProcessSlot,
-    ProcessWatch,
-    name_of_file,
-    name_process,
-    peer_of,
-    reserved,
-    started_at,
-)
+from shoal.frontier.local import places, wire
+from shoal.frontier.local.places import ProcessSlot, ProcessWatch
 from shoal.frontier.local.store import SocketStore
 from shoal.ports import Frontier, History, Holder, Store
 from shoal.system import chance, clock, threads
@@ -96,8 +88,8 @@ class _Client(asyncio.Protocol):
         if call.method != wire.HELLO:
             raise FrontierError(f"its first call must be {wire.HELLO!r}, not {call.method!r:.40}")
         (hello,) = _decode_hello(call.arguments)
-        pid = peer_of(self.transport.get_extra_info("socket"), hello.pid)
-        started = started_at(pid) if pid else None
+        pid = places.peer_of(self.transport.get_extra_info("socket"), hello.pid)
+        started = places.started_at(pid) if pid else None
         self.slot = None if started is None else ProcessSlot(pid, started, hello.client)
         self._is_known = True
         self.send(wire.frame(wire.encode((call.number, None, self._server.welcome))))
@@ -296,7 +288,7 @@ async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
 async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str) -> AsyncIterator[FrontierServer]:
     """Serve a store that `open_owned` opened. A store in memory is announced under this name, or one like it.
     StoreError if there is no place for a socket."""
-    with reserved(name if file is None else name_of_file(file), exact=file is not None) as path:
+    with places.reserved(name if file is None else places.name_of_file(file), exact=file is not None) as path:
         server = FrontierServer(store, durable=file is not None, watch=watch)
         await server.start(path)
         try:
@@ -354,7 +346,7 @@ def run_owner(name: str, file: str | None, answers: int) -> None:
     """Own a frontier until nobody needs it. ``answers``: where to write the line for `PendingOwner`."""
     import uvloop
 
-    name_process("shoal-frontier")
+    places.name_process("shoal-frontier")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.raiseExceptions = False  # standard error may be closed before this process ends
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from heapq import nsmallest
 
@@ -124,10 +125,7 @@ class MemoryInspection:
     # -- dead requests
 
     async def dead_kinds(self) -> dict[str, int]:
-        kinds: dict[str, int] = {}
-        for kind, _ in self._requests.deaths.values():
-            kinds[kind] = kinds.get(kind, 0) + 1
-        return kinds
+        return dict(Counter(kind for kind, _ in self._requests.deaths.values()))
 
     async def dead(self) -> AsyncIterator[History]:
         for number in list(self._requests.deaths):

@@ -66,15 +66,15 @@ class SQLiteRoles:
         return await self._file.change(forget)
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
-        return await self._file.change(lambda _, now: self._advance(claim, cursor, now + ttl))
+        def advance(_: Ledger, now: float) -> bool:
+            if not self.is_held(claim):
+                return False
+            self.check_cursor(claim, cursor)
+            sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ?"
+            self._db.execute(sql, (cursor, now + ttl, self._run, claim.role))
+            return True
 
-    def _advance(self, claim: Claim, cursor: bytes, until: float) -> bool:
-        if not self.is_held(claim):
-            return False
-        self.check_cursor(claim, cursor)
-        sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ?"
-        self._db.execute(sql, (cursor, until, self._run, claim.role))
-        return True
+        return await self._file.change(advance)
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
         return await self._file.change(lambda *_: self._relinquish(claim, finished))

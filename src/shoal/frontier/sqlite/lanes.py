@@ -166,9 +166,6 @@ class StoredLanes:
         rank, number = (-inf, 0) if after is None else after
         return self._db.execute(sql, (lane.queue.number, rank, number, limit)).fetchall()
 
-    def _ahead_limit(self) -> int:
-        return max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
-
     def add(self, new: Sequence[NewRequest], now: float, refused: Collection[bytes] = ()) -> dict[bytes, int]:
         """Store new requests after all others of their priority; those that are refused are dead. Returns their
         numbers in the file."""
@@ -223,7 +220,8 @@ class StoredLanes:
             lane.ready -= 1
             if lane.ready and not lane.queue.ahead:
                 # In the file, the requests that were chosen are still ready.
-                lane.queue.ahead = self._read_ahead(lane, key, self._ahead_limit())
+                most = max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
+                lane.queue.ahead = self._read_ahead(lane, key, most)
             lane.best = lane.queue.ahead[0] if lane.ready else None
             lane.host.in_flight += 1
             self.table.place(lane, now)
