@@ -160,7 +160,7 @@ class Engine:
         self.identities = onion.identities
         if onion.identities is not None:
             onion.identities.on_exhausted = self._fail
-        if onion.session is not None and onion.session.login is not None:
+        if onion.session.login is not None:
             onion.session.login.on_hold, onion.session.login.on_ready = self.release_ahead, self.poll_now
 
     # -- the loop
@@ -344,7 +344,7 @@ class Engine:
             return _WAIT_FOR_ROUTE
         nonce = chance.token_bytes(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._queue.next_requests(room, nonce=nonce))
-        if self._onion.session is not None and leased.leases:
+        if leased.leases:
             self._onion.session.jars.seen(leased.cookies)
         leases = await self._isolate_suspects(leased.leases)
         if self.stopping:  # the stop came during the call

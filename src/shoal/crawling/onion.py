@@ -62,17 +62,22 @@ class Onion(NamedTuple):
     """A fetcher with its layers."""
 
     fetch: Fetch
-    on_lease: Callable[[Lease], None] = lambda lease: None
-    """Called with each lease before its page is fetched."""
-    forget: Callable[[], None] = lambda: None
-    """Drops what the layers cached from the store."""
-    fetch_robots: Fetch | None = None
-    """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
-    routes: Sequence[Route] = ()
-    """What all requests need."""
-    session: Session | None = None
+    session: Session
     """The cookies of the run, and its login."""
-    identities: Identities | None = None
+    routes: Sequence[Route]
+    """What all requests need."""
+    identities: Identities | None
+    robots: Robots | None
+    on_lease: Callable[[Lease], None]
+    """Called with each lease before its page is fetched."""
+    fetch_robots: Fetch | None
+    """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
+
+    def forget(self) -> None:
+        """Drop what the layers cached from the store."""
+        self.session.forget()
+        if self.robots is not None:
+            self.robots.forget()
 
 
 def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
@@ -237,19 +242,11 @@ def make_onion(
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
     routes = [route for route in (tor, session.login) if route is not None]
-    onion = Onion(fetch, routes=routes, session=session, identities=identities, forget=session.forget)
-    if throttle is not None:
-        onion = onion._replace(on_lease=throttle.adopt)
-    if robots is None:
-        return onion
-
-    def forget() -> None:
-        robots.forget()
-        session.forget()
-
-    return onion._replace(
-        fetch=wrap(fetch, [robots]), forget=forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
-    )
+    on_lease = (lambda lease: None) if throttle is None else throttle.adopt
+    fetch_robots = None if robots is None else partial(robots.fetch_first, fetch=fetch)
+    if robots is not None:
+        fetch = wrap(fetch, [robots])
+    return Onion(fetch, session, routes, identities, robots, on_lease, fetch_robots)
 
 
 def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None, hosts: Hosts) -> None:

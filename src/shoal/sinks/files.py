@@ -53,7 +53,7 @@ _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 class GrowingFileSink(ABC):
     """The steps that outputs with a `GrowingFile` have in common."""
 
-    def __init__(self, path: str, options: TableOptions) -> None:
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
         self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
         self._rejects = Rejects(self._file.path, options.on_reject)
         self._seq = 0
@@ -128,9 +128,6 @@ class GrowingFileSink(ABC):
 
 class JsonLinesSink(GrowingFileSink):
     """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
-
-    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
-        super().__init__(path, options)
 
     def _locate(self, saved: Saved) -> tuple[int, bytes]:
         return saved.offset, self._file.tail(saved.offset)
