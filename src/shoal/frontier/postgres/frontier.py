@@ -162,10 +162,8 @@ class PostgresFrontier:
 
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         base = rules.token_base(nonce or rules.new_nonce())
-        return await release_if_cancelled(
-            self._lease(min(limit, rules.MAX_LEASES), ttl, counts_attempt, base, bool(nonce)),
-            lambda leased: self.release(leased.leases),
-        )
+        call = self._lease(min(limit, rules.MAX_LEASES), ttl, counts_attempt, base, bool(nonce))
+        return await release_if_cancelled(call, self.release)
 
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         await self.join()
@@ -228,11 +226,7 @@ class PostgresFrontier:
         anew = [rules.reissued_token(nonce, lease.token) for lease in leases]
         if not leases:
             return []
-        # The former holder may have contacted the host.
-        return await release_if_cancelled(
-            self._reissue(leases, anew, ttl),
-            lambda reissued: self.release([lease for lease in reissued if lease], contacted=True),
-        )
+        return await release_if_cancelled(self._reissue(leases, anew, ttl), self.release)
 
     async def _reissue(self, leases: Sequence[Lease], anew: Sequence[int], ttl: float) -> list[Lease | None]:
         deadline = clock.now() + ttl

@@ -178,9 +178,7 @@ class RedisFrontier:
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         if nonce:
             rules.check_nonce(nonce)
-        return await release_if_cancelled(
-            self._lease(limit, ttl, counts_attempt, nonce), lambda leased: self.release(leased.leases)
-        )
+        return await release_if_cancelled(self._lease(limit, ttl, counts_attempt, nonce), self.release)
 
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, nonce: bytes) -> Leased:
         self._receipts.check()
@@ -222,11 +220,7 @@ class RedisFrontier:
         rules.check_nonce(nonce)
         if not leases:
             return []
-        # The former holder may have contacted the host.
-        return await release_if_cancelled(
-            self._reissue(leases, ttl, nonce),
-            lambda anew: self.release([lease for lease in anew if lease], contacted=True),
-        )
+        return await release_if_cancelled(self._reissue(leases, ttl, nonce), self.release)
 
     async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
         self._receipts.check()

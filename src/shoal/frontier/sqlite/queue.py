@@ -237,7 +237,7 @@ class SQLiteQueue:
         rules.check_nonce(nonce)
         call = LeaseCall(min(limit, rules.MAX_LEASES), ttl, clock.now() + ttl, holder, counts_attempt, nonce)
         step = self._run.change(partial(self._lease, call))
-        return await release_if_cancelled(step, lambda leased: self.release(leased.leases))
+        return await release_if_cancelled(step, self.release)
 
     def _lease(self, call: LeaseCall, ledger: Ledger, now: float) -> Leased:
         self._roles.check_holder(call.holder)
@@ -288,10 +288,7 @@ class SQLiteQueue:
         rules.check_nonce(nonce)
         deadline = clock.now() + ttl
         step = self._run.change(lambda _, now: self._leases.reissue(leases, now + ttl, deadline, nonce))
-        # The holder of the old tokens may have contacted the hosts.
-        return await release_if_cancelled(
-            step, lambda reissued: self.release([lease for lease in reissued if lease], contacted=True)
-        )
+        return await release_if_cancelled(step, self.release)
 
     # -- ending a lease
 
