@@ -15,8 +15,8 @@ from typing import NamedTuple, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from shoal.errors import FetchError
+from shoal.fetch.bodies import FREE_BYTES, BodyRoom
 from shoal.fetch.connecting import TlsTransport, one_line, system_text
-from shoal.fetch.page_fetcher import FREE_BYTES, BodyRoom
 from shoal.system import clock
 
 # Reads responses that break the rules of HTTP, but whose meaning is clear, as curl and browsers do.
@@ -373,7 +373,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif not self.answered_at and self._received > _MAX_HEAD * self._limits.max_header_bytes:
             self._fail(self._invalid("Too many headers"))
         elif self._received > _OVERHEAD * self._limits.max_body_bytes + _MAX_UNUSED:
-            self._fail(too_large(self._limits.max_body_bytes))
+            self._fail(_too_large(self._limits.max_body_bytes))
         elif self._early is not None:
             self._early = None if self.body else self._early + self._buffer[:nbytes]
 
@@ -461,7 +461,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._parser = self._new_parser()
             self._finish()
         elif self._declared is not None and self._declared > self._limits.max_body_bytes and self.status != 304:
-            self._fail(too_large(self._limits.max_body_bytes))
+            self._fail(_too_large(self._limits.max_body_bytes))
 
     def on_body(self, part: bytes) -> None:
         self._unparsed = 0
@@ -469,7 +469,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._waiter is None:
             return
         if len(body) + len(part) > self._limits.max_body_bytes:
-            self._fail(too_large(self._limits.max_body_bytes))
+            self._fail(_too_large(self._limits.max_body_bytes))
         elif not body:
             self.body = part
         elif isinstance(body, bytearray):  # not a list of parts: a server that sends single bytes would fill the memory
@@ -553,7 +553,7 @@ def _unsent(transport: asyncio.Transport | None) -> int:
     return transport.get_write_buffer_size() + queued
 
 
-def too_large(limit: int) -> FetchError:
+def _too_large(limit: int) -> FetchError:
     message = f"the body is larger than {limit} bytes (http.max_body_bytes; files.max_bytes for files)"
     return FetchError(message, kind="too large", retryable=False)
 

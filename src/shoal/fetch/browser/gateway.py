@@ -22,9 +22,10 @@ from pathlib import Path
 from shoal.config import DnsSettings
 from shoal.errors import FetchError
 from shoal.fetch.browser.gateway_conversation import Conversation, Direct, GatewayLimits, Proxied, Site, Upstream
-from shoal.fetch.browser.gateway_http import Meter, Pipe
 from shoal.fetch.connecting import Connector
 from shoal.fetch.guard import AddressGuard, PageReach
+from shoal.fetch.pipe import Meter, Pipe
+from shoal.fetch.proxy import Proxy
 from shoal.fetch.resolving import Names
 from shoal.system import clock
 
@@ -143,7 +144,7 @@ class Gateway:
         reach = PageReach(self._guard, self._public)
         way: Upstream = Direct(self._to_sites, meter, reach)
         if upstream is not None:
-            way = Proxied(upstream, self._to_proxies, meter, reach, self._tls)
+            way = Proxied(Proxy(upstream, self._to_proxies), meter, reach, self._tls)
         listener = Listener(way, meter, self.limits, reach)
         await listener._start()
         if self._closed:
