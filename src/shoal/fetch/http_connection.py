@@ -84,7 +84,7 @@ class LenientParser:
             raise HttpParserError("NUL in a header")
         self._version, self._status = status[1].decode(), int(status[2])
         reader = self._reader
-        reader.on_status(status[3] or b"")
+        reader.on_status((status[3] or b"").strip())
         headers = list(_headers(rest))
         codings = b",".join(value for name, value in headers if name.lower() == b"transfer-encoding").lower()
         is_chunked = codings.rpartition(b",")[2].strip() == b"chunked"

@@ -18,35 +18,10 @@ _MAX_WRITE_BUFFER = 256 * 1024
 
 
 class Meter:
-    """Counts the bytes between the gateway and the network, in both directions together for the limit."""
+    """Counts the bytes that some connections receive."""
 
     def __init__(self) -> None:
         self.received = 0
-        self.sent = 0
-        self._limit: int | None = None
-        self._end = 0
-
-    @property
-    def limit(self) -> int | None:
-        """How many bytes may pass since the limit was set; None: any number. Setting it starts over."""
-        return self._limit
-
-    @limit.setter
-    def limit(self, most: int | None) -> None:
-        self._limit = most
-        self._end = self.received + self.sent + (most or 0)
-
-    @property
-    def exceeded(self) -> bool:
-        return self._limit is not None and self.received + self.sent > self._end
-
-    def failure(self) -> FetchError:
-        """The error for a connection that ends because of the limit."""
-        return FetchError(
-            f"the page with everything it loads is larger than {self._limit} bytes (browser.max_bytes)",
-            kind="too large",
-            retryable=False,
-        )
 
 
 class Pipe(asyncio.Protocol):
@@ -54,7 +29,6 @@ class Pipe(asyncio.Protocol):
 
     ``join`` connects two of them: from then on the bytes go from one to the other without a task. ``active`` is set
     whenever bytes move. ``on_end`` is called once when the other side ends its stream or the connection is lost.
-    With a ``meter``, the connection ends when its limit is exceeded.
     """
 
     def __init__(self, meter: Meter | None = None) -> None:
@@ -89,12 +63,8 @@ class Pipe(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.active = True
-        meter = self._meter
-        if meter is not None:
-            meter.received += len(data)
-            if meter.exceeded:
-                self.fail(meter.failure())
-                return
+        if self._meter is not None:
+            self._meter.received += len(data)
         if self._other is not None:
             self._other.send(data)
             return
@@ -209,12 +179,6 @@ class Pipe(asyncio.Protocol):
         if self._lost or self._finished or self.transport is None or self.transport.is_closing():
             return
         self.active = True
-        meter = self._meter
-        if meter is not None:
-            meter.sent += len(data)
-            if meter.exceeded:
-                self.fail(meter.failure())
-                return
         self.transport.write(data)
 
     async def write(self, data: bytes | bytearray) -> None:

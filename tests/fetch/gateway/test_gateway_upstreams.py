@@ -60,7 +60,7 @@ async def test_the_guard_decides_about_the_address(site: MisbehavingServer, host
     assert str(failure).startswith(f"{host.strip('[]')} is a loopback address, which may not be contacted")
     assert listener.refused == {"address": 2}
     assert site.connections == 0
-    assert (listener.received, listener.sent) == (0, 0)
+    assert listener.received == 0
 
 
 async def test_what_the_guard_allows(site: MisbehavingServer) -> None:

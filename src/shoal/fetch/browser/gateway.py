@@ -1,7 +1,7 @@
 """The gateway: all traffic of the browser goes through it.
 
 It is an HTTP proxy inside the worker. Each browser context has a listener of its own on the loopback: the listener
-decides the way out, counts the bytes and limits them. It needs no password, because Chromium does not cache responses
+decides the way out, and counts the bytes. It needs no password, because Chromium does not cache responses
 of a proxy that asks for one.
 """
 
@@ -199,28 +199,6 @@ class Listener:
     def received(self) -> int:
         """Bytes from the network, since the start."""
         return self.meter.received
-
-    @property
-    def sent(self) -> int:
-        """Bytes to the network, since the start."""
-        return self.meter.sent
-
-    @property
-    def limit(self) -> int | None:
-        """How many bytes may pass, in both directions together, since the limit was set; None: any number.
-
-        Connections that exceed it end. Set it again to start over.
-        """
-        return self.meter.limit
-
-    @limit.setter
-    def limit(self, most: int | None) -> None:
-        self.meter.limit = most
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether more bytes passed than the limit allows."""
-        return self.meter.exceeded
 
     def failure(self, host: str, port: int) -> FetchError | None:
         """Why the gateway did not serve the last request for this site; None if it did.

@@ -118,7 +118,7 @@ _MAX_STEP = 65536  # bytes in chunks that are read at once; they may be thousand
 _LINGER_SECONDS = 1.0
 _MAX_LINGER_BYTES = 1024 * 1024
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
-_STATUSES = {"address": 403, "too large": 403, "request": 400, "timeout": 504}
+_STATUSES = {"address": 403, "request": 400, "timeout": 504}
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
 # The texts are the same for all: a page that reads one learns nothing about the network of this machine.
 _TEXTS = {
@@ -248,8 +248,6 @@ class Conversation:
 
     async def _connect(self, site: Site, *, tunnel: bool, reuse: bool = False) -> Pipe:
         listener = self._listener
-        if listener.meter.exceeded:
-            raise listener.meter.failure()
         reason = listener.upstream.refuses(site.host)
         if reason is not None:
             raise refusal(site.host, reason)
