@@ -18,7 +18,6 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import TypeAlias
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -302,7 +301,7 @@ class HttpFetcher:
         limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes, room)
         message = self._message(request, proxy)
         try:
-            # Do not await anything between here and `_received`: another request may use the connection already.
+            # Do not await anything between here and `_response`: another request may use the connection already.
             connection = await self._exchange(request, message, limits, proxy)
         except TimeoutError as exc:
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
@@ -313,15 +312,18 @@ class HttpFetcher:
             raise refused_by_http(host_of(request.url), 407, connection.reason)
         if exchanges is not None:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
-        received = _received(connection)
-        if room is not None and _is_coded(received) and max_body_bytes > FREE_BYTES:
-            try:
-                return _make_response(request, received, elapsed, FREE_BYTES)
-            except FetchError as exc:
-                if exc.kind != "too large":
-                    raise
-            await room.reserve(max_body_bytes)
-        return _make_response(request, received, elapsed, max_body_bytes)
+        response, transfer_coding = _response(request, connection, elapsed)
+        if response.body and (transfer_coding or "Content-Encoding" in response.headers):
+            if room is not None and max_body_bytes > FREE_BYTES:
+                try:
+                    _decompress(response, transfer_coding, FREE_BYTES)
+                    return response
+                except FetchError as exc:
+                    if exc.kind != "too large":
+                        raise
+                await room.reserve(max_body_bytes)
+            _decompress(response, transfer_coding, max_body_bytes)
+        return response
 
     async def _exchange(
         self, request: Request, message: bytes, limits: ResponseLimits, proxy: Proxy | None
@@ -549,12 +551,8 @@ def _exchange_of(
     )  # fmt: skip
 
 
-def _is_coded(received: _ReceivedResponse) -> bool:
-    _, headers, body, transfer_coding, _ = received
-    return bool(body and (transfer_coding or "Content-Encoding" in headers))
-
-
-def _received(connection: HttpConnection) -> _ReceivedResponse:
+def _response(request: Request, connection: HttpConnection, elapsed: float) -> tuple[Response, str]:
+    """The response as it was received, and its transfer coding."""
     headers = CIMultiDictProxy(
         CIMultiDict(
             [
@@ -565,26 +563,26 @@ def _received(connection: HttpConnection) -> _ReceivedResponse:
     )
     body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
     connection.forget()
-    return connection.status, headers, body, connection.transfer_coding, connection.flags
-
-
-_ReceivedResponse: TypeAlias = tuple[int, CIMultiDictProxy[str], bytes, str, tuple[str, ...]]
-"""A response as it was received: status, headers, body, transfer coding, flags. A tuple is cheap: each page has one."""
-
-
-def _make_response(request: Request, received: _ReceivedResponse, elapsed: float, limit: int) -> Response:
-    """The response with its body decompressed. FetchError if that is larger than ``limit``."""
-    status, headers, body, transfer_coding, flags = received
-    if transfer_coding and body:
-        body, odd = decompress(body, transfer_coding, limit)
-        flags += odd
-    coding = headers.get("Content-Encoding")
-    if coding and body:
-        body, odd = decompress(body, coding, limit)
-        flags += odd
-    return Response(
-        request.url, status=status, headers=headers, body=body, request=request, elapsed=elapsed, flags=flags
+    response = Response(
+        request.url,
+        status=connection.status,
+        headers=headers,
+        body=body,
+        request=request,
+        elapsed=elapsed,
+        flags=connection.flags,
     )
+    return response, connection.transfer_coding
+
+
+def _decompress(response: Response, transfer_coding: str, limit: int) -> None:
+    """Undo the codings of a body. FetchError if it is larger than ``limit`` then; the response is not changed."""
+    body, flags = response.body, tuple(response.flags)
+    for coding in (transfer_coding, response.headers.get("Content-Encoding")):
+        if coding and body:
+            body, odd = decompress(body, coding, limit)
+            flags += odd
+    response.body, response.flags = body, flags
 
 
 def _make_tls_client(verify: bool) -> TlsClient:

@@ -8,7 +8,7 @@ import socket
 import ssl
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import FetchError, ProxyError
 from shoal.fetch.browser.gateway_http import (
@@ -33,77 +33,53 @@ from shoal.system import clock
 if TYPE_CHECKING:
     from shoal.fetch.browser.gateway import Listener
 
-# How the gateway reaches a site: directly, or through a proxy that resolves the names.
 
+class Upstream:
+    """How the pages of one browser context reach sites: directly, or through a proxy, which resolves the names.
 
-class Upstream(Protocol):
-    """How to reach sites. Its errors are FetchErrors."""
+    The guard and the reach of the pages decide about the address that is connected to; with a proxy, about the name.
+    """
 
-    absolute: bool
-    """Whether requests for http:// URLs are sent to this upstream with the whole URL."""
-    headers: list[tuple[bytes, bytes]]
-    """Additional headers of such requests."""
-
-    def refuses(self, host: str) -> str | None:
-        """Why the host may not be requested; None if it may, as far as its name tells."""
-        ...
-
-    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
-        """Connect to the site. Without ``tunnel``, an ``absolute`` upstream connects to the upstream only."""
-        ...
-
-
-class Direct:
-    """Connects to the site. The guard and the reach of the page decide about the address that is connected to."""
-
-    absolute = False
-    headers: list[tuple[bytes, bytes]] = []
-
-    def __init__(self, connector: Connector, meter: Meter, reach: PageReach) -> None:
+    def __init__(self, connector: Connector, reach: PageReach, proxy: Proxy | None, tls: ssl.SSLContext | None) -> None:
+        self.reach = reach
+        self.meter = Meter()
+        self.absolute = proxy is not None and proxy.forwards
+        """Whether requests for http:// URLs are sent to the proxy, with the whole URL and ``headers``."""
+        self.headers = [] if proxy is None else [(name.encode(), text.encode()) for name, text in proxy.headers.items()]
+        self._proxy = proxy
+        self._tls = tls
         self._connector = connector
-        self._meter = meter
-        self._reach = reach
         self._caller = connector.names.new_caller()
 
-    def refuses(self, host: str) -> str | None:
-        return None
+    def check(self, host: str) -> None:
+        """FetchError if the proxy may not be asked for this host."""
+        if self._proxy is not None and (reason := self.reach.refuses_host(host)) is not None:
+            raise refusal(host, reason)
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
+        """Connect to the site. Without ``tunnel``, an ``absolute`` upstream connects to the proxy only. FetchError if
+        that fails."""
+        if self._proxy is None:
+            return await self._connect_directly(host, port)
+        pipe = await self._proxy.connect(self._tls, self.meter)
+        if tunnel or not self.absolute:
+            await self._proxy.tunnel(pipe, host, port)
+        return pipe
+
+    async def _connect_directly(self, host: str, port: int) -> Pipe:
         try:
             addresses = await self._connector.resolve(host, self._caller)
-            selected, reason = self._reach.select(host, [address.host for address in addresses])
+            selected, reason = self.reach.select(host, [address.host for address in addresses])
             if not selected:
                 raise refusal(host, reason)
             allowed = [address for address in addresses if address.host in selected]
             sock = await self._connector.connect_to(allowed, port)
-            return await open_pipe(sock, self._meter)
+            return await open_pipe(sock, self.meter)
         except socket.gaierror as exc:
             raise unresolved(host, exc) from exc
         except OSError as exc:
             message = f"no connection to {host}: {system_text(exc)}"
             raise FetchError(message, kind="connect", retryable=True) from exc
-
-
-class Proxied:
-    """Connects through a proxy."""
-
-    def __init__(self, proxy: Proxy, meter: Meter, reach: PageReach, tls: ssl.SSLContext | None) -> None:
-        self._proxy = proxy
-        self._meter = meter
-        self._reach = reach
-        self._tls = tls
-        self.absolute = proxy.forwards
-        self.headers = [(name.encode(), value.encode()) for name, value in proxy.headers.items()]
-
-    def refuses(self, host: str) -> str | None:
-        """The proxy resolves the name, so only the name can be checked here."""
-        return self._reach.refuses_host(host)
-
-    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
-        pipe = await self._proxy.connect(self._tls, self._meter)
-        if tunnel or not self.absolute:
-            await self._proxy.tunnel(pipe, host, port)
-        return pipe
 
 
 def refusal(host: str, reason: str) -> FetchError:
@@ -248,9 +224,7 @@ class Conversation:
 
     async def _connect(self, site: Site, *, tunnel: bool, reuse: bool = False) -> Pipe:
         listener = self._listener
-        reason = listener.upstream.refuses(site.host)
-        if reason is not None:
-            raise refusal(site.host, reason)
+        listener.upstream.check(site.host)
         pipe = listener.take(site) if reuse else None
         if pipe is None:
             timeout = self._limits.connect_timeout
