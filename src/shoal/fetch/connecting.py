@@ -43,12 +43,9 @@ class Connector:
             raise RefusedAddressError(address, reason)
         return socket.socket(family, kind, protocol)
 
-    async def connect(self, host: str, port: int) -> socket.socket:
-        """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
-        return await self.connect_to(await self.resolve(host), port)
-
     async def connect_to(self, addresses: Sequence[ResolvedAddress], port: int) -> socket.socket:
-        """Return a socket that is connected to one of the addresses. OSError if there is none."""
+        """Return a socket that is connected to one of the addresses. OSError if there is none: `RefusedAddressError` or
+        another."""
         targets = [address.target(port) for address in addresses]
         loop = cast(AbstractEventLoop, _ConnectingLoop(get_running_loop()))
         try:

@@ -63,7 +63,7 @@ class Proxy:
         context = (tls or ssl.create_default_context()) if self.is_secure else None
         place = f"the proxy {self._host}:{self._port}"
         try:
-            sock = await self._connector.connect(self._host, self._port)
+            sock = await self._connector.connect_to(await self._connector.resolve(self._host), self._port)
             return await open_pipe(sock, meter, context, self._host)
         except ssl.SSLError as exc:
             raise ProxyError(f"no secure connection to {place}: {one_line(exc)}", retryable=False) from exc
