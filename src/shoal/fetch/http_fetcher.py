@@ -18,6 +18,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -37,8 +38,6 @@ from shoal.fetch.connecting import (
 )
 from shoal.fetch.guard import AddressGuard, check_upstream, not_sent
 from shoal.fetch.http_connection import HttpConnection, ResponseLimits
-from shoal.fetch.pipe import Pipe
-from shoal.fetch.proxy import Proxy, refused_by_http, through_proxy
 from shoal.fetch.resolving import Caller, Names, current_caller
 from shoal.http import Request, Response
 from shoal.http.decompress import ACCEPTED, decompress
@@ -47,6 +46,10 @@ from shoal.http.files import FILE_CALLBACK
 from shoal.ports import Fetcher
 from shoal.system import clock, threads
 from shoal.urls.normalize import host_of, origin_of
+
+if TYPE_CHECKING:
+    from shoal.fetch.pipe import Pipe
+    from shoal.fetch.proxy import Proxy
 
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _MANY_IDLE = 256  # beyond this number, no host keeps a second one: each needs 50 KB for TLS
@@ -309,7 +312,7 @@ class HttpFetcher:
             raise FetchError(problem, kind="timeout", retryable=True) from exc
         elapsed = connection.answered_at - started
         if connection.status == 407 and proxy is not None and _is_forwarded(request, proxy):
-            raise refused_by_http(host_of(request.url), 407, connection.reason)
+            raise proxy.refusal(host_of(request.url), 407, connection.reason)
         if exchanges is not None:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
         response, transfer_coding = _response(request, connection, elapsed)
@@ -361,6 +364,8 @@ class HttpFetcher:
         if self._guard is not None:
             check_upstream(url, self._upstreams)
             self._guard.check_host(_address(origin_of(request.url))[1])
+        from shoal.fetch.proxy import Proxy  # few crawls need it
+
         try:
             return Proxy(url, self._to_proxies)
         except ConfigError as exc:
@@ -459,12 +464,12 @@ class HttpFetcher:
         if tls is not None:
             secure = TlsTransport(tls, connection.origin, name.rstrip("."), connection, self._buffer)
         try:
-            if isinstance(way, Pipe):
-                way.hand_over(secure or connection)
-            else:
+            if isinstance(way, socket.socket):
                 await asyncio.get_running_loop().create_connection(lambda: secure or connection, sock=way)
+            else:
+                way.hand_over(secure or connection)
         except BaseException:
-            way.abort() if isinstance(way, Pipe) else way.close()
+            way.close() if isinstance(way, socket.socket) else way.abort()
             raise
         if secure is not None:
             try:
@@ -511,7 +516,7 @@ class _LimitedFetcher:
 def _host_name(request: Request, proxy: Proxy | None) -> str:
     """The host, as messages name it."""
     host = host_of(request.url)
-    return host if proxy is None else through_proxy(host)
+    return host if proxy is None else proxy.shown(host)
 
 
 def _is_forwarded(request: Request, proxy: Proxy) -> bool:

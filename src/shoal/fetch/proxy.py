@@ -21,11 +21,6 @@ _HOST_REPLIES = {3: "network unreachable", 4: "host unreachable", 5: "connection
 _NOT_ALLOWED = 2
 
 
-def through_proxy(host: str) -> str:
-    """How messages name a host that is reached through a proxy."""
-    return f"{host} (through the proxy)"
-
-
 class Proxy:
     """A proxy: ``http://``, ``https://`` or ``socks5://``, with a user and a password if it needs them.
 
@@ -78,7 +73,7 @@ class Proxy:
             await (self._tunnel_http if self.forwards else self._tunnel_socks)(pipe, host, port)
         except BaseException as exc:
             pipe.abort()
-            failed = f"no connection to {through_proxy(host)}: "
+            failed = f"no connection to {self.shown(host)}: "
             if isinstance(exc, ValueError):
                 raise ProxyError(f"{failed}the proxy did not connect: {exc}", retryable=False) from exc
             if isinstance(exc, (EOFError, ConnectionError)):
@@ -97,7 +92,7 @@ class Proxy:
             if (status := int(answer[1])) >= 200:
                 break
         if status >= 300:
-            raise refused_by_http(host, status, (answer[2] or b"").decode("latin-1"))
+            raise self.refusal(host, status, (answer[2] or b"").decode("latin-1"))
 
     async def _tunnel_socks(self, pipe: Pipe, host: str, port: int) -> None:
         """Do the SOCKS5 handshake (RFC 1928 and RFC 1929)."""
@@ -120,11 +115,29 @@ class Proxy:
         if version != 5:
             raise ValueError("it does not speak SOCKS5")
         if reply:
-            raise _refused_by_socks(host, reply)
+            raise self._refusal_of_socks(host, reply)
         size = {1: 4, 4: 16}.get(kind)
         if size is None:
             size = (await pipe.read_exactly(1))[0]
         await pipe.read_exactly(size + 2)
+
+    def refusal(self, host: str, status: int, reason: str) -> FetchError:
+        """The error of a page to whose host an HTTP proxy did not connect."""
+        message = f"the proxy did not connect to {host}: it answered {status} {reason:.160}"
+        if status == 407:
+            return ProxyError(f"{message}. Check its user and password", retryable=False)
+        return FetchError(message, kind="proxy", retryable=True, contacted=False)
+
+    def _refusal_of_socks(self, host: str, reply: int) -> FetchError:
+        who = "the host did not answer the proxy" if reply in _HOST_REPLIES else "the proxy refused"
+        message = f"no connection to {self.shown(host)}: {who}: {_HOST_REPLIES.get(reply, f'reply {reply}')}"
+        error = FetchError(message, kind="proxy", retryable=reply != _NOT_ALLOWED, contacted=False)
+        error.socks_reply = reply
+        return error
+
+    def shown(self, host: str) -> str:
+        """How messages name a host that is reached through this proxy."""
+        return f"{host} (through the proxy)"
 
 
 def _socks_address(host: str) -> bytes:
@@ -136,19 +149,3 @@ def _socks_address(host: str) -> bytes:
             raise ValueError("invalid host") from None
         return bytes([3, len(name), *name])
     return bytes([1 if address.version == 4 else 4]) + address.packed
-
-
-def refused_by_http(host: str, status: int, reason: str) -> FetchError:
-    """The error of a page to whose host an HTTP proxy did not connect."""
-    message = f"the proxy did not connect to {host}: it answered {status} {reason:.160}"
-    if status == 407:
-        return ProxyError(f"{message}. Check its user and password", retryable=False)
-    return FetchError(message, kind="proxy", retryable=True, contacted=False)
-
-
-def _refused_by_socks(host: str, reply: int) -> FetchError:
-    who = "the host did not answer the proxy" if reply in _HOST_REPLIES else "the proxy refused"
-    message = f"no connection to {through_proxy(host)}: {who}: {_HOST_REPLIES.get(reply, f'reply {reply}')}"
-    error = FetchError(message, kind="proxy", retryable=reply != _NOT_ALLOWED, contacted=False)
-    error.socks_reply = reply
-    return error
