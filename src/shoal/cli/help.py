@@ -302,6 +302,18 @@ class RootGroup(CommandGroup):
                 formatter.write_dl([(f"{name:<{width}}", entry.summary) for name, entry in commands.items()])
 
 
+def option(usage: str, help: str, **details: Any) -> Any:
+    """An option as its help shows it: ``-o, --output FILE``. Without a value it is a flag. ``details``: for Typer."""
+    *others, last = usage.split(", ")
+    name, _, value = last.partition(" ")
+    return typer.Option(*others, name, metavar=value or None, help=help, **details)
+
+
+def argument(name: str, help: str, **details: Any) -> Any:
+    """An argument under the name that its help shows. ``details``: for Typer."""
+    return typer.Argument(metavar=name, help=help, **details)
+
+
 class Commands(typer.Typer):
     """The commands of one module."""
 
@@ -326,8 +338,7 @@ class Commands(typer.Typer):
 
 
 _ConfigFile = Annotated[
-    str | None,
-    typer.Option("--config", metavar="FILE", help="Read this file instead of shoal.toml.", show_default=False),
+    str | None, option("--config FILE", "Read this file instead of shoal.toml.", show_default=False)
 ]
 
 

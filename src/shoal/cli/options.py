@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from shoal.cli.help import argument, option
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,152 +14,107 @@ if TYPE_CHECKING:
     from shoal.runs.orchestrator import Entry
     from shoal.spider import Spider
 
-SpiderName = Annotated[str, typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.")]
+SpiderName = Annotated[str, argument("SPIDER", "FILE.py, FILE.py:Class, or a name from shoal.toml.")]
 RunOrInProject = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="The ID of the run; or pass --run-id RUN. With --scrapy: the spider, if SPIDER is a project.",
+    argument(
+        "[RUN]",
+        "The ID of the run; or pass --run-id RUN. With --scrapy: the spider, if SPIDER is a project.",
         show_default=False,
     ),
 ]
 InProject = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[NAME]", help="With --scrapy: the spider, if SPIDER is the folder of a project.", show_default=False
-    ),
+    argument("[NAME]", "With --scrapy: the spider, if SPIDER is the folder of a project.", show_default=False),
 ]
-Scrapy = Annotated[bool, typer.Option("--scrapy", help="SPIDER is a Scrapy spider, or the folder of a Scrapy project.")]
-ScrapySetting = Annotated[
-    list[str],
-    typer.Option("-s", metavar="NAME=VALUE", help="With --scrapy: set a setting of Scrapy. Repeatable."),
-]
-OneRun = Annotated[
-    str, typer.Argument(metavar="RUN", help="The ID of the run, from `shoal runs`; or pass --run-id RUN.")
-]
+Scrapy = Annotated[bool, option("--scrapy", "SPIDER is a Scrapy spider, or the folder of a Scrapy project.")]
+ScrapySetting = Annotated[list[str], option("-s NAME=VALUE", "With --scrapy: set a setting of Scrapy. Repeatable.")]
+OneRun = Annotated[str, argument("RUN", "The ID of the run, from `shoal runs`; or pass --run-id RUN.")]
 NewestRun = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN", help="The ID of the run (default: the newest); or pass --run-id RUN.", show_default=False
-    ),
+    str | None, argument("RUN", "The ID of the run (default: the newest); or pass --run-id RUN.", show_default=False)
 ]
-RunOption = Annotated[
-    str | None, typer.Option("--run-id", metavar="ID", help="The ID of the run (default: the newest).")
-]
+RunOption = Annotated[str | None, option("--run-id ID", "The ID of the run (default: the newest).")]
 Output = Annotated[
     list[str],
-    typer.Option(
-        "-o", "--output", metavar="FILE",
-        help="Write items to FILE.jsonl, .csv, .parquet or .db (SQLite), to postgresql:// or mysql://, "
+    option(
+        "-o, --output FILE",
+        "Write items to FILE.jsonl, .csv, .parquet or .db (SQLite), to postgresql:// or mysql://, "
         "or to standard output (-). Repeatable.",
     ),
-]  # fmt: skip
-Replace = Annotated[
-    list[str],
-    typer.Option("-O", "--replace", metavar="FILE", help="Like -o, but replace a file that another run wrote."),
 ]
+Replace = Annotated[list[str], option("-O, --replace FILE", "Like -o, but replace a file that another run wrote.")]
 FrontierUrl = Annotated[
     str | None,
-    typer.Option(
-        "--frontier", metavar="URL",
-        help="The store of URLs: memory: (default), sqlite:///file.db, redis://host or postgresql://host/db.",
+    option(
+        "--frontier URL",
+        "The store of URLs: memory: (default), sqlite:///file.db, redis://host or postgresql://host/db.",
     ),
-]  # fmt: skip
+]
 Mode = Annotated[
     str | None,
-    typer.Option(
-        "--mode", metavar="MODE",
-        help="standalone (default), or distributed: share the frontier in Redis, unless --frontier names another.",
+    option(
+        "--mode MODE",
+        "standalone (default), or distributed: share the frontier in Redis, unless --frontier names another.",
     ),
-]  # fmt: skip
-Argument = Annotated[
-    list[str],
-    typer.Option("-a", "--argument", metavar="KEY=VALUE", help="Pass an argument to the spider. Repeatable."),
 ]
-Setting = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; `shoal config` lists them. Repeatable."),
-]
-Delay = Annotated[
-    float | None,
-    typer.Option("--delay", metavar="SECONDS", help="Wait between two fetches from one host (default 0.5)."),
-]
-Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at the same time (default 32).")
-]
+Argument = Annotated[list[str], option("-a, --argument KEY=VALUE", "Pass an argument to the spider. Repeatable.")]
+Setting = Annotated[list[str], option("--set KEY=VALUE", "Change a setting; `shoal config` lists them. Repeatable.")]
+Delay = Annotated[float | None, option("--delay SECONDS", "Wait between two fetches from one host (default 0.5).")]
+Concurrency = Annotated[int | None, option("--concurrency N", "Fetch up to N pages at the same time (default 32).")]
 Proxy = Annotated[
     list[str],
-    typer.Option(
-        "--proxy", metavar="URL",
-        help="Fetch through this proxy: http://, https:// or socks5://, with user:password@. With several, or with "
+    option(
+        "--proxy URL",
+        "Fetch through this proxy: http://, https:// or socks5://, with user:password@. With several, or with "
         "@FILE, each host gets one of them, and another one when it blocks. Repeatable.",
     ),
-]  # fmt: skip
-NewRun = Annotated[bool, typer.Option("--new-run", help="Start a new run instead of resuming an unfinished one.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume an unfinished run. This is the default.")]
-Tor = Annotated[
-    bool, typer.Option("--tor", help="Send all pages through Tor. Each process starts a Tor daemon of its own.")
 ]
-Warc = Annotated[
-    str | None,
-    typer.Option("--warc", metavar="FOLDER", help="Write what is sent and received to WARC files in FOLDER."),
-]
-MaxItems = Annotated[
-    int | None, typer.Option("--max-items", metavar="N", help="End the run soon after it has N items.")
-]
+NewRun = Annotated[bool, option("--new-run", "Start a new run instead of resuming an unfinished one.")]
+Resume = Annotated[bool, option("--resume", "Resume an unfinished run. This is the default.")]
+Tor = Annotated[bool, option("--tor", "Send all pages through Tor. Each process starts a Tor daemon of its own.")]
+Warc = Annotated[str | None, option("--warc FOLDER", "Write what is sent and received to WARC files in FOLDER.")]
+MaxItems = Annotated[int | None, option("--max-items N", "End the run soon after it has N items.")]
 MaxTime = Annotated[
-    str | None,
-    typer.Option("--max-time", metavar="TIME", help="End the run after this time: seconds, or such as 30m or 2h."),
+    str | None, option("--max-time TIME", "End the run after this time: seconds, or such as 30m or 2h.")
 ]
-MaxBytes = Annotated[
-    str | None,
-    typer.Option("--max-bytes", metavar="SIZE", help="End the run after so many bytes of pages, such as 500MB."),
-]
+MaxBytes = Annotated[str | None, option("--max-bytes SIZE", "End the run after so many bytes of pages, such as 500MB.")]
 SessionFile = Annotated[
     str | None,
-    typer.Option(
-        "--session", metavar="FILE",
-        help="Begin with the cookies of FILE: cookies.txt, or JSON of Playwright or a browser extension. A resumed run "
+    option(
+        "--session FILE",
+        "Begin with the cookies of FILE: cookies.txt, or JSON of Playwright or a browser extension. A resumed run "
         "imports the file again only if it has changed.",
     ),
-]  # fmt: skip
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Hide progress; show only warnings and the summary.")]
+]
+Quiet = Annotated[bool, option("-q, --quiet", "Hide progress; show only warnings and the summary.")]
 FailAbove = Annotated[
     str | None,
-    typer.Option(
-        "--fail-above", metavar="SHARE",
-        help="Exit with code 5 if more than this share of the pages failed (default 10%). It sets outcome.max_failed.",
+    option(
+        "--fail-above SHARE",
+        "Exit with code 5 if more than this share of the pages failed (default 10%). It sets outcome.max_failed.",
     ),
-]  # fmt: skip
+]
 Dashboard = Annotated[
-    bool,
-    typer.Option(
-        "--ui", help="Show the dashboard of this run at http://127.0.0.1:8000 while it works, or at a free port."
-    ),
+    bool, option("--ui", "Show the dashboard of this run at http://127.0.0.1:8000 while it works, or at a free port.")
 ]
 MetricsPort = Annotated[
     str | None,
-    typer.Option(
-        "--metrics-port", metavar="[ADDRESS:]PORT",
-        help="Serve /metrics and /health, on this machine unless an address is given. 9100-9109 takes the first "
+    option(
+        "--metrics-port [ADDRESS:]PORT",
+        "Serve /metrics and /health, on this machine unless an address is given. 9100-9109 takes the first "
         "free port, 0 any free port.",
     ),
-]  # fmt: skip
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", metavar="N", help="Lease up to N requests at a time (default 50).")
 ]
-KeepAlive = Annotated[bool, typer.Option("--keep-alive", help="Keep running when the run is finished.")]
+BatchSize = Annotated[int | None, option("--batch-size N", "Lease up to N requests at a time (default 50).")]
+KeepAlive = Annotated[bool, option("--keep-alive", "Keep running when the run is finished.")]
 Rendered = Annotated[
-    bool | None,
-    typer.Option("--render/--no-render", help="Render all pages in a browser, or none.", show_default=False),
+    bool | None, option("--render/--no-render", "Render all pages in a browser, or none.", show_default=False)
 ]
-RenderedIfNeeded = Annotated[
-    bool, typer.Option("--render-auto", help="Render only the pages whose HTML is an empty shell.")
-]
+RenderedIfNeeded = Annotated[bool, option("--render-auto", "Render only the pages whose HTML is an empty shell.")]
 AllowChanged = Annotated[
-    bool, typer.Option("--allow-changed", help="Work even if the spider's file changed since the run started.")
+    bool, option("--allow-changed", "Work even if the spider's file changed since the run started.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+AsJson = Annotated[bool, option("--json", "Print one JSON object per line.")]
 
 
 def given(options: Mapping[str, object]) -> dict[str, object]:
@@ -301,15 +255,15 @@ def amount_of(text: str, option: str) -> float:
 def limits_of(max_items: int | None, max_time: str | None, max_bytes: str | None) -> dict[str, object]:
     """The settings of the options that end a run. ConfigError if one has no number, or an unknown unit."""
     limits: dict[str, object] = {} if max_items is None else {"scope.max_items": max_items}
-    for option, text, key in (
+    for name, text, key in (
         ("--max-time", max_time, "scope.max_seconds"),
         ("--max-bytes", max_bytes, "scope.max_bytes"),
     ):
         if text is not None:
-            amount = amount_of(text, option)
+            amount = amount_of(text, name)
             if not 0 < amount < 1e18:
-                raise ConfigError(f"{option} must be {_AMOUNTS[option]}, not {text!r:.80}")
-            limits[key] = amount if option == "--max-time" else max(1, round(amount))
+                raise ConfigError(f"{name} must be {_AMOUNTS[name]}, not {text!r:.80}")
+            limits[key] = amount if name == "--max-time" else max(1, round(amount))
     return limits
 
 

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
-from shoal.cli.help import Commands, local_time
+from shoal.cli.help import Commands, argument, local_time, option
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption, resolve
 from shoal.cli.run_store import note_of, opened_run, record_action
 from shoal.config import mask
@@ -38,7 +36,7 @@ async def audit(
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
     repair: Annotated[
-        bool, typer.Option("--repair", help="First restore what is missing in the store, as far as possible.")
+        bool, option("--repair", "First restore what is missing in the store, as far as possible.")
     ] = False,
 ) -> None:
     """Check that no request and no item of a run is lost.
@@ -157,9 +155,7 @@ def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
     """
 )
 async def why(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="The URL, as a page links to it or as the summary shows it.")
-    ],
+    url: Annotated[str, argument("URL", "The URL, as a page links to it or as the summary shows it.")],
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     run_id: RunOption = None,
@@ -223,17 +219,11 @@ async def retry_failed(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     kind: Annotated[
-        list[str],
-        typer.Option("--kind", metavar="KIND", help='Retry only this kind of failure, such as "http 500". Repeatable.'),
+        list[str], option("--kind KIND", 'Retry only this kind of failure, such as "http 500". Repeatable.')
     ] = [],
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="HOST", help="Retry only requests of this host.")
-    ] = None,
+    host: Annotated[str | None, option("--host HOST", "Retry only requests of this host.")] = None,
     url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", metavar="PATTERN", help='Retry only URLs that match, such as "*/products/*": * is any text.'
-        ),
+        str | None, option("--url PATTERN", 'Retry only URLs that match, such as "*/products/*": * is any text.')
     ] = None,
 ) -> None:
     """Queue the failed requests of a run again.

@@ -6,9 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import FrontierUrl, OneRun, Quiet, given, resolve
 from shoal.cli.run_store import choose_run, find_spider, make_spider, opened_store
 from shoal.errors import ConfigError
@@ -19,17 +17,12 @@ if TYPE_CHECKING:
     from shoal.runs.autoscale import Pool
 
 CoolDown = Annotated[
-    float,
-    typer.Option(
-        "--cool-down", metavar="SECONDS", help="Stop workers only after this long with less work (default 60).", min=0.0
-    ),
+    float, option("--cool-down SECONDS", "Stop workers only after this long with less work (default 60).", min=0.0)
 ]
 Via = Annotated[
     str,
-    typer.Option(
-        "--via",
-        metavar="HOW",
-        help="Where workers run: local (default), compose:FILE[:SERVICE] or kubernetes:[NAMESPACE/]DEPLOYMENT.",
+    option(
+        "--via HOW", "Where workers run: local (default), compose:FILE[:SERVICE] or kubernetes:[NAMESPACE/]DEPLOYMENT."
     ),
 ]
 
@@ -46,30 +39,24 @@ app = Commands()
 def autoscale(
     run: OneRun,
     worker_options: Annotated[
-        list[str], typer.Argument(metavar="WORKER_OPTION", help="After --: options of each local `shoal worker`.")
+        list[str], argument("WORKER_OPTION", "After --: options of each local `shoal worker`.")
     ] = [],
     spider: Annotated[
         str | None,
-        typer.Option(
-            "--spider",
-            "--scraper",
-            metavar="SPIDER",
-            help="FILE.py, FILE.py:Class, or a name from shoal.toml (default: the run's spider, if listed there).",
+        option(
+            "--spider, --scraper SPIDER",
+            "FILE.py, FILE.py:Class, or a name from shoal.toml (default: the run's spider, if listed there).",
         ),
     ] = None,
     per_worker: Annotated[
-        int, typer.Option("--per-worker", metavar="N", help="Queued requests for each worker (default 1000).", min=1)
+        int, option("--per-worker N", "Queued requests for each worker (default 1000).", min=1)
     ] = 1000,
-    fewest: Annotated[int, typer.Option("--min", metavar="N", help="Run at least N workers (default 1).", min=1)] = 1,
-    most: Annotated[int, typer.Option("--max", metavar="N", help="Run at most N workers (default 50).", min=1)] = 50,
-    every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="Check the queue this often (default 5).", min=0.05)
-    ] = 5.0,
+    fewest: Annotated[int, option("--min N", "Run at least N workers (default 1).", min=1)] = 1,
+    most: Annotated[int, option("--max N", "Run at most N workers (default 50).", min=1)] = 50,
+    every: Annotated[float, option("--every SECONDS", "Check the queue this often (default 5).", min=0.05)] = 5.0,
     cool_down: CoolDown = 60.0,
     via: Via = "local",
-    logs: Annotated[
-        Path | None, typer.Option("--logs", metavar="FOLDER", help="Write the logs of local workers to this folder.")
-    ] = None,
+    logs: Annotated[Path | None, option("--logs FOLDER", "Write the logs of local workers to this folder.")] = None,
     frontier: FrontierUrl = None,
     quiet: Quiet = False,
 ) -> None:

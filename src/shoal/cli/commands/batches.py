@@ -10,9 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.help import Commands, local_time, print_json
+from shoal.cli.help import Commands, argument, local_time, option, print_json
 from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve
 from shoal.cli.run_store import opened_store
 from shoal.errors import ConfigError, RunError
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.api.batch.session import Session
     from shoal.config import Config
 
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The ID of the batch, from `shoal batch list`.")]
+SessionId = Annotated[str, argument("SESSION", "The ID of the batch, from `shoal batch list`.")]
 
 _MAX_ANSWER = 64 << 20
 _OPTIONS = {"fields": "--field", "also": "--show", "render": "--render, --wait-for or --screenshot"}
@@ -56,30 +54,19 @@ app.add_typer(batch_app, name="batch")
     """,
 )
 async def try_page(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
-    field: Annotated[
-        list[str], typer.Option("--field", metavar="NAME=CSS", help="Select a field with CSS. Repeatable.")
-    ] = [],
-    show: Annotated[
-        list[str],
-        typer.Option("--show", metavar="FORM", help="html, text, markdown (default) or links. Repeatable."),
-    ] = [],
+    url: Annotated[str, argument("URL", "The page to fetch.")],
+    field: Annotated[list[str], option("--field NAME=CSS", "Select a field with CSS. Repeatable.")] = [],
+    show: Annotated[list[str], option("--show FORM", "html, text, markdown (default) or links. Repeatable.")] = [],
     render: Annotated[
-        str | None,
-        typer.Option("--render", metavar="MODE", help="Use a browser: always, or auto (if the page needs it)."),
+        str | None, option("--render MODE", "Use a browser: always, or auto (if the page needs it).")
     ] = None,
     wait_for: Annotated[
-        str | None,
-        typer.Option("--wait-for", metavar="WHAT", help="Wait in the browser for a CSS selector, or milliseconds."),
+        str | None, option("--wait-for WHAT", "Wait in the browser for a CSS selector, or milliseconds.")
     ] = None,
-    screenshot: Annotated[
-        Path | None, typer.Option("--screenshot", metavar="FILE", help="Save a picture of the page as PNG.")
-    ] = None,
-    robots: Annotated[bool, typer.Option("--robots/--no-robots", help="Obey robots.txt, or not.")] = True,
-    celery: Annotated[bool, typer.Option("--celery", help="Fetch it on a Celery worker, not in this process.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give up after this time (default 300).", min=1.0)
-    ] = 300.0,
+    screenshot: Annotated[Path | None, option("--screenshot FILE", "Save a picture of the page as PNG.")] = None,
+    robots: Annotated[bool, option("--robots/--no-robots", "Obey robots.txt, or not.")] = True,
+    celery: Annotated[bool, option("--celery", "Fetch it on a Celery worker, not in this process.")] = False,
+    timeout: Annotated[float, option("--timeout SECONDS", "Give up after this time (default 300).", min=1.0)] = 300.0,
     as_json: AsJson = False,
     setting: Setting = [],
 ) -> None:
@@ -160,9 +147,7 @@ def _print_result(result: Result, options: BatchOptions, screenshot: Path | None
 @batch_app.add("list", examples="shoal batch list --frontier redis://host")
 async def list_batches(
     frontier: FrontierUrl = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="List at most N batches (default 20).", min=1)
-    ] = 20,
+    limit: Annotated[int, option("--limit N", "List at most N batches (default 20).", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List batches with their progress, newest first."""
@@ -202,9 +187,7 @@ async def list_batches(
 async def show(
     session_id: SessionId,
     frontier: FrontierUrl = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Show at most N results (default 100).", min=1)
-    ] = 100,
+    limit: Annotated[int, option("--limit N", "Show at most N results (default 100).", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Show the progress and the results of a batch.

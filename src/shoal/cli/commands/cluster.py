@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
 from shoal.cli.commands.crawl import show_and_exit
 from shoal.cli.commands.worker import ignored_settings, prepare, shutdown_grace
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import (
     AllowChanged,
     Argument,
@@ -48,32 +46,20 @@ if TYPE_CHECKING:
 
 CoordinatorUrl = Annotated[
     str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="URL",
-        help="zookeeper://host:2181, redis://host or postgresql://host/db (default: the frontier's server).",
+    option(
+        "--coordinator URL",
+        "zookeeper://host:2181, redis://host or postgresql://host/db (default: the frontier's server).",
     ),
 ]
-ClusterName = Annotated[
-    str, typer.Argument(metavar="CLUSTER", help="The cluster's name. By default it is the ID of its run.")
-]
-Runners = Annotated[int | None, typer.Option("--runner", metavar="N", help="Let N nodes crawl.", min=1)]
-Backups = Annotated[int | None, typer.Option("--backup", metavar="N", help="Keep N nodes on standby.", min=0)]
+ClusterName = Annotated[str, argument("CLUSTER", "The cluster's name. By default it is the ID of its run.")]
+Runners = Annotated[int | None, option("--runner N", "Let N nodes crawl.", min=1)]
+Backups = Annotated[int | None, option("--backup N", "Keep N nodes on standby.", min=0)]
 RunOfNode = Annotated[
-    str | None,
-    typer.Option(
-        "--run-id",
-        metavar="ID",
-        help="The ID of the run, from `shoal start` (default: the first node creates a run).",
-    ),
+    str | None, option("--run-id ID", "The ID of the run, from `shoal start` (default: the first node creates a run).")
 ]
 NodeName = Annotated[
     str | None,
-    typer.Option(
-        "--name",
-        metavar="NAME",
-        help='A unique name; "<index>" in it becomes the first free number (default: generated).',
-    ),
+    option("--name NAME", 'A unique name; "<index>" in it becomes the first free number (default: generated).'),
 ]
 
 app = Commands()
@@ -104,14 +90,9 @@ def node(
     backup: Backups = None,
     coordinator: CoordinatorUrl = None,
     name: NodeName = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="The cluster's name (default: the ID of the run).")
-    ] = None,
+    cluster: Annotated[str | None, option("--cluster NAME", "The cluster's name (default: the ID of the run).")] = None,
     session: Annotated[
-        float | None,
-        typer.Option(
-            "--session-timeout", metavar="SECONDS", help="A node without heartbeats this long is dead (default 10)."
-        ),
+        float | None, option("--session-timeout SECONDS", "A node without heartbeats this long is dead (default 10).")
     ] = None,
     frontier: FrontierUrl = None,
     output: Output = [],
@@ -203,10 +184,8 @@ def status(
     cluster: ClusterName,
     coordinator: CoordinatorUrl = None,
     frontier: FrontierUrl = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
-    events: Annotated[
-        int, typer.Option("--events", metavar="N", help="Show the last N events (default 8).", min=0)
-    ] = 8,
+    watch: Annotated[bool, option("--watch", "Refresh every second.")] = False,
+    events: Annotated[int, option("--events N", "Show the last N events (default 8).", min=0)] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Show the nodes of a cluster, their roles, and the last events."""

@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
-import typer
-
 from shoal.cli.commands.processes import fork_ahead, process_crawl, run_if_worker_process
 from shoal.cli.commands.session import read_session
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import (
     Argument,
     Concurrency,
@@ -60,39 +58,23 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 Processes = Annotated[
-    int,
-    typer.Option("--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1),
+    int, option("--processes N", "Fetch and parse in N processes of this machine (default 1).", min=1)
 ]
 During: TypeAlias = "Callable[[RunningCrawl], Coroutine[object, None, None]]"
 
-StartUrl = Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")]
+StartUrl = Annotated[str, argument("URL", "The page to start from.")]
 Fields = Annotated[
-    list[str],
-    typer.Option("--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'),
+    list[str], option("--item NAME=CSS", 'Add a field to each item, such as "price=p.price". Repeatable.')
 ]
-Each = Annotated[
-    str,
-    typer.Option("--each", metavar="CSS", help='Make an item of each element, such as "article.product".'),
-]
-Allowed = Annotated[
-    list[str],
-    typer.Option("--allow", metavar="REGEX", help="Take items only from pages whose URL matches. Repeatable."),
-]
-Denied = Annotated[
-    list[str],
-    typer.Option("--deny", metavar="REGEX", help="Take no items from pages whose URL matches. Repeatable."),
-]
+Each = Annotated[str, option("--each CSS", 'Make an item of each element, such as "article.product".')]
+Allowed = Annotated[list[str], option("--allow REGEX", "Take items only from pages whose URL matches. Repeatable.")]
+Denied = Annotated[list[str], option("--deny REGEX", "Take no items from pages whose URL matches. Repeatable.")]
 Depth = Annotated[
     int | None,
-    typer.Option(
-        "--depth",
-        metavar="N",
-        help="Follow links up to N steps from the first page (default 3). It sets scope.max_depth.",
-    ),
+    option("--depth N", "Follow links up to N steps from the first page (default 3). It sets scope.max_depth."),
 ]
 Screenshots = Annotated[
-    str | None,
-    typer.Option("--screenshots", metavar="FOLDER", help="Render all pages and write a PNG of each to FOLDER."),
+    str | None, option("--screenshots FOLDER", "Render all pages and write a PNG of each to FOLDER.")
 ]
 
 app = Commands()
@@ -117,12 +99,10 @@ def crawl(
     deny: Denied = [],
     depth: Depth = None,
     same_site: Annotated[
-        bool, typer.Option("--same-site/--any-site", help="Crawl only the first page's host (default), or any host.")
+        bool, option("--same-site/--any-site", "Crawl only the first page's host (default), or any host.")
     ] = True,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write the text of pages as Markdown.")] = False,
-    max_pages: Annotated[
-        int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages (default 1000).")
-    ] = None,
+    markdown: Annotated[bool, option("--markdown", "Write the text of pages as Markdown.")] = False,
+    max_pages: Annotated[int | None, option("--max-pages N", "Stop after N pages (default 1000).")] = None,
     max_items: MaxItems = None,
     max_time: MaxTime = None,
     max_bytes: MaxBytes = None,
@@ -195,7 +175,7 @@ def run(
     argument: Argument = [],
     delay: Delay = None,
     concurrency: Concurrency = None,
-    max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
+    max_pages: Annotated[int | None, option("--max-pages N", "Stop after N pages.")] = None,
     max_items: MaxItems = None,
     max_time: MaxTime = None,
     max_bytes: MaxBytes = None,

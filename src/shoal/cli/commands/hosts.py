@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands, print_json
+from shoal.cli.help import Commands, argument, option, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption
 from shoal.cli.run_store import choose_run, opened_run, opened_store, record_action
 from shoal.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.operations.hosts import HostReport
     from shoal.ports import HostState, HostUpdate, Run, Store
 
-Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
+Host = Annotated[str, argument("HOST", "The host, such as example.com or example.com:8080.")]
 
 _MAX_LISTED = 1000
 
@@ -44,10 +44,8 @@ def hosts(
     context: typer.Context,
     frontier: FrontierUrl = None,
     run_id: RunOption = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List the N busiest hosts (default 30).")] = 30,
-    search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="List only hosts whose name contains TEXT.")
-    ] = "",
+    limit: Annotated[int, option("--limit N", "List the N busiest hosts (default 30).")] = 30,
+    search: Annotated[str, option("--search TEXT", "List only hosts whose name contains TEXT.")] = "",
 ) -> None:
     context.obj = (frontier, run_id)
     if context.invoked_subcommand is not None:
@@ -120,18 +118,14 @@ def _print_report(report: HostReport) -> None:
 )
 async def set_host(
     context: typer.Context,
-    host: Annotated[
-        str, typer.Argument(metavar="HOST", help="example.com, example.com:8080, or '*' for the default of all hosts.")
-    ],
+    host: Annotated[str, argument("HOST", "example.com, example.com:8080, or '*' for the default of all hosts.")],
     delay: Annotated[
-        float | None,
-        typer.Option("--delay", metavar="SECONDS", help="Wait between two fetches from the host.", min=0.0),
+        float | None, option("--delay SECONDS", "Wait between two fetches from the host.", min=0.0)
     ] = None,
     concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at once if there is no delay.", min=1),
+        int | None, option("--concurrency N", "Fetch up to N pages at once if there is no delay.", min=1)
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Restore the defaults and forget the measured delay.")] = False,
+    reset: Annotated[bool, option("--reset", "Restore the defaults and forget the measured delay.")] = False,
     frontier: FrontierUrl = None,
 ) -> None:
     """Change the delay or concurrency of a host."""
@@ -154,11 +148,9 @@ async def set_host(
 async def block(
     context: typer.Context,
     host: Host,
-    seconds: Annotated[
-        float, typer.Option("--for", metavar="SECONDS", help="Block for this long (default: one day).", min=1.0)
-    ] = 86400.0,
+    seconds: Annotated[float, option("--for SECONDS", "Block for this long (default: one day).", min=1.0)] = 86400.0,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="The reason that `shoal hosts` shows (default: by hand).")
+        str, option("--reason TEXT", "The reason that `shoal hosts` shows (default: by hand).")
     ] = "by hand",
     frontier: FrontierUrl = None,
 ) -> None:
@@ -224,7 +216,7 @@ _MAX_NAME = 40
 async def identities(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List up to N identities (default 100).")] = 100,
+    limit: Annotated[int, option("--limit N", "List up to N identities (default 100).")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List the proxies of a run's workers, and where they rest.

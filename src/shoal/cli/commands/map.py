@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import AsJson, Concurrency, Delay, Proxy, Quiet, Setting, given, resolve
 from shoal.errors import ConfigError, ShoalError
 from shoal.system import chance
@@ -33,20 +33,14 @@ app = Commands()
     """
 )
 def map(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A page of the site, or one of its sitemaps.")],
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Stop after N URLs (default 1000000).", min=1)
-    ] = 1_000_000,
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="REGEX", help="List only URLs in which REGEX is found.")
-    ] = None,
+    url: Annotated[str, argument("URL", "A page of the site, or one of its sitemaps.")],
+    limit: Annotated[int, option("--limit N", "Stop after N URLs (default 1000000).", min=1)] = 1_000_000,
+    match: Annotated[str | None, option("--match REGEX", "List only URLs in which REGEX is found.")] = None,
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="DATE", help="Leave out URLs that did not change since DATE (2026-01-31)."),
+        str | None, option("--since DATE", "Leave out URLs that did not change since DATE (2026-01-31).")
     ] = None,
     max_pages: Annotated[
-        int | None,
-        typer.Option("--max-pages", metavar="N", help="Fetch up to N sitemaps, or N pages for links (default 1000)."),
+        int | None, option("--max-pages N", "Fetch up to N sitemaps, or N pages for links (default 1000).")
     ] = None,
     delay: Delay = None,
     concurrency: Concurrency = None,
@@ -159,9 +153,9 @@ def _report(site_map: SiteMap, printer: _Printer, *, quiet: bool) -> int:
     """
 )
 def shell(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
-    command: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code and exit.")] = None,
-    render: Annotated[bool, typer.Option("--render", help="Render pages in a browser.")] = False,
+    url: Annotated[str, argument("URL", "The page to fetch.")],
+    command: Annotated[str | None, option("-c CODE", "Run this code and exit.")] = None,
+    render: Annotated[bool, option("--render", "Render pages in a browser.")] = False,
     setting: Setting = [],
 ) -> None:
     """Fetch a page and try selectors on it.

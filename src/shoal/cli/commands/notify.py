@@ -6,9 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.help import Commands, local_time
+from shoal.cli.help import Commands, argument, local_time, option
 from shoal.cli.options import AsJson, FrontierUrl, resolve
 from shoal.cli.run_store import current_project, opened_store
 
@@ -41,7 +39,7 @@ def notify() -> None:
 )
 async def list_notifications(
     frontier: FrontierUrl = None,
-    every: Annotated[bool, typer.Option("--all", help="Also list problems that are over.")] = False,
+    every: Annotated[bool, option("--all", "Also list problems that are over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List reported problems, and the state of each channel."""
@@ -101,9 +99,7 @@ def _channel_line(channel: ChannelInfo) -> str:
     """,
 )
 async def send_test(
-    channel: Annotated[
-        str | None, typer.Argument(metavar="CHANNEL", help="The name of the channel (default: all).")
-    ] = None,
+    channel: Annotated[str | None, argument("CHANNEL", "The name of the channel (default: all).")] = None,
 ) -> None:
     """Send a test message through a channel, or through all of them.
 
@@ -133,7 +129,7 @@ async def send_test(
 )
 async def actions(
     frontier: FrontierUrl = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N actions (default 30).")] = 30,
+    limit: Annotated[int, option("--limit N", "List at most N actions (default 30).")] = 30,
     as_json: AsJson = False,
 ) -> None:
     """List what users did: who paused, changed or deleted what.

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from shoal.cli.help import Commands, raw_stderr
+from shoal.cli.help import Commands, argument, option, raw_stderr
 from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of, resolve, shown_output
 from shoal.cli.run_store import opened_run, record_action
 from shoal.config import mask
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from shoal.ports import Frontier, Run, Store
 
 CountedOutput = Annotated[
-    list[str],
-    typer.Option("-o", "--output", metavar="URL", help="Count in this database or object storage. Repeatable."),
+    list[str], option("-o, --output URL", "Count in this database or object storage. Repeatable.")
 ]
 
 app = Commands()
@@ -41,12 +38,9 @@ app = Commands()
 async def outputs(
     run_id: NewestRun = None,
     action: Annotated[
-        str | None,
-        typer.Argument(metavar="[forget", help="Forget an output of a machine that is gone.", show_default=False),
+        str | None, argument("[forget", "Forget an output of a machine that is gone.", show_default=False)
     ] = None,
-    name: Annotated[
-        str | None, typer.Argument(metavar="OUTPUT]", help="Its name, as this command lists it.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("OUTPUT]", "Its name, as this command lists it.", show_default=False)] = None,
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
 ) -> None:
@@ -194,7 +188,7 @@ async def export(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Write only the items that a database or object storage lacks.")
+        bool, option("--missing", "Write only the items that a database or object storage lacks.")
     ] = False,
 ) -> None:
     """Write all items of a run to files or databases.

@@ -6,9 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
-import typer
-
-from shoal.cli.help import Commands, local_time
+from shoal.cli.help import Commands, local_time, option
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
 from shoal.cli.run_store import choose_run, current_project, note_of, opened_run, opened_store, record_action
 from shoal.errors import ConfigError, RunError
@@ -31,18 +29,12 @@ app = Commands()
 )
 async def runs(
     frontier: FrontierUrl = None,
-    spider: Annotated[
-        str | None, typer.Option("--spider", metavar="NAME", help="List only the runs of this spider.")
-    ] = None,
-    state: Annotated[
-        str | None, typer.Option("--state", metavar="STATE", help="List only runs in this state, such as running.")
-    ] = None,
-    search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="List only runs whose spider or ID contains TEXT.")
-    ] = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs (default 20).")] = 20,
+    spider: Annotated[str | None, option("--spider NAME", "List only the runs of this spider.")] = None,
+    state: Annotated[str | None, option("--state STATE", "List only runs in this state, such as running.")] = None,
+    search: Annotated[str, option("--search TEXT", "List only runs whose spider or ID contains TEXT.")] = "",
+    limit: Annotated[int, option("--limit N", "List at most N runs (default 20).")] = 20,
     all_projects: Annotated[
-        bool, typer.Option("--all-projects", help="List the runs of all projects, not only of project_name.")
+        bool, option("--all-projects", "List the runs of all projects, not only of project_name.")
     ] = False,
 ) -> None:
     """List the runs of a frontier, newest first.
@@ -94,7 +86,7 @@ def _column(value: object) -> str:
 async def stats(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the run is finished.")] = False,
+    watch: Annotated[bool, option("--watch", "Refresh every second until the run is finished.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the ready, done and failed requests of a run."""
@@ -202,9 +194,7 @@ async def _change_state(run_id: str, state: RunState, verb: str, frontier: str |
 async def remove(
     run: OneRun,
     frontier: FrontierUrl = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete the run even if it is not finished or cancelled.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Delete the run even if it is not finished or cancelled.")] = False,
 ) -> None:
     """Delete a run, its URLs and its item log.
 

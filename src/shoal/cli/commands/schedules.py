@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import Argument, AsJson, FrontierUrl, Setting, given, pairs
 from shoal.cli.run_store import current_project, opened_store, record_action
 from shoal.errors import ConfigError
@@ -18,34 +16,18 @@ if TYPE_CHECKING:
     from shoal.operations.schedules.schedule import Schedule
     from shoal.operations.schedules.service import Schedules
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
-CronOption = Annotated[
-    str | None, typer.Option("--cron", metavar="EXPRESSION", help="Minute, hour, day of month, month and day of week.")
-]
-EveryOption = Annotated[
-    str | None, typer.Option("--every", metavar="INTERVAL", help="An interval such as 90s, 15m, 1h30m or 1d.")
-]
-TimeZoneOption = Annotated[
-    str | None, typer.Option("--time-zone", metavar="ZONE", help="The IANA time zone of --cron (default UTC).")
-]
-JitterOption = Annotated[
-    float | None, typer.Option("--jitter", metavar="SECONDS", help="Start each run up to this much later.")
-]
+Name = Annotated[str, argument("NAME", "The name of the schedule.")]
+CronOption = Annotated[str | None, option("--cron EXPRESSION", "Minute, hour, day of month, month and day of week.")]
+EveryOption = Annotated[str | None, option("--every INTERVAL", "An interval such as 90s, 15m, 1h30m or 1d.")]
+TimeZoneOption = Annotated[str | None, option("--time-zone ZONE", "The IANA time zone of --cron (default UTC).")]
+JitterOption = Annotated[float | None, option("--jitter SECONDS", "Start each run up to this much later.")]
 OverlapOption = Annotated[
-    str | None,
-    typer.Option(
-        "--overlap", metavar="POLICY", help="If the previous run still works: skip (default), wait, or cancel it."
-    ),
+    str | None, option("--overlap POLICY", "If the previous run still works: skip (default), wait, or cancel it.")
 ]
 MissedOption = Annotated[
-    str | None,
-    typer.Option(
-        "--missed", metavar="POLICY", help="For times while no server ran, start one run (default), all or none."
-    ),
+    str | None, option("--missed POLICY", "For times while no server ran, start one run (default), all or none.")
 ]
-KeepOption = Annotated[
-    int | None, typer.Option("--keep", metavar="N", help="Keep N ended runs, and delete older ones (default: all).")
-]
+KeepOption = Annotated[int | None, option("--keep N", "Keep N ended runs, and delete older ones (default: all).")]
 
 app = Commands()
 schedule_app = Commands(
@@ -80,7 +62,7 @@ async def _opened(frontier: str | None, what: str = "", name: str = "") -> Async
 )
 async def add(
     name: Name,
-    spider: Annotated[str, typer.Argument(metavar="SPIDER", help="A name from [spiders] in shoal.toml.")],
+    spider: Annotated[str, argument("SPIDER", "A name from [spiders] in shoal.toml.")],
     cron: CronOption = None,
     every: EveryOption = None,
     time_zone: TimeZoneOption = None,
@@ -116,9 +98,7 @@ async def add(
 )
 async def change(
     name: Name,
-    spider: Annotated[
-        str | None, typer.Option("--spider", metavar="SPIDER", help="A name from [spiders] in shoal.toml.")
-    ] = None,
+    spider: Annotated[str | None, option("--spider SPIDER", "A name from [spiders] in shoal.toml.")] = None,
     cron: CronOption = None,
     every: EveryOption = None,
     time_zone: TimeZoneOption = None,
@@ -128,10 +108,7 @@ async def change(
     keep: KeepOption = None,
     argument: Argument = [],
     setting: Setting = [],
-    reset: Annotated[
-        list[str],
-        typer.Option("--reset", metavar="KEY", help="Restore the default of a key, such as keep. Repeatable."),
-    ] = [],
+    reset: Annotated[list[str], option("--reset KEY", "Restore the default of a key, such as keep. Repeatable.")] = [],
     frontier: FrontierUrl = None,
 ) -> None:
     """Change what a schedule runs, or when.

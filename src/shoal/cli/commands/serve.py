@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
 from msgspec.structs import replace
 
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, option
 from shoal.cli.options import FrontierUrl, Setting, given, resolve
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.messages import pip_install
 
-Host = Annotated[
-    str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
-]
-Port = Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")]
+Host = Annotated[str | None, option("--host ADDRESS", "Listen on this address (default 127.0.0.1).")]
+Port = Annotated[int | None, option("--port N", "Listen on this port (default 8000).")]
 
 app = Commands()
 
@@ -32,10 +29,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     allow: Annotated[
-        list[str],
-        typer.Option(
-            "--allow", metavar="NETWORK", help="Allow private addresses to be crawled, such as 10.0.0.0/8. Repeatable."
-        ),
+        list[str], option("--allow NETWORK", "Allow private addresses to be crawled, such as 10.0.0.0/8. Repeatable.")
     ] = [],
     frontier: FrontierUrl = None,
     setting: Setting = [],

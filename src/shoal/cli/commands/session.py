@@ -8,9 +8,7 @@ import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
-from shoal.cli.help import Commands, local_time, print_json
+from shoal.cli.help import Commands, local_time, option, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
 from shoal.cli.run_store import opened_run, record_action
 from shoal.errors import ConfigError
@@ -112,33 +110,32 @@ app = Commands()
 async def session(
     run_id: NewestRun = None,
     export_to: Annotated[
-        str | None,
-        typer.Option("--export", metavar="FILE", help="Write the cookies of a jar to FILE, or standard output (-)."),
+        str | None, option("--export FILE", "Write the cookies of a jar to FILE, or standard output (-).")
     ] = None,
     import_from: Annotated[
-        str | None,
-        typer.Option("--import", metavar="FILE", help="Add the cookies of FILE, or of standard input (-), to a jar."),
+        str | None, option("--import FILE", "Add the cookies of FILE, or of standard input (-), to a jar.")
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove cookies and logins; workers log in again.")] = False,
+    clear: Annotated[bool, option("--clear", "Remove cookies and logins; workers log in again.")] = False,
     jar: Annotated[
         str | None,
-        typer.Option(
-            "--jar", metavar="NAME",
-            help="Only this jar, as it is listed. #NAME is that of meta[\"cookiejar\"] = NAME; an identity has one of "
+        option(
+            "--jar NAME",
+            'Only this jar, as it is listed. #NAME is that of meta["cookiejar"] = NAME; an identity has one of '
             "its own name.",
         ),
     ] = None,
     file_format: Annotated[
         str | None,
-        typer.Option(
-            "--format", metavar="FORMAT", autocompletion=lambda: ["netscape", "playwright"],
-            help="With --export: netscape (cookies.txt) or playwright (JSON). The default for .json is playwright, for "
+        option(
+            "--format FORMAT",
+            "With --export: netscape (cookies.txt) or playwright (JSON). The default for .json is playwright, for "
             "others netscape.",
+            autocompletion=lambda: ["netscape", "playwright"],
         ),
     ] = None,
     frontier: FrontierUrl = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show the cookies and logins of a run, without values.
 
     An exported file has the values: it is written with mode 0600. --import reads cookies.txt, the storage state of

@@ -8,11 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shoal.cli.commands.crawl import execute
 from shoal.cli.commands.session import read_session
-from shoal.cli.help import Commands, raw_stderr
+from shoal.cli.help import Commands, option, raw_stderr
 from shoal.cli.options import (
     Argument,
     Delay,
@@ -63,34 +61,24 @@ def start(
     scrapy: Scrapy = False,
     scrapy_setting: ScrapySetting = [],
     urls_file: Annotated[
-        str | None,
-        typer.Option(
-            "--urls-file", metavar="FILE", help="Start from these URLs, one per line, instead of the spider's own."
-        ),
+        str | None, option("--urls-file FILE", "Start from these URLs, one per line, instead of the spider's own.")
     ] = None,
     frontier: FrontierUrl = None,
     output: Annotated[
-        list[str],
-        typer.Option("-o", "--output", metavar="URL", help="A database that every worker can write to. Repeatable."),
+        list[str], option("-o, --output URL", "A database that every worker can write to. Repeatable.")
     ] = [],
     replace: Replace = [],
     argument: Argument = [],
-    run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="The ID of the new run (default: made from the time).")
-    ] = None,
+    run_id: Annotated[str | None, option("--run-id ID", "The ID of the new run (default: made from the time).")] = None,
     mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode", metavar="MODE", help="distributed (default), or single or standalone: crawl in this process."
-        ),
+        str | None, option("--mode MODE", "distributed (default), or single or standalone: crawl in this process.")
     ] = None,
     delay: Delay = None,
     session: SessionFile = None,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Resume the newest unfinished run (default: only if its start was interrupted)."),
+        bool, option("--resume", "Resume the newest unfinished run (default: only if its start was interrupted).")
     ] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
-
 from shoal.cli.commands.crawl import show_and_exit
 from shoal.cli.commands.processes import without_processes
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import (
     AllowChanged,
     BatchSize,
@@ -59,17 +57,12 @@ _SETTINGS_OF_THE_RUN = {
 
 RunId = Annotated[
     str | None,
-    typer.Option(
-        "--run-id",
-        metavar="ID",
-        help="The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one).",
+    option(
+        "--run-id ID", "The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one)."
     ),
 ]
 Processes = Annotated[
-    int,
-    typer.Option(
-        "--processes", metavar="N", help="Run N worker processes (default 1), and restart those that die.", min=1
-    ),
+    int, option("--processes N", "Run N worker processes (default 1), and restart those that die.", min=1)
 ]
 
 app = Commands()
@@ -85,15 +78,12 @@ app = Commands()
 )
 def worker(
     spider: Annotated[
-        str | None,
-        typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.", show_default=False),
+        str | None, argument("SPIDER", "FILE.py, FILE.py:Class, or a name from shoal.toml.", show_default=False)
     ] = None,
     in_project: RunOrInProject = None,
     scrapy: Scrapy = False,
     scrapy_setting: ScrapySetting = [],
-    scraper: Annotated[
-        str | None, typer.Option("--scraper", metavar="NAME", help="Another way to write SPIDER.")
-    ] = None,
+    scraper: Annotated[str | None, option("--scraper NAME", "Another way to write SPIDER.")] = None,
     run_id: RunId = None,
     frontier: FrontierUrl = None,
     output: Output = [],
@@ -269,23 +259,14 @@ def ignored_settings(resolved: Resolved) -> list[str]:
 def celery_worker(
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            "--concurrency",
-            metavar="N",
-            min=1,
-            help="Fetch up to N pages at the same time (default: CELERY_WORKER_CONCURRENCY, or 2).",
+        option(
+            "--concurrency N", "Fetch up to N pages at the same time (default: CELERY_WORKER_CONCURRENCY, or 2).", min=1
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The worker's name in results (default: celery). @HOST is appended to it."
-        ),
+        str | None, option("--name NAME", "The worker's name in results (default: celery). @HOST is appended to it.")
     ] = None,
-    log_level: Annotated[
-        str | None,
-        typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO (default), WARNING or ERROR."),
-    ] = None,
+    log_level: Annotated[str | None, option("--log-level LEVEL", "DEBUG, INFO (default), WARNING or ERROR.")] = None,
 ) -> None:
     """Work on the batches that the API sends to Celery.
 
