@@ -63,7 +63,7 @@ async def audit(
         if reports:
             print("\noutputs")
             print_outputs(run.run_id, reports, frontier)
-        outcome = await read_outcome(store, run, queue, resolve(None, {}, []).config.outcome)
+        outcome = await read_outcome(store, run, queue, resolve().config.outcome)
         limit, rewinds = await limit_of(store, run), await queue.rewinds()
     complete = not any(is_wrong(report) for report in reports)
     print()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.help import Commands, argument, option
-from shoal.cli.options import FrontierUrl, OneRun, Quiet, given, resolve
+from shoal.cli.options import FrontierUrl, OneRun, Quiet, resolve, settings_of
 from shoal.cli.run_store import choose_run, find_spider, make_spider, opened_store
 from shoal.errors import ConfigError
 
@@ -73,7 +73,7 @@ def autoscale(
 
     if fewest > most:
         raise ConfigError(f"--min {fewest} is more than --max {most}")
-    config = resolve(None, given({"frontier": frontier}), []).config
+    config = resolve(None, settings_of(frontier=frontier)).config
     check_fleet(config)
     if via == "local":
         pool = _local_pool(config, run, spider, frontier, worker_options, logs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.help import Commands, argument, local_time, option, print_json
-from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve
+from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve, settings_of
 from shoal.cli.run_store import opened_store
 from shoal.errors import ConfigError, RunError
 from shoal.messages import pip_install, printable
@@ -76,7 +76,7 @@ async def try_page(
     """
     with _needs_api():
         from shoal.api.batch.local_work import private_service, try_url
-    rendering = given({"mode": render, "wait_for": _number_or_text(wait_for), "screenshot": screenshot and True})
+    rendering = given(mode=render, wait_for=_number_or_text(wait_for), screenshot=screenshot and True)
     options = _options(
         {
             "fields": pairs(field, "--field"), "also": list(dict.fromkeys(show or ["markdown"])), "robots": robots,
@@ -154,7 +154,7 @@ async def list_batches(
 
     with _needs_api():
         from shoal.api.batch.service import list_sessions
-    config = resolve(None, given({"frontier": frontier}), []).config
+    config = resolve(None, settings_of(frontier=frontier)).config
     by_id: dict[str, SessionSummary] = {}
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=True) as store:
@@ -266,7 +266,7 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
     """A session of the project. RunError if there is none."""
     with _needs_api():
         from shoal.api.batch.session import Session
-    config = resolve(None, given({"frontier": frontier}), []).config
+    config = resolve(None, settings_of(frontier=frontier)).config
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=readonly) as store:
             session = await Session.find(store, session_id)

@@ -19,24 +19,19 @@ from shoal.cli.options import (
     AsJson,
     BatchSize,
     Concurrency,
-    Dashboard,
+    Display,
     FrontierUrl,
     KeepAlive,
-    MetricsPort,
-    Output,
-    Quiet,
-    Replace,
+    Outputs,
     RunOrInProject,
     Scrapy,
-    ScrapySetting,
     Setting,
     SpiderName,
     Tor,
     Warc,
-    given,
-    outputs_of,
     pairs,
     resolve,
+    settings_of,
 )
 from shoal.cli.run_store import find_spider
 from shoal.errors import ConfigError, CoordinatorAwayError
@@ -83,20 +78,18 @@ app.add_typer(cluster_app, name="cluster")
 def node(
     spider: SpiderName,
     in_project: RunOrInProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
+    scrapy: Scrapy = Scrapy(),
     run_id: RunOfNode = None,
     runner: Runners = None,
     backup: Backups = None,
     coordinator: CoordinatorUrl = None,
     name: NodeName = None,
     cluster: Annotated[str | None, option("--cluster NAME", "The cluster's name (default: the ID of the run).")] = None,
-    session: Annotated[
+    session_timeout: Annotated[
         float | None, option("--session-timeout SECONDS", "A node without heartbeats this long is dead (default 10).")
     ] = None,
     frontier: FrontierUrl = None,
-    output: Output = [],
-    replace: Replace = [],
+    outputs: Outputs = Outputs(),
     argument: Argument = [],
     batch_size: BatchSize = None,
     keep_alive: KeepAlive = False,
@@ -105,9 +98,7 @@ def node(
     warc: Warc = None,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
-    metrics_port: MetricsPort = None,
-    ui: Dashboard = False,
-    quiet: Quiet = False,
+    display: Display = Display(),
 ) -> None:
     """Join a cluster as a Runner or Backup Runner.
 
@@ -117,25 +108,23 @@ def node(
     from shoal.cli.summary import resume_command
     from shoal.runs.cluster.node import Node
 
-    options = given(
-        {
-            "frontier": frontier,
-            "concurrency": concurrency,
-            "lease.batch": batch_size,
-            "cluster.runner": runner,
-            "cluster.backup": backup,
-            "cluster.coordinator": coordinator,
-            "cluster.session": session,
-            "tor.enabled": tor or None,
-            "warc.folder": warc,
-        }
+    options = settings_of(
+        frontier=frontier,
+        concurrency=concurrency,
+        batch_size=batch_size,
+        runner=runner,
+        backup=backup,
+        coordinator=coordinator,
+        session_timeout=session_timeout,
+        tor=tor,
+        warc=warc,
     )
     if not scrapy and run_id is None:
         run_id, in_project = in_project, None
     if argument and run_id is not None:
         raise ConfigError("-a cannot be used with --run-id: the run already has its arguments")
-    if scrapy or scrapy_setting or in_project is not None:
-        spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    if scrapy or scrapy.scrapy_settings or in_project is not None:
+        spider, _ = find_spider(spider, in_project, scrapy)
     instance, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(
@@ -144,17 +133,15 @@ def node(
             name=name,
             run_id=run_id,
             cluster=cluster,
-            outputs=outputs_of(output, replace),
+            outputs=outputs.specs(),
             keep_alive=keep_alive,
             allow_changed=allow_changed,
             grace=shutdown_grace(resolved),
             command=resume_command(sys.argv[1:]),
         ),
         resolved,
-        quiet=quiet,
-        metrics_port=metrics_port,
+        display,
         notices=ignored_settings(resolved),
-        ui=ui,
     )
 
 
@@ -163,7 +150,7 @@ async def _opened(cluster: str, coordinator: str | None, frontier: str | None) -
     """The coordinator of a cluster."""
     from shoal.runs.cluster import open_coordinator
 
-    config = resolve(None, given({"frontier": frontier, "cluster.coordinator": coordinator}), []).config
+    config = resolve(None, settings_of(frontier=frontier, coordinator=coordinator)).config
     url = config.cluster.coordinator or config.frontier
     if url.partition(":")[0] in ("memory", "sqlite"):
         raise ConfigError("no coordinator configured: pass --coordinator URL, such as zookeeper://host:2181")

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.help import Commands, argument, local_time, option, print_json
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, resolve, settings_of
 from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.messages import printable
 
@@ -113,7 +113,7 @@ async def workers(
 
     processes: Sequence[RunProcess]
     if active:
-        config = resolve(None, given({"frontier": frontier}), []).config
+        config = resolve(None, settings_of(frontier=frontier)).config
         async with opened_store(frontier, readonly=True) as store:
             processes = await read_fleet(store, await SnapshotTaker(store, config).take())
         run_id = "that is active"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.help import Commands, argument, option
-from shoal.cli.options import AsJson, Concurrency, Delay, Proxy, Quiet, Setting, given, resolve
+from shoal.cli.options import AsJson, Concurrency, Delay, Proxy, Quiet, Setting, resolve, settings_of
 from shoal.errors import ConfigError, ShoalError
 from shoal.system import chance
 
@@ -61,9 +61,7 @@ def map(
     from shoal.sitemap_spider import MapSpider
     from shoal.urls.normalize import typed_url
 
-    options = given(
-        {"download_delay": delay, "concurrency": concurrency, "scope.max_pages": max_pages, "proxies": proxy or None}
-    )
+    options = settings_of(delay=delay, concurrency=concurrency, max_pages=max_pages, proxy=proxy)
     resolved = resolve(MapSpider, options, setting)
     resolved.config.refuse_tor("shoal map")
     printer = _Printer(as_json)

@@ -46,7 +46,7 @@ async def list_notifications(
 
     from shoal.operations.notifications.watcher import Notifications
 
-    notifications = Notifications(resolve(None, {}, []).config, active=False)
+    notifications = Notifications(resolve().config, active=False)
     async with opened_store(frontier, readonly=True) as store:
         reports = [report for report in await notifications.problems(store) if every or report.is_open]
         channels = await notifications.channels(store)
@@ -108,7 +108,7 @@ async def send_test(
 
     from shoal.operations.notifications.watcher import Notifications
 
-    config = resolve(None, {}, []).config
+    config = resolve().config
     config.refuse_tor("`shoal notify`")
     service = Notifications(config)
     try:

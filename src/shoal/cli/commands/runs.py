@@ -48,7 +48,7 @@ async def runs(
     async with opened_store(frontier, readonly=True) as store:
         project = None if all_projects else current_project()
         matching = matching_runs(await store.list_runs(spider, project, states=states), search)
-        settings = resolve(None, {}, []).config.outcome
+        settings = resolve().config.outcome
         heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
         print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
         for run in matching[:limit]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec.structs import replace
 
 from shoal.cli.help import Commands, option
-from shoal.cli.options import FrontierUrl, Setting, given, resolve
+from shoal.cli.options import FrontierUrl, Setting, resolve, settings_of
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.messages import pip_install
@@ -41,7 +41,7 @@ def serve(
     only. To listen on another address, set a token (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless
     --allow lists them.
     """
-    options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
+    options = settings_of(host=host, port=port, frontier=frontier, allow=allow)
     _serve(resolve(None, options, setting).config, ui_only=False)
 
 
@@ -65,7 +65,7 @@ def ui(
     """
     from shoal.cli.run_store import running_frontier
 
-    config = resolve(None, given({"serve.host": host, "serve.port": port, "frontier": frontier}), setting).config
+    config = resolve(None, settings_of(host=host, port=port, frontier=frontier), setting).config
     _serve(replace(config, frontier=running_frontier(config.frontier)), ui_only=True)
 
 

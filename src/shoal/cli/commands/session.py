@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from shoal.cli.help import Commands, local_time, option, print_json
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, resolve, settings_of
 from shoal.cli.run_store import opened_run, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean, printable
@@ -148,7 +148,7 @@ async def session(
         raise ConfigError("--format belongs to --export")
     _check_format(file_format)
     changes = import_from is not None or clear
-    in_memory = resolve(None, given({"frontier": frontier}), []).config.frontier.startswith(("memory:", "local:"))
+    in_memory = resolve(None, settings_of(frontier=frontier)).config.frontier.startswith(("memory:", "local:"))
     if in_memory and changes:
         raise ConfigError(
             "the session of a crawl in memory cannot be changed from outside. Pass --session FILE to `shoal run`, or "

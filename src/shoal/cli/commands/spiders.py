@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shoal.cli.help import Commands, argument, option
-from shoal.cli.options import FrontierUrl, InProject, Mode, Scrapy, ScrapySetting, Setting, given, resolve
+from shoal.cli.options import FrontierUrl, InProject, Mode, Scrapy, Setting, resolve, settings_of
 from shoal.cli.run_store import find_spider
 from shoal.errors import ConfigError, SpiderError
 from shoal.messages import did_you_mean
@@ -75,7 +75,7 @@ def new(
 
 def _ask_for_contact() -> str:
     """A contact of the user's choice; empty: none, or there is one in the settings."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or resolve(None, {}, []).config.contact:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or resolve().config.contact:
         return ""
     print("How can the owners of sites reach you? A URL or mailto: address for the user agent (Enter: none)")
     try:
@@ -201,8 +201,7 @@ def explanations() -> dict[str, str]:
 def config(
     spider: Annotated[str | None, argument("SPIDER", "Include the settings of this spider.")] = None,
     in_project: InProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
+    scrapy: Scrapy = Scrapy(),
     setting: Setting = [],
     frontier: FrontierUrl = None,
     mode: Mode = None,
@@ -220,9 +219,9 @@ def config(
         raise ConfigError("--scrapy needs a spider: pass FILE.py, or the folder of a project and a spider's name")
     reference = None
     if spider is not None:
-        reference, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+        reference, _ = find_spider(spider, in_project, scrapy)
     kind = None if reference is None else load_spider(reference)
-    resolved = resolve(kind, given({"frontier": frontier, "mode": mode}), setting)
+    resolved = resolve(kind, settings_of(frontier=frontier, mode=mode), setting)
     meanings = explanations()
     for key, value in flatten(resolved.config).items():
         print(f"# {'* ' if key in IMPORTANT else ''}{meanings[key]}")
