@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
+from shoal.crawling.stats import STATE_NAMES
 from shoal.operations.snapshot import ACTIVE, OVER
 from shoal.ports import Run, Store
 from shoal.runs.samples import RunSample, SampleHistory
 
+STATES = ("done", "dead", "leased", "waiting", "ready")
+"""The states of requests, in the order in which charts and bars show them. They are also the colours."""
 MAX_POINTS = 240
 _MIN_STEP = 10.0
 """Seconds between two points of a speed: samples are 5 seconds apart."""
@@ -37,17 +40,11 @@ class Chart(Struct, frozen=True):
 def state_chart(samples: Sequence[RunSample]) -> Chart:
     """How many requests of a run were in each state."""
     shown = _thinned(samples)
-    lines: tuple[tuple[str, str, Callable[[RunSample], int]], ...] = (
-        ("done", "done", lambda sample: sample.done),
-        ("failed", "dead", lambda sample: sample.dead),
-        ("in flight", "leased", lambda sample: sample.leased),
-        ("waiting", "waiting", lambda sample: sample.waiting),
-        ("ready", "ready", lambda sample: sample.ready),
-    )
-    return Chart(
-        [sample.at for sample in shown],
-        [Series(label, colour, [float(value(sample)) for sample in shown]) for label, colour, value in lines],
-    )
+    series = [
+        Series(STATE_NAMES.get(state, state), state, [float(getattr(sample, state)) for sample in shown])
+        for state in STATES
+    ]
+    return Chart([sample.at for sample in shown], series)
 
 
 def speed_chart(histories: Iterable[Sequence[RunSample]], start: float, end: float) -> Chart:

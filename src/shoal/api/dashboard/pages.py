@@ -20,12 +20,14 @@ from markupsafe import Markup
 from shoal import __version__
 from shoal.api.dashboard import live as formats
 from shoal.api.dashboard.live import STORE_AWAY, Rendered
-from shoal.api.server.auth import ROLES, allows
+from shoal.api.server.auth import allows, has_role
 from shoal.api.server.budgets import caller_of
 from shoal.api.server.errors import ProblemError, public_message
 from shoal.api.server.responses import LimitedStream
 from shoal.api.server.state import Server, server_of
+from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import ShoalError, StoreAwayError
+from shoal.operations.charts import STATES
 from shoal.ports import Stats
 
 Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, object]]]
@@ -72,6 +74,7 @@ def _environment() -> Environment:
         "size": formats.size,
         "time": _time,
         "share": _share,
+        "parts": bar_parts,
     }
     environment.globals |= {"percent": formats.percent, "version": __version__, "asset": _asset, "may": _may}
     return environment
@@ -87,11 +90,9 @@ def _asset(name: str) -> str:
 def _time(at: float | None) -> Markup:
     """A moment. A script shows it in the time zone of the reader."""
     iso = formats.moment(at)
-    return (
-        Markup("<time datetime='{0}'>{1}</time>").format(iso, iso.replace("T", " ")[:19])
-        if iso
-        else Markup(formats.NOTHING)
-    )
+    if not iso:
+        return Markup(formats.NOTHING)
+    return Markup("<time datetime='{0}'>{1}</time>").format(iso, iso.replace("T", " ")[:19])
 
 
 def _share(part: float, whole: float) -> str:
@@ -102,7 +103,7 @@ def _share(part: float, whole: float) -> str:
 @pass_context
 def _may(context: Context, role: str) -> bool:
     """Whether the reader has this role."""
-    return ROLES.index(str(context["role"])) >= ROLES.index(role)
+    return has_role(str(context["role"]), role)
 
 
 def render(template: str, values: Mapping[str, object]) -> str:
@@ -177,31 +178,14 @@ def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: st
     router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
 
 
-# -- the ledger of a run as one bar: every pushed request is in exactly one part
-
-
 class BarPart(NamedTuple):
-    """A part of the bar."""
+    """A part of the bar that shows the ledger of a run."""
 
     state: str
     label: str
     number: int
 
 
-class LedgerBar(NamedTuple):
-    """All parts of the bar, and their sum. It balances if the sum is the number of pushed requests."""
-
-    parts: tuple[BarPart, ...]
-    total: int
-    balanced: bool
-
-
-def ledger_bar(stats: Stats) -> LedgerBar:
-    parts = (
-        BarPart("done", "done", stats.done),
-        BarPart("dead", "failed", stats.dead),
-        BarPart("leased", "in flight", stats.leased),
-        BarPart("waiting", "waiting", stats.waiting),
-        BarPart("ready", "ready", stats.ready),
-    )
-    return LedgerBar(parts, stats.pushed, stats.balanced)
+def bar_parts(stats: Stats) -> list[BarPart]:
+    """The parts of the bar: every pushed request is in exactly one of them."""
+    return [BarPart(state, STATE_NAMES.get(state, state), getattr(stats, state)) for state in STATES]

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 
 from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import redacted
-from shoal.api.dashboard.pages import add_screen, ledger_bar
+from shoal.api.dashboard.pages import add_screen
 from shoal.api.server.errors import ProblemError
 from shoal.api.server.state import Server
 from shoal.config import mask
@@ -79,7 +79,6 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
         "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
         "limit": limit,
         "stats": stats,
-        "bar": ledger_bar(stats),
         "snapshot": snapshot,
         "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats),
@@ -184,11 +183,7 @@ async def load_runs(server: Server, request: Request) -> dict[str, object]:
     shown = matching[start : start + _PAGE]
     active = {run.run.run_id: (run.stats, None) for run in (await server.snapshots.get()).runs}
     results = [(run, active.get(run.run_id) or await read_result(server, run)) for run in shown]
-    rows = [
-        (run, await read_limit(server, run, result[0]), *result, ledger_bar(result[0]))
-        for run, result in results
-        if result is not None
-    ]
+    rows = [(run, await read_limit(server, run, result[0]), *result) for run, result in results if result is not None]
     return {
         "rows": rows,
         "total": len(matching),
@@ -215,12 +210,6 @@ async def read_result(server: Server, run: Run) -> tuple[Stats, Outcome | None] 
     if run.ended_at is None:
         return await read()
     return await server.cache.get(("result", run.run_id, run.ended_at), _KEPT_SECONDS, read)
-
-
-async def read_outcomes(server: Server, runs: Sequence[Run]) -> list[tuple[Run, Outcome | None]]:
-    """Each run with its outcome."""
-    results = [(run, await read_result(server, run)) for run in runs]
-    return [(run, result[1]) for run, result in results if result is not None]
 
 
 async def read_limit(server: Server, run: Run, stats: Stats) -> LimitReached | None:
@@ -256,7 +245,7 @@ async def load_overview(server: Server, request: Request) -> dict[str, object]:
     hours = request.query_params.get("hours", "")
     return {
         "snapshot": snapshot,
-        "runs": [(run, ledger_bar(run.stats)) for run in snapshot.runs],
+        "runs": snapshot.runs,
         "total": _total(snapshot),
         "recent": await _recent(server, snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
@@ -272,7 +261,8 @@ async def _recent(server: Server, snapshot: StoreSnapshot) -> list[tuple[Run, Ou
     """The runs that ended lately, with their outcomes as far as the store answers."""
     if not snapshot.away:
         with suppress(ShoalError):
-            return await read_outcomes(server, snapshot.recent)
+            results = [(run, await read_result(server, run)) for run in snapshot.recent]
+            return [(run, result[1]) for run, result in results if result is not None]
     return [(run, None) for run in snapshot.recent]
 
 

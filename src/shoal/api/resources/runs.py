@@ -96,13 +96,13 @@ class RunStarted(Struct, frozen=True, kw_only=True):
     spider: str
     """`name` of the spider class."""
     mode: Literal["single", "distributed"]
-    enqueued: int | None
+    enqueued: int | None = None
     """Start requests pushed. `null` if they are pushed while the run works."""
-    duplicates: int | None
-    out_of_scope: int | None
-    unreadable: int | None
+    duplicates: int | None = None
+    out_of_scope: int | None = None
+    unreadable: int | None = None
     """Start URLs that are not valid URLs."""
-    worker_command: str | None
+    worker_command: str | None = None
     """Command that starts a worker."""
 
 
@@ -394,17 +394,7 @@ async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new
         message = "`shoal ui` crawls nothing itself: start the run with mode `distributed`, or use `shoal serve`"
         raise ProblemError(409, "not here", message)
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
-    return RunStarted(
-        run_id=run.run_id,
-        status="running",
-        spider=run.spider,
-        mode="single",
-        enqueued=None,
-        duplicates=None,
-        out_of_scope=None,
-        unreadable=None,
-        worker_command=None,
-    )
+    return RunStarted(run_id=run.run_id, status="running", spider=run.spider, mode="single")
 
 
 @router.get("", response_model=answer(RunList), responses=problems(401, 422, 503))

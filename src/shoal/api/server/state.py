@@ -123,22 +123,11 @@ class Server:
         largest = config.serve.max_request_bytes
         self.bodies = Budget("bytes of large bodies", max(_BODY_BYTES // 2, largest), max(_BODY_BYTES, 2 * largest))
         self.cache = TimedCache()
-        self.snapshots: SharedSnapshot
-        self.speed_history: SpeedHistory
-        self.attention: Attention
         self._overrides, self._sources = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
-        self.store: Store
         self._opened = AsyncExitStack()
-        self.jobs: Jobs
-        self.logins: Logins
-        self.schedules: Schedules
-        self.scheduled_runs: ScheduledRuns
-        self.schedule_runner: ScheduleRunner
         self._loops: list[asyncio.Task[None]] = []
-        self.local: BatchService
-        self.work: LocalWork
         self.remote = RemoteBatches(config, partial(self._make_service, distributed=True))
 
     async def open(self) -> None:
