@@ -155,7 +155,10 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
 
         def handle_or_reject(message: Any) -> None:
             try:
-                _check_headers(message.headers)
+                headers = message.headers
+                if headers.get("timelimit") not in (None, [None, None]) or headers.get("eta") or headers.get("expires"):
+                    # A wrong one would end the worker later, when its task begins.
+                    raise ValueError("a task of Shoal has no time limit, no ETA and does not expire")
                 handle(message)
             except (*self.connection_errors, *self.channel_errors):
                 raise
@@ -170,12 +173,6 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
         if self.hub and now >= self._due:
             self._due = now + _BATCH_EVERY
             self.hub.call_later(_BATCH_EVERY, self._flush_events)
-
-
-def _check_headers(headers: dict[str, object]) -> None:
-    """ValueError for times that Shoal does not set. A wrong one ends the worker later, when its task begins."""
-    if headers.get("timelimit") not in (None, [None, None]) or headers.get("eta") or headers.get("expires"):
-        raise ValueError("a task of Shoal has no time limit, no ETA and does not expire")
 
 
 _BAD_ENVELOPE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)

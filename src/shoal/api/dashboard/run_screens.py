@@ -20,7 +20,7 @@ from shoal.config import mask
 from shoal.crawling.outcome import Outcome
 from shoal.crawling.stats import STATE_NAMES, LimitReached
 from shoal.errors import RequestError, RunError, ShoalError
-from shoal.operations.actions import Action, ActionLog, run_events
+from shoal.operations.actions import MAX_ACTIONS, ActionLog, run_events
 from shoal.operations.compare import compare_runs
 from shoal.operations.dead_requests import dead_examples, start_hint
 from shoal.operations.hosts import matching_runs
@@ -66,7 +66,9 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
     processes, reported = await _processes(server, run, frontier)
     rewinds = await frontier.rewinds() if stats.rewinds else []
     limit = await limit_of(server.store, run)
-    actions, ending = await _actions(server, run.run_id), "" if limit is None else str(limit)
+    log = ActionLog(server.store, server.config.project_name)
+    actions = [action for action in await log.recent(MAX_ACTIONS) if action.target == run.run_id][:_EVENTS]
+    ending = "" if limit is None else str(limit)
     events = run_events(run, processes, reported, rewinds, actions, _EVENTS, ending)
     hours = request.query_params.get("hours", "")
     is_worked_on = any(process.state in ("working", "silent") for process in processes)
@@ -152,11 +154,6 @@ def _json(value: object) -> str:
     if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
         return ", ".join(mask(part) for part in value)
     return msgspec.json.encode(value).decode()
-
-
-async def _actions(server: Server, run_id: str) -> list[Action]:
-    log = ActionLog(server.store, server.config.project_name)
-    return [action for action in await log.recent(400) if action.target == run_id][:_EVENTS]
 
 
 add_screen(router, "/ui/runs/{run_id}", "run", load_run)
@@ -315,19 +312,13 @@ async def load_compare(server: Server, request: Request) -> dict[str, object]:
         if run.spider != BatchSpider.name
     ]
     if b is not None and a is None:
-        a = _run_before(runs, b)
+        a = next((run for run in runs if run.created_at < b.created_at), None)
     comparison = None
     if a is not None and b is not None:
         older, newer = a, b
         key = ("compare", a.run_id, b.run_id)
         comparison = await server.cache.get(key, _FRESH, lambda: compare_runs(server.store, older, newer))
     return {"runs": runs, "a": a, "b": b, "comparison": comparison}
-
-
-def _run_before(runs: list[Run], run: Run) -> Run | None:
-    """The run of the same spider before this one."""
-    earlier = (other for other in runs if other.spider == run.spider and other.created_at < run.created_at)
-    return next(earlier, None)
 
 
 add_screen(router, "/ui/compare", "compare", load_compare)

@@ -74,7 +74,9 @@ async def metrics(request: Request) -> Response:
     server = server_of(request)
     vitals = server.vitals()
     own = {"run": vitals.run_id, "spider": vitals.spider}
-    families = [*of_vitals(vitals), *of_sessions(_count_sessions(server), server.remote.workers)]
+    remote = server.remote.opened
+    running = {"local": server.local.running, "distributed": 0 if remote is None else remote.running}
+    families = [*of_vitals(vitals), *of_sessions(running, server.remote.workers)]
     try:
         async with asyncio.timeout(_TIMEOUT):
             families += [*await _of_batches(server), *await _of_runs(server), *of_frontier(own, up=True)]
@@ -84,11 +86,6 @@ async def metrics(request: Request) -> Response:
         async with asyncio.timeout(_TIMEOUT):
             families += of_problems((problem.kind, problem.severity) for problem in await server.current_problems())
     return Response(render(families), media_type=CONTENT_TYPE)
-
-
-def _count_sessions(server: Server) -> dict[str, int]:
-    remote = server.remote.opened
-    return {"local": server.local.running, "distributed": 0 if remote is None else remote.running}
 
 
 async def _of_batches(server: Server) -> list[Family]:

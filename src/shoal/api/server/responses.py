@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from math import inf
+from operator import attrgetter
 from typing import TypeAlias, cast
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from shoal.api.batch.results import Entry
+from shoal.api.batch.results import Entry, grouped
 from shoal.api.server.budgets import AnswerBudgets, Budget, Share
 
 PIECE = 128 * 1024
@@ -126,7 +127,8 @@ class EntryEncoder:
                         self._is_whole = True
                         yield whole
                         return
-                async for piece in self._elements(begin_object(begin, name), _chain(entries, portions), end, limit):
+                beginning = b'%b,"%b":[' % (_encode(begin)[:-1], name.encode())
+                async for piece in self._elements(beginning, _chain(entries, portions), end, limit):
                     yield piece
 
     async def _gather(
@@ -163,7 +165,8 @@ class EntryEncoder:
         self._add(begin)
         async for portion in portions:
             fits = True
-            for group in _groups(portion if limit is None else portion[: limit - self._count]):
+            entries = portion if limit is None else portion[: limit - self._count]
+            for group in grouped(entries, attrgetter("size"), len(entries), PIECE):
                 if group[0].size <= PIECE:
                     fits = self._append(group, optional=limit is not None)
                 else:
@@ -265,27 +268,10 @@ class EntryEncoder:
         return True
 
 
-def _groups(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Small results that are encoded at once, and large ones alone."""
-    start = size = 0
-    for place, entry in enumerate(entries):
-        if place > start and size + entry.size > PIECE:
-            yield entries[start:place]
-            start, size = place, 0
-        size += entry.size
-    if start < len(entries):
-        yield entries[start:]
-
-
 async def _chain(entries: list[Entry], portions: AsyncIterator[list[Entry]]) -> AsyncIterator[list[Entry]]:
     yield entries
     async for portion in portions:
         yield portion
-
-
-def begin_object(values: Mapping[str, object], name: str) -> bytes:
-    """The beginning of a JSON object: these values, then a list of this name."""
-    return b'%b,"%b":[' % (_encode(values)[:-1], name.encode())
 
 
 class LimitedStream(StreamingResponse):

@@ -53,7 +53,9 @@ async def audit(
         if repair:
             lost = await queue.repair()
             await record_action(store, "repair", run.run_id, "; ".join(lost), run.project)
-            _print_losses(lost)
+            if lost:
+                print("lost: it could not be restored, and the store goes on without it")
+                print(*(f"  {printable(loss)}" for loss in lost), "", sep="\n")
         counted, note = await queue.audit(), await note_of(store, run, queue)
         if note:
             print(note)
@@ -125,14 +127,6 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
     if stats.incoming:
         print(f"\n  incoming   {stats.incoming:>10}  links of completed pages that are not queued yet")
     print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
-
-
-def _print_losses(lost: Sequence[str]) -> None:
-    if lost:
-        print("lost: it could not be restored, and the store goes on without it")
-        for loss in lost:
-            print(f"  {printable(loss)}")
-        print()
 
 
 def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:

@@ -19,7 +19,7 @@ from shoal.messages import pip_install, printable
 if TYPE_CHECKING:
     from shoal.api.batch.options import BatchOptions
     from shoal.api.batch.results import Result
-    from shoal.api.batch.service import BatchService, SessionSummary
+    from shoal.api.batch.service import SessionSummary
     from shoal.api.batch.session import Session
     from shoal.config import Config
 
@@ -76,7 +76,9 @@ async def try_page(
     """
     with _needs_api():
         from shoal.api.batch.local_work import private_service, try_url
-    rendering = given(mode=render, wait_for=_number_or_text(wait_for), screenshot=screenshot and True)
+        from shoal.api.celery.remote import opened_service
+    wanted = int(wait_for) if wait_for is not None and wait_for.isdecimal() else wait_for
+    rendering = given(mode=render, wait_for=wanted, screenshot=screenshot and True)
     options = _options(
         {
             "fields": pairs(field, "--field"), "also": list(dict.fromkeys(show or ["markdown"])), "robots": robots,
@@ -86,7 +88,7 @@ async def try_page(
     config = resolve(None, {}, setting).config
     config.refuse_tor("`shoal batch`")
 
-    async with _celery_service(config) if celery else private_service(config) as service:
+    async with (opened_service if celery else private_service)(config) as service:
         result = await try_url(service, url if "://" in url else f"http://{url}", options, timeout)
     picture = result.get("screenshot")
     if screenshot is not None and isinstance(picture, bytes):
@@ -97,10 +99,6 @@ async def try_page(
         _print_result(result, options, screenshot)
     if result["status"] != "success":
         sys.exit(1)
-
-
-def _number_or_text(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _options(values: Mapping[str, object]) -> BatchOptions:
@@ -274,15 +272,6 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
                 yield session
                 return
     raise RunError(f"there is no batch {session_id!r:.110}: it has expired, or it is in another frontier")
-
-
-@asynccontextmanager
-async def _celery_service(config: Config) -> AsyncIterator[BatchService]:
-    """Batches on Celery workers, sent by this process."""
-    with _needs_api():
-        from shoal.api.celery.remote import opened_service
-    async with opened_service(config) as service:
-        yield service
 
 
 @contextmanager

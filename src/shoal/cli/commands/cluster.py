@@ -167,7 +167,7 @@ async def _opened(cluster: str, coordinator: str | None, frontier: str | None) -
     shoal cluster status books_1 --frontier redis://host --watch
     """
 )
-def status(
+async def status(
     cluster: ClusterName,
     coordinator: CoordinatorUrl = None,
     frontier: FrontierUrl = None,
@@ -177,25 +177,20 @@ def status(
 ) -> None:
     """Show the nodes of a cluster, their roles, and the last events."""
 
-    async def work() -> None:
-        async with _opened(cluster, coordinator, frontier) as opened:
-            while True:
-                try:
-                    view, last = await opened.observe(), await opened.events(events) if events else []
-                    print(
-                        _status_json(cluster, view, last) if as_json else _status_text(cluster, view, last), flush=True
-                    )
-                except CoordinatorAwayError as exc:
-                    if not watch:
-                        raise
-                    print(f"shoal: {exc}", file=sys.stderr, flush=True)
+    async with _opened(cluster, coordinator, frontier) as opened:
+        while True:
+            try:
+                view, last = await opened.observe(), await opened.events(events) if events else []
+                print(_status_json(cluster, view, last) if as_json else _status_text(cluster, view, last), flush=True)
+            except CoordinatorAwayError as exc:
                 if not watch:
-                    return
-                await asyncio.sleep(1.0)
-                if not as_json:
-                    print()
-
-    asyncio.run(work())
+                    raise
+                print(f"shoal: {exc}", file=sys.stderr, flush=True)
+            if not watch:
+                return
+            await asyncio.sleep(1.0)
+            if not as_json:
+                print()
 
 
 @cluster_app.add(
@@ -204,7 +199,7 @@ def status(
     shoal cluster scale books_1 --runner 2 --backup 1 --frontier redis://host
     """
 )
-def scale(
+async def scale(
     cluster: ClusterName,
     runner: Runners = None,
     backup: Backups = None,
@@ -219,16 +214,13 @@ def scale(
     if runner is None and backup is None:
         raise ConfigError("nothing to change: pass --runner N, --backup N or both")
 
-    async def work() -> None:
-        from shoal.ports import Counts
+    from shoal.ports import Counts
 
-        async with _opened(cluster, coordinator, frontier) as opened:
-            before = (await opened.observe()).counts
-            after = Counts(before.runner if runner is None else runner, before.backup if backup is None else backup)
-            await opened.scale(after)
-            print(f"{cluster}: {_counts(after)} (before: {_counts(before)})")
-
-    asyncio.run(work())
+    async with _opened(cluster, coordinator, frontier) as opened:
+        before = (await opened.observe()).counts
+        after = Counts(before.runner if runner is None else runner, before.backup if backup is None else backup)
+        await opened.scale(after)
+        print(f"{cluster}: {_counts(after)} (before: {_counts(before)})")
 
 
 def _counts(counts: Counts) -> str:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.cli.help import Commands
 from shoal.cli.options import Setting, resolve
@@ -17,6 +17,9 @@ from shoal.config import Resolved, find_short_tokens, mask
 from shoal.errors import ConfigError, ShoalError
 from shoal.messages import pip_install
 from shoal.system import threads
+
+if TYPE_CHECKING:
+    from shoal.ports import Coordinator, Store
 
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "pycares", "yarl", "typer", "rich")
 _OPTIONAL = {
@@ -117,19 +120,25 @@ def check_servers(resolved: Resolved) -> Iterator[CheckResult]:
     """The servers that the configuration names. None is needed for a crawl on one machine."""
     config = resolved.config
     if not config.frontier.startswith(("memory:", "sqlite:", "local:")):
-        yield _server(f"frontier {mask(config.frontier)}", _open_frontier(config.frontier))
+        from shoal.frontier import join_store
+
+        yield _server(f"frontier {mask(config.frontier)}", join_store(config.frontier, readonly=True))
     if config.cluster.coordinator is not None:
+        from shoal.runs.cluster import open_coordinator
+
         url = config.cluster.coordinator
-        yield _server(f"coordinator {mask(url)}", _open_coordinator(url, config.project_name))
+        yield _server(f"coordinator {mask(url)}", open_coordinator(url, config.project_name))
     broker = os.environ.get("CELERY_BROKER_URL")
     if broker:
         yield _server(f"Celery broker {mask(broker)}", threads.call(_open_broker, broker))
 
 
-def _server(what: str, attempt: Awaitable[None]) -> CheckResult:
+def _server(what: str, opening: Awaitable[Store | Coordinator | None]) -> CheckResult:
     async def within() -> None:
         async with asyncio.timeout(_SERVER_TIMEOUT):
-            await attempt
+            opened = await opening
+            if opened is not None:
+                await opened.close()
 
     try:
         asyncio.run(within())
@@ -138,20 +147,6 @@ def _server(what: str, attempt: Awaitable[None]) -> CheckResult:
     except ShoalError as exc:
         return CheckResult(False, what, str(exc))
     return CheckResult(True, what)
-
-
-async def _open_frontier(url: str) -> None:
-    from shoal.frontier import join_store
-
-    store = await join_store(url, readonly=True)
-    await store.close()
-
-
-async def _open_coordinator(url: str, project: str) -> None:
-    from shoal.runs.cluster import open_coordinator
-
-    coordinator = await open_coordinator(url, project)
-    await coordinator.close()
 
 
 def _open_broker(url: str) -> None:

@@ -142,11 +142,16 @@ async def session(
     Playwright, and JSON lists of browser extensions. The cookies count as a new login: workers use them from their next
     page on.
     """
+    from shoal.fetch.sessions.stored import CookieFormat, StoredSession
+
     if sum((export_to is not None, import_from is not None, clear)) > 1:
         raise ConfigError("--export, --import and --clear exclude each other; pass one of them")
     if file_format is not None and export_to is None:
         raise ConfigError("--format belongs to --export")
-    _check_format(file_format)
+    formats = get_args(CookieFormat)
+    if file_format not in (None, *formats):
+        near = did_you_mean(str(file_format), formats)
+        raise ConfigError(f"--format must be {' or '.join(formats)}, not {file_format!r}{near}")
     changes = import_from is not None or clear
     in_memory = resolve(None, settings_of(frontier=frontier)).config.frontier.startswith(("memory:", "local:"))
     if in_memory and changes:
@@ -154,8 +159,6 @@ async def session(
             "the session of a crawl in memory cannot be changed from outside. Pass --session FILE to `shoal run`, or "
             "keep the run in a store, such as --frontier sqlite:///file.db"
         )
-
-    from shoal.fetch.sessions.stored import StoredSession
 
     async with opened_run(frontier, run_id, readonly=not changes) as (store, run, queue):
         stored = StoredSession(store, queue, run.run_id)
@@ -170,14 +173,6 @@ async def session(
             _show(run, _chosen(run, reports, jar), as_json=as_json)
             if in_memory and not reports:
                 print("the cookies of a crawl in memory belong to its process", file=sys.stderr)
-
-
-def _check_format(name: str | None) -> None:
-    from shoal.fetch.sessions.stored import CookieFormat
-
-    formats = get_args(CookieFormat)
-    if name is not None and name not in formats:
-        raise ConfigError(f"--format must be {' or '.join(formats)}, not {name!r}{did_you_mean(name, formats)}")
 
 
 def _title(jar: str) -> str:
