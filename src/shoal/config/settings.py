@@ -12,22 +12,21 @@ from msgspec.structs import force_setattr
 from shoal.config.checks import (
     check_contact,
     check_coordinator,
-    check_domains,
+    check_domain,
     check_file_store,
     check_frontier,
-    check_header_sets,
     check_headers,
-    check_networks,
+    check_network,
     check_one_line,
-    check_proxies,
     check_proxy,
     check_proxy_list,
     check_regexes,
-    check_shared_outputs,
-    check_sizes,
+    check_shared_output,
+    check_size,
     check_token,
     check_tokens,
     check_tor,
+    each,
     frontier_kind,
     linear,
     mask,
@@ -62,7 +61,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class ScopeSettings(Section, frozen=True, kw_only=True):
     """Which URLs a run may crawl."""
 
-    checks = {"allowed_domains": check_domains, "allow": check_regexes, "deny": check_regexes}
+    checks = {"allowed_domains": each(check_domain), "allow": check_regexes, "deny": check_regexes}
     of_others = {"allow": linear, "deny": linear}
 
     allowed_domains: tuple[str, ...] = ()  # with their subdomains; empty: all
@@ -227,7 +226,7 @@ class FileSettings(Section, frozen=True, kw_only=True):
 class ImageSettings(Section, frozen=True, kw_only=True):
     """Thumbnails of images among the files."""
 
-    checks = {"thumbs": check_sizes}
+    checks = {"thumbs": each(check_size)}
 
     thumbs: tuple[str, ...] = ()  # the largest width and height of each, such as 120x120
     # An image with more pixels gets no thumbnail. Pillow itself refuses more than 178 million.
@@ -249,7 +248,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
-    checks = {"proxies": check_proxies, "outputs": check_shared_outputs, "metrics_token": check_token}
+    checks = {"proxies": each(check_proxy), "outputs": each(check_shared_output), "metrics_token": check_token}
     masks = {
         "metrics_token": mask_secret,
         "proxies": lambda proxies: tuple(map(mask, proxies)),
@@ -266,7 +265,7 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
 class IdentitySettings(Section, frozen=True, kw_only=True):
     """How the proxies in `proxies` are assigned to hosts, rest and are removed."""
 
-    checks = {"headers": check_header_sets}
+    checks = {"headers": each(check_headers)}
     masks = {"headers": lambda sets: tuple(map(mask_headers, sets))}
 
     hold: Timeout = 600.0  # how long an identity is assigned to a host, unless it is blocked before
@@ -282,7 +281,7 @@ class IdentitySettings(Section, frozen=True, kw_only=True):
 class BrowserSettings(Section, frozen=True, kw_only=True):
     """How pages are rendered in Chromium (`Request(url, render=True)`)."""
 
-    checks = {"public_networks": check_networks}
+    checks = {"public_networks": each(check_network)}
 
     executable: str | None = None  # of Chromium; none: the one of Playwright, or of the system
     sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
@@ -319,7 +318,7 @@ class TorSettings(Section, frozen=True, kw_only=True):
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
-    checks = {"allow": check_networks, "tokens": check_tokens, "trusted_proxies": check_networks}
+    checks = {"allow": each(check_network), "tokens": check_tokens, "trusted_proxies": each(check_network)}
     masks = {
         "token": mask_secret,
         "tokens": lambda tokens: dict.fromkeys(tokens, "***"),

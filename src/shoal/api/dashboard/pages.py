@@ -120,8 +120,9 @@ def _common(request: Request) -> dict[str, object]:
     state = request.state
     path = request.url.path
     role = getattr(state, "role", "viewer")
+    hidden = {*(SERVED_ONLY if server_of(request).ui_only else ()), *(ADMIN_ONLY if role != "admin" else ())}
     return {
-        "navigation": _navigation(server_of(request), role),
+        "navigation": [(path, name) for path, name in NAVIGATION if path not in hidden],
         "path": path,
         "here": f"{path}?{request.url.query}" if request.url.query else path,
         "role": role,
@@ -132,50 +133,49 @@ def _common(request: Request) -> dict[str, object]:
     }
 
 
-def _navigation(server: Server, role: str) -> list[tuple[str, str]]:
-    """The screens that someone with this role may see, with their names."""
-    hidden = {*(SERVED_ONLY if server.ui_only else ()), *(ADMIN_ONLY if role != "admin" else ())}
-    return [(path, name) for path, name in NAVIGATION if path not in hidden]
-
-
-def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
+def screen(router: APIRouter, path: str, name: str, *, needs: str = "viewer") -> Callable[[Load], Load]:
     """Serve a screen at ``path``: its page, its live part, and an event stream with updates of that part.
 
-    ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). If
-    ``is_final`` is among them and true, the page gets no updates.
+    The decorated function returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what
+    changes). If ``is_final`` is among them and true, the page gets no updates.
     """
 
-    async def show(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except ProblemError as exc:
-            return page(request, "error.html", {"problem": str(exc)}, exc.status)
-        except ShoalError as exc:
-            away = isinstance(exc, StoreAwayError)
-            text = "The store does not answer. Reload the page in a moment." if away else public_message(exc)
-            return page(request, "error.html", {"problem": text}, 503 if away else 500)
+    def decorate(load: Load) -> Load:
+        async def show(request: Request) -> Response:
+            try:
+                if not allows(request, needs):
+                    text = f"This page needs the role {needs}; yours is {request.state.role}."
+                    return page(request, "error.html", {"problem": text}, 403)
+                return await _answer(request, path, name, load)
+            except ProblemError as exc:
+                return page(request, "error.html", {"problem": str(exc)}, exc.status)
+            except ShoalError as exc:
+                away = isinstance(exc, StoreAwayError)
+                text = "The store does not answer. Reload the page in a moment." if away else public_message(exc)
+                return page(request, "error.html", {"problem": text}, 503 if away else 500)
 
-    async def answer(request: Request) -> Response:
-        if not allows(request, needs):
-            raise ProblemError(403, "forbidden", f"This page needs the role {needs}; yours is {request.state.role}.")
-        server = server_of(request)
+        router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
+        return load
 
-        async def live() -> Rendered:
-            values = await load(server, request)
-            html = render(f"{name}_live.html", {**_common(request), **values})
-            return Rendered(html, bool(values.get("is_final")))
+    return decorate
 
-        if "text/event-stream" in request.headers.get("accept", ""):
-            key = (path, str(request.url), request.state.role, request.state.caller)
-            view = server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError))
-            return LimitedStream(
-                view, server.streams, caller_of(request), media_type="text/event-stream", headers=HEADERS
-            )
-        if request.headers.get("x-part") == "live":
-            return HTMLResponse((await live()).html, headers=HEADERS)
-        return page(request, f"{name}.html", await load(server, request))
 
-    router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
+async def _answer(request: Request, path: str, name: str, load: Load) -> Response:
+    """The page of a screen, its live part, or its stream, as the headers of the request say."""
+    server = server_of(request)
+
+    async def live() -> Rendered:
+        values = await load(server, request)
+        html = render(f"{name}_live.html", {**_common(request), **values})
+        return Rendered(html, bool(values.get("is_final")))
+
+    if "text/event-stream" in request.headers.get("accept", ""):
+        key = (path, str(request.url), request.state.role, request.state.caller)
+        view = server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError))
+        return LimitedStream(view, server.streams, caller_of(request), media_type="text/event-stream", headers=HEADERS)
+    if request.headers.get("x-part") == "live":
+        return HTMLResponse((await live()).html, headers=HEADERS)
+    return page(request, f"{name}.html", await load(server, request))
 
 
 class BarPart(NamedTuple):

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 
 from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import redacted
-from shoal.api.dashboard.pages import add_screen
+from shoal.api.dashboard.pages import screen
 from shoal.api.server.errors import ProblemError
 from shoal.api.server.state import Server
 from shoal.config import mask
@@ -52,6 +52,7 @@ async def find_run(server: Server, run_id: str) -> Run:
     return run
 
 
+@screen(router, "/ui/runs/{run_id}", "run")
 async def load_run(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     frontier = await server.store.frontier(run.run_id)
@@ -156,9 +157,6 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-add_screen(router, "/ui/runs/{run_id}", "run", load_run)
-
-
 # -- the list of runs, and the form that starts one
 
 
@@ -169,6 +167,7 @@ _KEPT_SECONDS = 30.0
 """Seconds for which the counters of an ended run are cached. A retry of failed pages makes it active again."""
 
 
+@screen(router, "/ui/runs", "runs")
 async def load_runs(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     state, text = query.get("state", ""), query.get("q", "")[:200].strip()
@@ -225,9 +224,6 @@ def spider_names(server: Server) -> list[str]:
         return []
 
 
-add_screen(router, "/ui/runs", "runs", load_runs)
-
-
 # -- the overview: running crawls, and what needs attention
 
 
@@ -236,6 +232,7 @@ _HOSTS = 10
 OVERVIEW_HOURS = (1, 3, 12, 24)
 
 
+@screen(router, "/", "overview")
 async def load_overview(server: Server, request: Request) -> dict[str, object]:
     snapshot = await server.snapshots.get()
     problems = await server.current_problems()
@@ -291,9 +288,6 @@ def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
     return sorted(hosts.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]
 
 
-add_screen(router, "/", "overview", load_overview)
-
-
 # -- two runs side by side
 
 
@@ -301,6 +295,7 @@ _CHOICES = 100
 _FRESH = 5.0  # seconds
 
 
+@screen(router, "/ui/compare", "compare")
 async def load_compare(server: Server, request: Request) -> dict[str, object]:
     a_id, b_id = (request.query_params.get(name, "")[:200] for name in ("a", "b"))
     b = await find_run(server, b_id) if b_id else None
@@ -321,9 +316,6 @@ async def load_compare(server: Server, request: Request) -> dict[str, object]:
     return {"runs": runs, "a": a, "b": b, "comparison": comparison}
 
 
-add_screen(router, "/ui/compare", "compare", load_compare)
-
-
 # -- one URL of a run: where it was found, what happened to it, and why it is in its state
 
 
@@ -332,6 +324,7 @@ _URL_FRESH = 60.0  # seconds for which items that were found, and the user agent
 _ADDRESS = re.compile(r"(https?://[^\s\"'<>]+)")
 
 
+@screen(router, "/ui/runs/{run_id}/url", "url")
 async def load_url(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     url = request.query_params.get("url", "").strip()[:_MAX_URL]
@@ -382,6 +375,3 @@ def address_of(run_id: str, url: str) -> str:
 def _parts(text: str) -> list[tuple[str, bool]]:
     """A text in parts, and whether each part is a web address, such as the target of a redirect."""
     return [(part, bool(number % 2)) for number, part in enumerate(_ADDRESS.split(redacted(text))) if part]
-
-
-add_screen(router, "/ui/runs/{run_id}/url", "url", load_url)
