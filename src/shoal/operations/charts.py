@@ -73,13 +73,13 @@ def _speeds(
     total = [0.0] * (len(edges) - 1)
     for samples in histories:
         times = [sample.at for sample in samples]
-        counts = [_value_at(times, samples, edge, value) for edge in edges]
+        counts = [value_at(times, samples, edge, value) for edge in edges]
         for number, (before, after) in enumerate(zip(counts, counts[1:], strict=False)):
             total[number] += max(0.0, after - before) / (edges[number + 1] - edges[number])
     return [round(speed, 3) for speed in total]
 
 
-def _value_at(
+def value_at(
     times: Sequence[float], samples: Sequence[RunSample], at: float, value: Callable[[RunSample], int]
 ) -> float:
     """The value of a counter at a time. It grows evenly between two samples, and is constant before the first and after

@@ -11,7 +11,6 @@ from zoneinfo import available_timezones
 
 from fastapi import APIRouter, Request
 
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import redacted
 from shoal.api.dashboard.pages import screen
 from shoal.api.dashboard.run_screens import find_run, read_result, spider_names
@@ -113,8 +112,7 @@ _MAX_RUNS = 10
 async def load_hosts(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     text, run_id = query.get("q", "").strip().lower()[:200], query.get("run", "")[:200]
-    active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
-    runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
+    runs = (await server.list_runs(states=ACTIVE, limit=2 * _MAX_RUNS))[:_MAX_RUNS]
     chosen = [await find_run(server, run_id)] if run_id else runs
     return {
         "hosts": await hosts_of(server.store, chosen, _PAGE, text),

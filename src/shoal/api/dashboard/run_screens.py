@@ -11,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 from fastapi import APIRouter, Request
 
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import redacted
 from shoal.api.dashboard.pages import screen
 from shoal.api.server.errors import ProblemError
@@ -46,8 +45,8 @@ _KINDS = 30
 
 
 async def find_run(server: Server, run_id: str) -> Run:
-    run = await server.store.get_run(run_id)
-    if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
+    run = await server.get_run(run_id)
+    if run is None:
         raise ProblemError(404, "no such run", f"There is no run {run_id!r:.200}.")
     return run
 
@@ -173,8 +172,7 @@ async def load_runs(server: Server, request: Request) -> dict[str, object]:
     state, text = query.get("state", ""), query.get("q", "")[:200].strip()
     before = query.get("before", "")[:200]
     states = [name for name in STATES if name == state] or None
-    runs = await server.store.list_runs(project=server.config.project_name, states=states, limit=_MAX_SEARCHED)
-    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
+    matching = matching_runs(await server.list_runs(states=states, limit=_MAX_SEARCHED), text)
     start = next((index + 1 for index, run in enumerate(matching) if run.run_id == before), 0)
     shown = matching[start : start + _PAGE]
     active = {run.run.run_id: (run.stats, None) for run in (await server.snapshots.get()).runs}
@@ -301,11 +299,7 @@ async def load_compare(server: Server, request: Request) -> dict[str, object]:
     b = await find_run(server, b_id) if b_id else None
     a = await find_run(server, a_id) if a_id else None
     spider = b.spider if b is not None else a.spider if a is not None else None
-    runs = [
-        run
-        for run in await server.store.list_runs(spider, server.config.project_name, limit=_CHOICES)
-        if run.spider != BatchSpider.name
-    ]
+    runs = await server.list_runs(spider, limit=_CHOICES)
     if b is not None and a is None:
         a = next((run for run in runs if run.created_at < b.created_at), None)
     comparison = None

@@ -30,6 +30,7 @@ from shoal.operations.metrics import (
     of_vitals,
     render,
 )
+from shoal.operations.snapshot import ACTIVE
 from shoal.ports import Stats
 
 router = APIRouter(tags=["health"])
@@ -105,12 +106,7 @@ async def _sum_stats(service: BatchService) -> Stats:
 
 async def _of_runs(server: Server) -> list[Family]:
     families: list[Family] = []
-    live = [
-        run
-        for run in await server.store.list_runs(project=server.config.project_name)
-        if run.state in ("queued", "running", "paused") and run.spider != BatchSpider.name
-    ]
-    for run in live[:_MAX_RUNS]:
+    for run in (await server.list_runs(states=ACTIVE))[:_MAX_RUNS]:
         frontier = await server.store.frontier(run.run_id)
         labels = {"run": run.run_id, "spider": run.spider}
         families += [

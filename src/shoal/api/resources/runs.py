@@ -16,7 +16,6 @@ from pydantic import Field, field_validator
 from shoal.api.batch.options import StrictModel, at_most
 from shoal.api.batch.results import Entry
 from shoal.api.batch.session import OVER
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import UrlList, redacted
 from shoal.api.resources.common import (
     PRINTABLE,
@@ -412,8 +411,7 @@ async def list_runs(
     """The runs in the server's frontier, newest first, including those started elsewhere. Batches are not listed."""
     server = server_of(request)
     states = None if state is None else [state]
-    runs = await server.store.list_runs(spider, server.config.project_name, states=states)
-    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
+    matching = matching_runs(await server.list_runs(spider, states=states), search)
     pages = []
     for run in matching[:limit]:
         try:

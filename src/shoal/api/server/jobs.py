@@ -299,10 +299,7 @@ class ScheduledRuns:
             settings = ServerRun.of(run)
             assert settings is not None
             job = await self._jobs.take(run, await settings.choose(self._make_orchestrator()))
-        except TooManySessionsError as exc:
-            log.warning("run %s waits: %s", run.run_id, exc)
-            return
-        except FrontierError as exc:
+        except (TooManySessionsError, FrontierError) as exc:
             log.warning("run %s waits: %s", run.run_id, exc)
             return
         except ShoalError as exc:

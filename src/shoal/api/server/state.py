@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -39,7 +39,7 @@ from shoal.operations.schedules.runner import ScheduleRunner
 from shoal.operations.schedules.schedule import Definition
 from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import SnapshotTaker
-from shoal.ports import Store
+from shoal.ports import Run, RunState, Store
 from shoal.runs.crawl import open_served
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
@@ -65,16 +65,13 @@ class TimedCache:
                 value = await make()
                 self._values.pop(key, None)
                 self._values[key] = (clock.monotonic(), value)
-                self._limit()
+                while len(self._values) > _LIMIT:
+                    oldest = next(iter(self._values))
+                    del self._values[oldest]
+                    if oldest in self._locks and not self._locks[oldest].locked():
+                        del self._locks[oldest]
             fresh: T = value
             return fresh
-
-    def _limit(self) -> None:
-        while len(self._values) > _LIMIT:
-            oldest = next(iter(self._values))
-            del self._values[oldest]
-            if oldest in self._locks and not self._locks[oldest].locked():
-                del self._locks[oldest]
 
 
 log = logging.getLogger("shoal.server")
@@ -193,6 +190,20 @@ class Server:
     def flags_for_workers(self) -> list[str]:
         """The frontier's URL without its password, if workers do not find it in the file or the environment."""
         return ["--frontier", mask(self.config.frontier)] if "frontier" in self._overrides else []
+
+    async def list_runs(
+        self, spider: str | None = None, *, states: Sequence[RunState] | None = None, limit: int | None = None
+    ) -> list[Run]:
+        """The runs of the project, newest first, without batches: each of those belongs to its caller. ``limit``: of
+        both together."""
+        runs = await self.store.list_runs(spider, self.config.project_name, states=states, limit=limit)
+        return [run for run in runs if run.spider != BatchSpider.name]
+
+    async def get_run(self, run_id: str) -> Run | None:
+        """A run of the project. None for a batch."""
+        run = await self.store.get_run(run_id)
+        is_own = run is not None and run.spider != BatchSpider.name and run.project == self.config.project_name
+        return run if is_own else None
 
     async def find_session(self, session_id: str) -> Session | None:
         session = await self.local.find(session_id)

@@ -193,35 +193,29 @@ class Delivery:
             channel = self._channels.get(name)
             if channel is None or now - outgoing.message.at > _KEEP_UNDELIVERED:
                 log.warning("dropping a message for channel %s: %s", name, outgoing.message.title)
-                await self._remove(key, outgoing)
+                await self._change_outgoing(key, outgoing, lambda _: None)
                 continue
             if 0 < self._states.get(name, ChannelState()).next_at - now <= _MAX_RETRY:
                 return
             mark = (outgoing.message.message_id, name)
             if mark not in self._sent:
-                if not await self._claim(key, outgoing) or (self._in_charge and not await self._in_charge()):
+                if not await self._change_outgoing(key, outgoing, self._claimed):
+                    return  # another server has removed it
+                if self._in_charge is not None and not await self._in_charge():
                     return
                 error = await _send(channel, outgoing.message)
                 if error:
                     await self._note_failure(name, key, outgoing, error, now)
                     return
                 self._sent.add(mark)
-            await self._remove(key, outgoing)
+            await self._change_outgoing(key, outgoing, lambda _: None)
             self._sent.discard(mark)
             await self._change_state(
                 name, lambda state: ChannelState(delivered=state.delivered + 1 if state else 1, delivered_at=now)
             )
 
-    async def _claim(self, key: str, outgoing: Outgoing) -> bool:
-        """Mark a message as being sent by this server. False if another server has removed it."""
-
-        def claimed(message: Outgoing) -> Outgoing:
-            return replace(message, sender=self._sender, attempts=message.attempts + 1)
-
-        return await self._change_outgoing(key, outgoing, claimed)
-
-    async def _remove(self, key: str, outgoing: Outgoing) -> None:
-        await self._change_outgoing(key, outgoing, lambda _: None)
+    def _claimed(self, message: Outgoing) -> Outgoing:
+        return replace(message, sender=self._sender, attempts=message.attempts + 1)
 
     async def _change_outgoing(
         self, key: str, outgoing: Outgoing, change: Callable[[Outgoing], Outgoing | None]
