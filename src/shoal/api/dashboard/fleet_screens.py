@@ -20,7 +20,6 @@ from shoal.api.server.state import Server, SettingInForce
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, ShoalError
 from shoal.operations.actions import MAX_ACTIONS, ActionLog
 from shoal.operations.hosts import host_name, hosts_of, report_host
-from shoal.operations.notifications.settings import Rule
 from shoal.operations.processes import ProcessState
 from shoal.operations.schedules.schedule import Schedule, describe_timing
 from shoal.operations.snapshot import ACTIVE, FleetProcess, read_fleet
@@ -230,12 +229,11 @@ async def load_notifications(server: Server, request: Request) -> dict[str, obje
         "channels": [
             (channel, redacted(channel.state.error)) for channel in await server.notifications.channels(server.store)
         ],
-        "rules": [(name, rule, _limits(rule)) for name, rule in server.notifications.rules.items()],
+        "rules": [
+            (name, rule, ", ".join(f"{limit}={value:g}" for limit, value in rule.limits.items()))
+            for name, rule in server.notifications.rules.items()
+        ],
     }
-
-
-def _limits(rule: Rule) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in rule.limits.items())
 
 
 # -- the log of user actions

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from urllib.parse import quote
 
 import msgspec
@@ -25,7 +26,7 @@ from shoal.operations.dead_requests import dead_examples, start_hint
 from shoal.operations.hosts import matching_runs
 from shoal.operations.processes import RunProcess, merge_processes
 from shoal.operations.snapshot import ACTIVE, RunSnapshot, StoreSnapshot
-from shoal.operations.url_report import Agent, UrlReport, read_agent, read_url_items, report_url
+from shoal.operations.url_report import UrlReport, read_agent, read_url_items, report_url
 from shoal.ports import Frontier, HostState, Run, RunState, Stats
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.runs.run_end import limit_of, read_outcome
@@ -323,12 +324,20 @@ async def load_url(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     url = request.query_params.get("url", "").strip()[:_MAX_URL]
     report: UrlReport | None = None
+    items: list[str] = []
     if url:
         frontier = await server.store.frontier(run.run_id)
+        read = partial(read_agent, server.store, run.run_id, server.config)
+        agent = await server.cache.get(("agent", run.run_id), _URL_FRESH, read)
         try:
-            report = await report_url(frontier, url, server.config, await _agent(server, run.run_id), exact=True)
+            report = await report_url(frontier, url, server.config, agent, exact=True)
         except RequestError as exc:
             raise ProblemError(422, "bad request", str(exc)) from exc
+        if report is not None:
+            history = report.history
+            key = ("items", run.run_id, history.fingerprint, history.items)
+            read_items = partial(read_url_items, server.store, frontier, run.run_id, history)
+            items = await server.cache.get(key, _URL_FRESH, read_items)
     return {
         "run": run,
         "url": url,
@@ -337,24 +346,8 @@ async def load_url(server: Server, request: Request) -> dict[str, object]:
         "parts": _parts,
         "state": _state(report),
         "body": json.dumps({"url": url}),
-        "items": await _items_of_url(server, run, report) if report is not None else [],
+        "items": items,
     }
-
-
-async def _agent(server: Server, run_id: str) -> Agent:
-    return await server.cache.get(
-        ("agent", run_id), _URL_FRESH, lambda: read_agent(server.store, run_id, server.config)
-    )
-
-
-async def _items_of_url(server: Server, run: Run, report: UrlReport) -> list[str]:
-    history = report.history
-
-    async def read() -> list[str]:
-        frontier = await server.store.frontier(run.run_id)
-        return await read_url_items(server.store, frontier, run.run_id, history)
-
-    return await server.cache.get(("items", run.run_id, history.fingerprint, history.items), _URL_FRESH, read)
 
 
 def _state(report: UrlReport | None) -> str:

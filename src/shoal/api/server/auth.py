@@ -6,6 +6,7 @@ import hmac
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import cast
 from urllib.parse import quote
@@ -40,19 +41,17 @@ _OLD_TOKENS = 8  # wrong tokens that an address may repeat
 _WARN_EVERY = 60.0  # seconds between two warnings about an address
 
 
+@dataclass(slots=True)
 class _Visitor:
     """What is known of an address."""
 
-    __slots__ = ("callers", "credit", "seen_at", "warned_at", "wrong")
-
-    def __init__(self, now: float) -> None:
-        self.callers: set[str] = set()
-        """Whose tokens worked from there."""
-        self.wrong: deque[int] = deque(maxlen=_OLD_TOKENS)
-        """Hashes of wrong tokens."""
-        self.credit = float(BURST)
-        self.seen_at = now
-        self.warned_at = -_WARN_EVERY
+    seen_at: float
+    callers: set[str] = field(default_factory=set)
+    """Whose tokens worked from there."""
+    wrong: deque[int] = field(default_factory=lambda: deque(maxlen=_OLD_TOKENS))
+    """Hashes of wrong tokens."""
+    credit: float = BURST
+    warned_at: float = -_WARN_EVERY
 
 
 class CallerTokens:
