@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -93,7 +93,7 @@ def compare(a: RunFigures, b: RunFigures) -> Comparison:
         Difference("failed", "count", a.stats.dead, b.stats.dead),
         *(
             Difference(f"failed: {kind}", "count", a.failed_kinds.get(kind, 0), b.failed_kinds.get(kind, 0))
-            for kind in _names(a.failed_kinds, b.failed_kinds)
+            for kind in sorted({*a.failed_kinds, *b.failed_kinds})
         ),
         Difference("left", "count", a.stats.remaining, b.stats.remaining),
         Difference("duration", "seconds", a.seconds, b.seconds),
@@ -101,13 +101,9 @@ def compare(a: RunFigures, b: RunFigures) -> Comparison:
     ]
     shares, others = _shares(a.coverage), _shares(b.coverage)
     differences += [
-        Difference(f"field {name}", "share", shares.get(name), others.get(name)) for name in _names(shares, others)
+        Difference(f"field {name}", "share", shares.get(name), others.get(name)) for name in sorted({*shares, *others})
     ]
     return Comparison(a=a, b=b, differences=differences)
-
-
-def _names(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
-    return sorted({*a, *b})
 
 
 def _speed(figures: RunFigures) -> float:

@@ -17,7 +17,7 @@ from shoal.config import Config
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.operations.schedules.runner import ServerRun, run_maker
 from shoal.operations.schedules.service import Schedules
-from shoal.ports import Claim, Frontier, Run, Store
+from shoal.ports import Claim, Frontier, Run, RunState, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.lifecycle import GRACE
 from shoal.runs.orchestrator import Chosen, Orchestrator
@@ -138,14 +138,10 @@ class Jobs:
         )
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
-        for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):
-            if (
-                run.state in ("running", "paused")
-                and run.settings == crawl.start_settings
-                and run.run_id not in self._jobs
-            ):
-                return run
-        return None
+        states: tuple[RunState, ...] = ("running", "paused")
+        runs = await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name, states=states)
+        own = (run for run in runs if run.settings == crawl.start_settings and run.run_id not in self._jobs)
+        return next(own, None)
 
     def _add(self, run: Run, crawl: Crawl, job_request: _JobRequest) -> Job:
         crawl.run = run

@@ -146,7 +146,8 @@ class Server:
             self.remote.start()
             self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
             if (defined := schedules_of_file()) is not None:
-                await self.schedules.load(defined, _file_identity())
+                file = f"{socket.gethostname()}:{os.path.realpath(find_config_file(os.environ) or '')}"
+                await self.schedules.load(defined, file)
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     async def _open_store(self) -> Store:
@@ -286,12 +287,6 @@ def schedules_of_file() -> dict[str, Definition] | None:
     """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
     file = find_config_file(os.environ)
     return None if file is None else read_file(file)
-
-
-def _file_identity() -> str:
-    """The machine and the shoal.toml in use, such as ``web1:/srv/shoal.toml``."""
-    file = find_config_file(os.environ)
-    return "" if file is None else f"{socket.gethostname()}:{os.path.realpath(file)}"
 
 
 def _find_overrides(config: Config) -> tuple[dict[str, object], dict[str, str]]:

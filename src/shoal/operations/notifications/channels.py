@@ -182,7 +182,7 @@ class AppriseService:
         """Nothing is kept open."""
 
     def _send(self, message: Message) -> str:
-        kind = "success" if message.event in ("resolved", "test") else _TYPES[message.severity]
+        kind = "success" if message.event in ("resolved", "test") else _TYPES[message.problem.severity]
         with _one_at_a_time, _Captured() as captured:
             delivered = self._service.notify(
                 title=printable(message.title), body=printable(message.text, lines=True), notify_type=kind,
