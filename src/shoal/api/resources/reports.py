@@ -159,21 +159,8 @@ async def compare(a: ComparedId, b: ComparedId, request: Request) -> Response:
 
 
 def _figures(run: RunFigures) -> Figures:
-    stats = run.stats
-    return Figures(
-        run_id=run.run_id,
-        spider=run.spider,
-        state=run.state,
-        ending=run.ending,
-        outcome=run.outcome,
-        created_at=run.created_at,
-        seconds=round(run.seconds, 3),
-        pages=stats.done,
-        items=stats.items,
-        failed=stats.failed,
-        failed_kinds=run.failed_kinds,
-        left=stats.left,
-    )
+    values = {**asdict(run), **ledger(run.stats), "pages": run.stats.done, "ending": run.ending}
+    return convert({**values, "seconds": round(run.seconds, 3)}, Figures)
 
 
 @router.get("/{run_id}/history", response_model=answer(HistoryPage), responses=problems(401, 404, 422, 503))

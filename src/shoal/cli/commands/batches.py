@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
 from shoal.cli.help import Commands, argument, local_time, option, print_json
 from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve, settings_of
 from shoal.cli.run_store import opened_store
@@ -192,8 +194,6 @@ async def show(
 
     With --json, each line is a result with its content.
     """
-
-    import msgspec
 
     from shoal.api.batch.results import SessionResults
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, get_args
 
+import msgspec
+
 from shoal.cli.commands.crawl import show_and_exit
 from shoal.cli.commands.worker import ignored_settings, prepare, shutdown_grace
 from shoal.cli.help import Commands, argument, option
@@ -267,8 +269,6 @@ def _clock(moment: float) -> str:
 
 
 def _status_json(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str:
-    import msgspec
-
     from shoal.runs.cluster.election import roles
 
     return json.dumps(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated
+
+from msgspec.structs import asdict
 
 from shoal.cli.help import Commands, argument, local_time, option, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, resolve, settings_of
@@ -77,8 +80,6 @@ def _print_samples(samples: Sequence[RunSample], speeds: Sequence[Speed | None])
 
 
 def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], speeds: Sequence[Speed | None]) -> None:
-    import json
-
     from shoal.crawling.stats import ledger
 
     for sample, speed in zip(samples, speeds, strict=True):
@@ -178,8 +179,6 @@ async def compare(
     async with opened_store(frontier, readonly=True) as store:
         comparison = await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
     if as_json:
-        from msgspec.structs import asdict
-
         print_json({**asdict(difference), "change": difference.change} for difference in comparison.differences)
     else:
         _print_comparison(comparison)

@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import UNSET
+from msgspec.structs import asdict
 
 from shoal.cli.help import Commands, argument, option, print_json
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption
@@ -129,8 +131,6 @@ async def set_host(
     frontier: FrontierUrl = None,
 ) -> None:
     """Change the delay or concurrency of a host."""
-    from msgspec import UNSET
-
     from shoal.ports import HostUpdate
 
     if delay is None and concurrency is None and not reset:
@@ -172,8 +172,6 @@ async def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = No
 
 
 async def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
-    from msgspec import UNSET
-
     from shoal.operations.hosts import change_host, host_name
 
     outer, run_id = context.obj
@@ -194,9 +192,6 @@ async def _update_host(context: typer.Context, host: str, update: HostUpdate, wh
 
 def _describe(update: HostUpdate) -> str:
     """Describe the changes, such as ``delay 2.0``."""
-    from msgspec import UNSET
-    from msgspec.structs import asdict
-
     return ", ".join(f"{name} {value}" for name, value in asdict(update).items() if value not in (UNSET, ""))
 
 

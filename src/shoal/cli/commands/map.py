@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import code
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from shoal.cli.help import Commands, argument, option
@@ -93,8 +95,6 @@ class _Printer:
         self.on_closed: Callable[[], None] = lambda: None
 
     def __call__(self, url: SiteUrl) -> None:
-        import msgspec
-
         if self.is_closed:
             return
         try:
@@ -201,8 +201,6 @@ class _Page:
 
     def fetch(self, url: str, render: object = None) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page. ``render``: as in a request."""
-        import asyncio
-
         from shoal.crawling.onion import make_fetcher
         from shoal.fetch.layers.identity_facts import all_proxies
         from shoal.http import Request

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec.structs import asdict
+
 from shoal.cli.help import Commands, argument, local_time, option
 from shoal.cli.options import AsJson, FrontierUrl, resolve
 from shoal.cli.run_store import current_project, opened_store
@@ -64,8 +66,6 @@ async def list_notifications(
 
 
 def _print_json(reports: list[Report], channels: list[ChannelInfo]) -> None:
-    from msgspec.structs import asdict
-
     for report in reports:
         times = {"reported_at": report.reported_at, "closed_at": report.closed_at}
         print(json.dumps({"problem": asdict(report.problem), **times}))
@@ -136,8 +136,6 @@ async def actions(
 
     This includes commands and calls of the HTTP API, newest first.
     """
-
-    from msgspec.structs import asdict
 
     from shoal.operations.actions import ActionLog
 

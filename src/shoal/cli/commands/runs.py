@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import TYPE_CHECKING, Annotated, cast, get_args
+
+from msgspec.structs import asdict
 
 from shoal.cli.help import Commands, local_time, option
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
@@ -121,10 +124,6 @@ def _print_stats(
     limit: LimitReached | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """``kinds``: of the failed requests; empty if they were not counted."""
-    import json
-
-    from msgspec.structs import asdict
-
     from shoal.crawling.stats import ledger
 
     counts = ledger(stats)
