@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias, TypeVar, cast
@@ -354,12 +355,7 @@ def _merge(outline: Result, item: LoggedItem | None, whole: bool) -> Result:
 
 
 def count_statuses(results: Sequence[Mapping[str, object]]) -> dict[str, int]:
-    statuses = [result["status"] for result in results]
-    return {
-        "total": len(results),
-        "success": statuses.count("success"),
-        "failed": statuses.count("failed"),
-        "pending": statuses.count("pending"),
-        "cancelled": statuses.count("cancelled"),
-        "workers_used": len({result["worker_id"] for result in results if result["worker_id"]}),
-    }
+    statuses = Counter(result["status"] for result in results)
+    counts = {status: statuses[status] for status in ("success", "failed", "pending", "cancelled")}
+    workers = {result["worker_id"] for result in results if result["worker_id"]}
+    return {"total": len(results), **counts, "workers_used": len(workers)}

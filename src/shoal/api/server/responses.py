@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from itertools import groupby
 from math import inf
 from operator import attrgetter
 from typing import TypeAlias, cast
@@ -62,25 +64,15 @@ def json_pieces(value: object) -> Iterator[bytes]:
 def _list_pieces(values: list[object]) -> Iterator[bytes]:
     """The elements of a list. Short ones are encoded together."""
     separator = b""
-    short: list[object] = []
-    size = 0
-    for value in values:
-        value_size = len(value) if isinstance(value, str | bytes) else 8
-        if value_size > _SLICE or isinstance(value, dict | list):
-            if short:
-                yield separator + _encode(short)[1:-1]
-                separator, short, size = b",", [], 0
+    for is_long, neighbours in groupby(values, lambda value: isinstance(value, dict | list) or _size(value) > _SLICE):
+        for group in grouped(neighbours, _size, 1 if is_long else sys.maxsize, _SLICE):
             yield separator
-            yield from json_pieces(value)
+            yield from json_pieces(group[0]) if is_long else (_encode(group)[1:-1],)
             separator = b","
-            continue
-        short.append(value)
-        size += value_size
-        if size > _SLICE:
-            yield separator + _encode(short)[1:-1]
-            separator, short, size = b",", [], 0
-    if short:
-        yield separator + _encode(short)[1:-1]
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 class EntryEncoder:

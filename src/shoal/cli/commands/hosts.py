@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import UNSET
 from msgspec.structs import asdict
 
 from shoal.cli.help import Commands, argument, option, print_json
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption, given
 from shoal.cli.run_store import choose_run, opened_run, opened_store, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean, printable
@@ -131,17 +131,11 @@ async def set_host(
     frontier: FrontierUrl = None,
 ) -> None:
     """Change the delay or concurrency of a host."""
-    from shoal.ports import HostUpdate
-
     if delay is None and concurrency is None and not reset:
         raise ConfigError("nothing to change: pass --delay, --concurrency or --reset")
-    default = None if reset else UNSET
-    update = HostUpdate(
-        delay=default if delay is None else delay,
-        concurrency=default if concurrency is None else concurrency,
-        learned_delay=default,
-    )
-    await _update_host(context, host, update, "set host", frontier)
+    defaults = dict.fromkeys(("delay", "concurrency", "learned_delay")) if reset else {}
+    changes = defaults | given(delay=delay, concurrency=concurrency)
+    await _update_host(context, host, "set host", frontier, **changes)
 
 
 @hosts_app.add(examples="shoal hosts block example.com --for 3600 --frontier redis://host")
@@ -158,22 +152,21 @@ async def block(
 
     Its requests stay in the queue.
     """
-    from shoal.ports import HostUpdate
-
-    await _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), "block host", frontier)
+    await _update_host(context, host, "block host", frontier, block_for=seconds, block_reason=reason)
 
 
 @hosts_app.add(examples="shoal hosts unblock example.com --frontier redis://host")
 async def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
     """End the block of a host, including one from Retry-After."""
+    await _update_host(context, host, "unblock host", frontier, block_for=None)
+
+
+async def _update_host(context: typer.Context, host: str, what: str, frontier: str | None, **changes: Any) -> None:
+    """Change a host. ``changes``: fields of `HostUpdate`."""
+    from shoal.operations.hosts import change_host, host_name
     from shoal.ports import HostUpdate
 
-    await _update_host(context, host, HostUpdate(block_for=None), "unblock host", frontier)
-
-
-async def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
-    from shoal.operations.hosts import change_host, host_name
-
+    update = HostUpdate(**changes)
     outer, run_id = context.obj
     host = host_name(host)
 
