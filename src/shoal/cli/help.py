@@ -58,13 +58,10 @@ class _SafeStream:
 def guard_terminal() -> None:
     """Make sure that printed text cannot control the terminal. Binary output of items is not affected. A process that
     was started without one of the two streams (``2>&-``) writes its text nowhere."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
-    if not isinstance(sys.stdout, _SafeStream):
-        sys.stdout = cast(TextIO, _SafeStream(sys.stdout))
-        sys.stderr = cast(TextIO, _SafeStream(sys.stderr))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 - it stays open
+        if not isinstance(stream, _SafeStream):
+            setattr(sys, name, _SafeStream(stream))
 
 
 def flush_output() -> None:

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import cast
 from urllib.parse import quote
 
@@ -104,14 +104,19 @@ class CallerTokens:
 
 def _network(address: str) -> str:
     """What counts as one address: one IPv4 address, or the 2**64 IPv6 addresses that anybody gets."""
+    parsed = _parsed(address)
+    if parsed is None:
+        return address
+    return parsed.exploded[:19] if isinstance(parsed, IPv6Address) else str(parsed)
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+    """An IP address, or an IPv4 address that an IPv6 address stands for. None for a Unix socket."""
     try:
         parsed = ip_address(address)
-    except ValueError:  # a Unix socket
-        return address
-    if not isinstance(parsed, IPv6Address):
-        return address
-    mapped = parsed.ipv4_mapped
-    return parsed.exploded[:19] if mapped is None else str(mapped)
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 # -- what trusted proxies in front of the server say about its clients
@@ -144,12 +149,8 @@ class TrustedProxies:
             scope["scheme"] = "https" if schemes[-1].partition(",")[0].strip().lower() == "https" else "http"
 
     def _trusts(self, address: str) -> bool:
-        try:
-            parsed = ip_address(address)
-        except ValueError:  # a Unix socket
-            return False
-        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-        return any(parsed in network for network in self._networks)
+        parsed = _parsed(address)
+        return parsed is not None and any(parsed in network for network in self._networks)
 
 
 def _without_port(text: str) -> str:

@@ -113,7 +113,9 @@ class EntryEncoder:
             with Share(self._budgets.whole, self._caller) as share:
                 if await self._gather(entries, portions, limit, share):
                     async with self._budgets.turn if share.amount else nullcontext():
-                        whole = self._encode_whole(begin, name, entries, end)
+                        results = [entry.decode(True) for entry in entries]
+                        self._last = entries[-1].number if entries else self._last
+                        whole = _encode({**begin, name: results, **end()})
                     if len(whole) <= self._bytes_left and (len(whole) <= _SENT or share.change(len(whole))):
                         entries.clear()
                         self._is_whole = True
@@ -137,14 +139,6 @@ class EntryEncoder:
             if len(entries) == limit:
                 break
         return True
-
-    def _encode_whole(
-        self, begin: Mapping[str, object], name: str, entries: Sequence[Entry], end: Callable[[], Mapping[str, object]]
-    ) -> bytes:
-        results = [entry.decode(True) for entry in entries]
-        if entries:
-            self._last = entries[-1].number
-        return _encode({**begin, name: results, **end()})
 
     async def _elements(
         self,

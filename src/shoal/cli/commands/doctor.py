@@ -81,10 +81,8 @@ def _check_libraries() -> Iterator[CheckResult]:
         yield CheckResult(version is not None, f"{name} {version or ''}".rstrip(), f"missing; pip install {name}")
     for name, (extra, use) in _OPTIONAL.items():
         version = _version(name)
-        if version is not None:
-            yield CheckResult(True, f"{name} {version} ({use})")
-        else:
-            yield CheckResult(None, name, f"not installed; {pip_install(extra)} for {use}")
+        shown = name if version is None else f"{name} {version} ({use})"
+        yield CheckResult(version is not None or None, shown, f"not installed; {pip_install(extra)} for {use}")
 
 
 def _check_limits() -> Iterator[CheckResult]:
@@ -181,14 +179,8 @@ def check_browser(resolved: Resolved) -> Iterator[CheckResult]:
         yield CheckResult(failed, "Chromium for rendering", str(exc))
         return
     yield CheckResult(True, f"Chromium {version} starts ({where})")
-    if settings.sandbox:
-        yield CheckResult(True, "the sandbox of Chromium")
-    else:
-        yield CheckResult(
-            None,
-            "the sandbox of Chromium",
-            "off (browser.sandbox); render only pages that you trust",
-        )
+    hint = "off (browser.sandbox); render only pages that you trust"
+    yield CheckResult(settings.sandbox or None, "the sandbox of Chromium", hint)
     yield from _check_temporary_folder()
 
 
@@ -208,7 +200,7 @@ def _check_temporary_folder() -> Iterator[CheckResult]:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     yield CheckResult(
-        True if free >= _MIN_TEMPORARY else None,
+        free >= _MIN_TEMPORARY or None,
         f"{free >> 20} MB free in {folder} for the profile and the shared memory of Chromium",
         "large pages may crash; set TMPDIR to another folder",
     )
