@@ -66,10 +66,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: list[Difference]
 
 
-async def read_figures(store: Store, run: Run, now: float | None = None) -> RunFigures:
+async def read_figures(store: Store, run: Run) -> RunFigures:
     """The figures of a run. RunError if it was deleted meanwhile."""
     frontier = await store.frontier(run.run_id)
-    until = run.ended_at if run.ended_at is not None else clock.time() if now is None else now
+    until = clock.time() if run.ended_at is None else run.ended_at
     stats, outcome = await frontier.stats(), await read_outcome(store, run, frontier)
     return RunFigures(
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,

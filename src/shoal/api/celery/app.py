@@ -25,13 +25,6 @@ _VISIBILITY_TIMEOUT = 900
 """Seconds after which the broker delivers an unacknowledged task to another worker. If the first worker is only slow,
 the second is refused: the lease has another token by then."""
 
-_SOCKET_OPTIONS = {
-    "socket_timeout": 10,
-    "socket_connect_timeout": 5,
-    "health_check_interval": 10,
-    "socket_keepalive": True,
-}
-
 settings = celery_settings()
 app = Celery("shoal", broker=settings.broker_url, backend=settings.result_backend)
 app.conf.update(
@@ -50,7 +43,13 @@ app.conf.update(
     worker_concurrency=settings.concurrency,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport_options={"visibility_timeout": _VISIBILITY_TIMEOUT, **_SOCKET_OPTIONS},
+    broker_transport_options={
+        "visibility_timeout": _VISIBILITY_TIMEOUT,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 5,
+        "health_check_interval": 10,
+        "socket_keepalive": True,
+    },
     result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
     redis_socket_timeout=10.0,
     redis_socket_connect_timeout=5.0,

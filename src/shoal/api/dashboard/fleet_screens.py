@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import get_args
@@ -21,7 +20,7 @@ from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, ShoalE
 from shoal.operations.actions import MAX_ACTIONS, ActionLog
 from shoal.operations.hosts import host_name, hosts_of, report_host
 from shoal.operations.processes import ProcessState
-from shoal.operations.schedules.schedule import Schedule, describe_timing
+from shoal.operations.schedules.schedule import Schedule, describe_timing, each_after
 from shoal.operations.snapshot import ACTIVE, FleetProcess, read_fleet
 from shoal.runs.cluster.election import roles
 from shoal.system import clock
@@ -198,14 +197,10 @@ def _zones() -> list[str]:
 def _next_times(schedule: Schedule, count: int) -> list[float]:
     """The next times, without jitter. Empty while it is paused, or if another program stored an invalid schedule."""
 
-    def times() -> Iterator[float]:
-        at = schedule.next_due
-        while at is not None:
-            yield at
-            at = schedule.definition.times.after(at)
-
+    if schedule.paused or schedule.orphaned_at is not None:
+        return []
     try:
-        return list(islice(times(), count))
+        return list(islice(each_after(schedule.definition.times, schedule.last), count))
     except ShoalError:
         return []
 

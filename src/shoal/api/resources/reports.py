@@ -205,10 +205,7 @@ async def read_failures(
 
 
 def _failure_kind(kind: DeadKind) -> FailureKind:
-    examples = [
-        FailureExample(url=page.url, status=page.status, attempts=page.attempts, reason=redacted(page.reason))
-        for page in kind.examples
-    ]
+    examples = [convert(asdict(page) | {"reason": redacted(page.reason)}, FailureExample) for page in kind.examples]
     return FailureKind(kind=kind.kind, count=kind.count, examples=examples)
 
 

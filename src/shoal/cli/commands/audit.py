@@ -102,7 +102,8 @@ def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[st
     else:
         lines.append("balanced: all requests in the store are done")
     if rewinds:
-        lines.append(f"THE STORE WENT BACK IN TIME {_times(len(rewinds))}:")
+        times = "once" if len(rewinds) == 1 else f"{len(rewinds)} times"
+        lines.append(f"THE STORE WENT BACK IN TIME {times}:")
         for rewind in rewinds:
             lost = "by an unknown time" if rewind.lost_seconds is None else f"by up to {rewind.lost_seconds:.1f} s"
             lines.append(f"  noticed {local_time(rewind.at)}, {lost}")
@@ -111,10 +112,6 @@ def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[st
             "other programs made in that time (work queues, retry-failed, host settings) are lost: repeat them."
         )
     return lines
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:

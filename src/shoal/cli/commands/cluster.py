@@ -51,13 +51,6 @@ CoordinatorUrl = Annotated[
 ClusterName = Annotated[str, argument("CLUSTER", "The cluster's name. By default it is the ID of its run.")]
 Runners = Annotated[int | None, option("--runner N", "Let N nodes crawl.", min=1)]
 Backups = Annotated[int | None, option("--backup N", "Keep N nodes on standby.", min=0)]
-RunOfNode = Annotated[
-    str | None, option("--run-id ID", "The ID of the run, from `shoal start` (default: the first node creates a run).")
-]
-NodeName = Annotated[
-    str | None,
-    option("--name NAME", 'A unique name; "<index>" in it becomes the first free number (default: generated).'),
-]
 
 app = Commands()
 cluster_app = Commands(
@@ -81,11 +74,17 @@ def node(
     spider: SpiderName,
     in_project: RunOrInProject = None,
     scrapy: Scrapy = Scrapy(),
-    run_id: RunOfNode = None,
+    run_id: Annotated[
+        str | None,
+        option("--run-id ID", "The ID of the run, from `shoal start` (default: the first node creates a run)."),
+    ] = None,
     runner: Runners = None,
     backup: Backups = None,
     coordinator: CoordinatorUrl = None,
-    name: NodeName = None,
+    name: Annotated[
+        str | None,
+        option("--name NAME", 'A unique name; "<index>" in it becomes the first free number (default: generated).'),
+    ] = None,
     cluster: Annotated[str | None, option("--cluster NAME", "The cluster's name (default: the ID of the run).")] = None,
     session_timeout: Annotated[
         float | None, option("--session-timeout SECONDS", "A node without heartbeats this long is dead (default 10).")

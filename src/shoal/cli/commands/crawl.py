@@ -44,11 +44,9 @@ Processes = Annotated[
 ]
 During: TypeAlias = "Callable[[RunningCrawl], Coroutine[object, None, None]]"
 
-StartUrl = Annotated[str, argument("URL", "The page to start from.")]
 Fields = Annotated[
     list[str], option("--item NAME=CSS", 'Add a field to each item, such as "price=p.price". Repeatable.')
 ]
-Each = Annotated[str, option("--each CSS", 'Make an item of each element, such as "article.product".')]
 Allowed = Annotated[list[str], option("--allow REGEX", "Take items only from pages whose URL matches. Repeatable.")]
 Denied = Annotated[list[str], option("--deny REGEX", "Take no items from pages whose URL matches. Repeatable.")]
 Depth = Annotated[
@@ -72,10 +70,10 @@ app = Commands()
     """
 )
 def crawl(
-    url: StartUrl,
+    url: Annotated[str, argument("URL", "The page to start from.")],
     outputs: Outputs = Outputs(),
     item: Fields = [],
-    each: Each = "",
+    each: Annotated[str, option("--each CSS", 'Make an item of each element, such as "article.product".')] = "",
     allow: Allowed = [],
     deny: Denied = [],
     depth: Depth = None,

@@ -27,11 +27,6 @@ notify_app = Commands(
 app.add_typer(notify_app, name="notify")
 
 
-@notify_app.callback()
-def notify() -> None:
-    pass
-
-
 @notify_app.add(
     "list",
     examples="""

@@ -40,7 +40,7 @@ def read_file(file: str) -> CookieFile:
     try:
         return read_cookie_file(data)
     except ConfigError as error:
-        raise ConfigError(f"{_name(file)}: {error}") from None
+        raise ConfigError(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
 def read_session(file: str, spider: Spider, config: Config) -> SessionImport:
@@ -62,10 +62,6 @@ def read_session(file: str, spider: Spider, config: Config) -> SessionImport:
             )
         (jar,) = names
     return SessionImport(jar, read_file(file))
-
-
-def _name(file: str) -> str:
-    return "standard input" if file == "-" else file
 
 
 def write_file(file: str, text: str) -> None:
