@@ -122,7 +122,7 @@ def _while_completing(fuse: _Fuse) -> None:
 
     async def commit(self: Settler, parsed: list[ParsedPage]) -> dict[int, SettledState]:
         if fuse.is_last:
-            telling = asyncio.ensure_future(self._queue.complete([each.completion for each in parsed]))
+            telling = asyncio.ensure_future(self._frontier.complete([page.completion for page in parsed]))
             await asyncio.sleep(0.001)
             fuse.burn(each.completion.lease.request.url for each in parsed)
             await telling

@@ -31,10 +31,10 @@ from shoal.clients.object_urls import ObjectPlace
 from shoal.errors import DECODING_ERRORS, OutputTakenError, SinkError
 from shoal.item import decode_item
 from shoal.messages import pip_install
-from shoal.ports import LoggedItem, OutputCount
+from shoal.ports import LoggedItem, OutputCount, Takeovers, common_position, with_takeover
 from shoal.sinks.csvfile import encode_header, encode_rows, escape_formula
 from shoal.sinks.files import LARGE
-from shoal.sinks.keys import Reject, Rejects, TableOptions, Takeovers, common_position, with_takeover
+from shoal.sinks.keys import Reject, Rejects, TableOptions
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.system import chance
