@@ -3,8 +3,8 @@
 In both languages one line can take hours: nested conditions, axes that visit the whole page from each of its nodes,
 regular expressions. The grammars here accept only a subset that is known to be cheap.
 
-Each grammar is one regular expression that never backtracks: every repetition is possessive (``*+``), and alternatives
-begin differently. So its time is linear in the length of the query, which is limited too.
+The grammars are regular expressions that never backtrack: every repetition is possessive (``*+``), and alternatives
+begin differently. So their time is linear in the length of the query, which is limited too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def check_css(query: str) -> None:
 
 def check_xpath(query: str) -> None:
     """ValueError if the query may be expensive. It may accept invalid XPath."""
-    if len(query) <= MAX_LENGTH and _XPATH_GRAMMAR.fullmatch(query):
+    is_path = len(query) <= MAX_LENGTH and _PATHS.fullmatch(_PREDICATE.sub("[]", query)) is not None
+    if is_path and all(map(_CONDITIONS.fullmatch, _PREDICATE.findall(query))):
         shape = _shape_of(query)
         if shape.steps <= _MAX_STEPS[shape.has_descendants] and shape.conditions <= _MAX_CONDITIONS:
             return
@@ -68,12 +69,13 @@ _TEST = (
     rf"|{_VALUE}(?:{_S}(?:[!<>]=|[=<>-]){_S}{_VALUE}){{0,2}}+)"
 )
 _CONDITION = rf"{_S}(?:not\({_S}{_TEST}{_S}\)|{_TEST}){_S}"
-_PREDICATE = rf"\[{_CONDITION}(?:(?:and|or)(?![\w.-]){_CONDITION})*+\]"
-_STEP = rf"(?:{_ATTRIBUTE}|{_TEXT}|(?:{_QUALIFIED}|\*){_S}(?:{_PREDICATE}{_S})*+)"
+_CONDITIONS = re.compile(rf"{_CONDITION}(?:(?:and|or)(?![\w.-]){_CONDITION})*+")
+_PREDICATE = re.compile(rf"\[((?:{_STRING}|[^]'\"])*+)\]")
+_STEP = rf"(?:{_ATTRIBUTE}|{_TEXT}|(?:{_QUALIFIED}|\*){_S}(?:\[\]{_S})*+)"  # with the predicates emptied
 _PATH = rf"\.?+(?://?+)?+{_STEP}(?:/(?!\.\.)/?+{_STEP})*+(?:/\.\.(?:/{_STEP})*+)?+"
 _UNION = rf"{_PATH}(?:{_S}\|{_S}{_PATH}){{0,4}}+"
 _FUNCTION = r"(?:count|string|normalize-space|number|boolean|sum)\("
-_XPATH_GRAMMAR = re.compile(rf"{_S}(?:{_FUNCTION}{_S}{_UNION}{_S}\)|{_UNION}){_S}")
+_PATHS = re.compile(rf"{_S}(?:{_FUNCTION}{_S}{_UNION}{_S}\)|{_UNION}){_S}")
 
 
 class Effort(NamedTuple):
@@ -107,10 +109,10 @@ class _Shape(NamedTuple):
 
 def _shape_of(query: str) -> _Shape:
     """The shape of a query that the grammar accepts."""
-    plain = re.sub(_STRING, "", query)
-    words = [re.findall(rf"[@:]?{_NAME}", predicate) for predicate in re.findall(r"\[[^]]*\]", plain)]
-    conditions = len(words) + sum(word in ("and", "or") for predicate in words for word in predicate)
-    paths = re.sub(rf"\[[^]]*\]|^\s*{_FUNCTION}", "", plain).split("|")
+    predicates = _PREDICATE.findall(query)
+    words = re.findall(rf"[@:]?{_NAME}", re.sub(_STRING, "", " ".join(predicates)))
+    conditions = len(predicates) + words.count("and") + words.count("or")
+    paths = re.sub(rf"^\s*{_FUNCTION}", "", _PREDICATE.sub("", query)).split("|")
     steps, sorts, repeats = 0, len(paths) - 1, False
     for path in paths:
         slashes = re.findall(r"/(?:/|\.\.)?", path)
