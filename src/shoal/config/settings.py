@@ -88,7 +88,7 @@ class HttpSettings(Section, frozen=True, kw_only=True):
     max_body_bytes: Count = 32 * 1024 * 1024  # decompressed
     max_header_bytes: Count = 64 * 1024  # one header of a response
     max_redirects: CountFromZero = 10  # in a row
-    client: Text = "auto"  # auto: Shoal's own client, and aiohttp through a proxy; aiohttp; or the name of a plugin
+    client: Text = "auto"  # auto: Shoal's own client, like aiohttp, which once was another; or the name of a plugin
     verify_tls: bool = True  # False accepts any certificate
     proxy: str | None = None  # http://, https:// or socks5://, with user:password@ if the proxy needs it
     headers: dict[str, str] = {}  # sent with every request that does not set them itself

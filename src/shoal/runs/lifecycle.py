@@ -277,7 +277,8 @@ class RunLifecycle:
             from shoal.fetch.sessions.stored import new_epoch, usable_cookies  # few crawls need them
 
             jar = cookies.jars.jar(plan.imported.jar)
-            await cookies.jars.add(jar, usable_cookies(plan.imported.file), new_epoch())
+            imported = {cookie.key: cookie for cookie in usable_cookies(plan.imported.file)}
+            await cookies.jars.publish(jar, imported, new_epoch())
         part = msgspec.structs.replace(
             plan,
             config=config,

@@ -28,7 +28,6 @@ _OPTIONAL = {
     "pillow": ("images", "thumbnails of images"),
     "brotli": ("brotli", "pages in Brotli"),
     "zstandard": ("zstd", "pages in Zstandard"),
-    "aiohttp-socks": ("socks", "SOCKS proxies"),
     "redis": ("redis", "Redis"),
     "asyncpg": ("postgres", "PostgreSQL"),
     "pymysql": ("mysql", "MySQL and MariaDB"),
