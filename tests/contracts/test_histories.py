@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from math import inf
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
-from shoal.frontier import open_store
-from shoal.frontier.local.server import FrontierServer
 from shoal.frontier.memory import MemoryStore
-from shoal.frontier.sqlite import SQLiteStore
 from shoal.http import Request
 from shoal.ports import (
     Completion,
@@ -28,80 +21,20 @@ from shoal.ports import (
     Leased,
     Pushed,
     Stats,
-    Store,
 )
 from shoal.testing.driving import drive
 from shoal.testing.histories import Operation, find_contradiction
 from shoal.testing.simulation.planted import DEFECTS
-from tests.nemesis.proxy import How, lossy
-from tests.nemesis.wire_formats import Call
-from tests.support.databases import PostgresServer, RedisServer, shared
+from tests.contracts.history_clients import BACKENDS, clients
 
 CLIENTS = 4
-Opened: TypeAlias = Callable[[Path], AbstractAsyncContextManager[list[Store]]]
-
-# -- real stores
 
 
-@asynccontextmanager
-async def memory(folder: Path) -> AsyncIterator[list[Store]]:
-    yield [MemoryStore()] * CLIENTS
-
-
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncIterator[list[Store]]:
-    """The clients share a process with the file, and reach it over a socket."""
-    async with AsyncExitStack() as stack:
-        owned = await SQLiteStore.open(folder / "crawl.db")
-        stack.push_async_callback(owned.close)
-        server = FrontierServer(owned, durable=True)
-        await server.start(folder / "socket")
-        stack.push_async_callback(server.close)
-        stores: list[Store] = [owned]
-        for _ in range(CLIENTS - 1):
-            store = await open_store(f"local:{folder / 'socket'}")
-            stack.push_async_callback(store.close)
-            stores.append(store)
-        yield stores
-
-
-@asynccontextmanager
-async def redis(folder: Path) -> AsyncIterator[list[Store]]:
-    async with behind_a_proxy("redis", shared(RedisServer), "?prefix=histories") as stores:
-        yield stores
-
-
-@asynccontextmanager
-async def postgresql(folder: Path) -> AsyncIterator[list[Store]]:
-    async with behind_a_proxy("postgres", shared(PostgresServer), "?schema=histories") as stores:
-        yield stores
-
-
-@asynccontextmanager
-async def behind_a_proxy(kind: str, server: RedisServer | PostgresServer, place: str) -> AsyncIterator[list[Store]]:
-    """Clients with connections of their own. Some answers get lost: the server did the call."""
-    dice = random.Random(server.port)
-
-    def loses(call: Call, number: int) -> How | None:
-        return "cut" if dice.random() < 0.03 else None
-
-    async with AsyncExitStack() as stack:
-        proxy = stack.enter_context(lossy(kind, server.port, lambda call, number: None))
-        stores: list[Store] = []
-        for _ in range(CLIENTS):
-            store = await open_store(f"{server.url.replace(f':{server.port}/', f':{proxy.port}/')}{place}")
-            stack.push_async_callback(store.close)
-            stores.append(store)
-        proxy.loses = loses
-        yield stores
-        proxy.loses = lambda call, number: None
-
-
-@pytest.mark.parametrize("opened", [memory, sqlite, redis, postgresql], ids=lambda opened: opened.__name__)
-async def test_an_order_of_the_calls_explains_the_answers(opened: Opened, tmp_path: Path) -> None:
-    async with opened(tmp_path) as stores:
-        for _ in range(3):
-            recording = await drive(stores, secrets.randbits(32))
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_an_order_of_the_calls_explains_the_answers(backend: str) -> None:
+    async with clients(backend, CLIENTS, "lost", seed := secrets.randbits(32)) as stores:
+        for number in range(3):
+            recording = await drive(stores, seed + number)
             assert len(recording.operations) > 50
 
 
