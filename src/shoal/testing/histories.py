@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import accumulate, combinations, islice
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 SLACK = 0.005
 """Seconds by which the clock of the store and that of this process may drift apart during a history."""
-MAX_STEPS = 500_000
+MAX_STEPS = 100_000
 """How many steps a search may try before it gives up."""
 
 # -- recording
@@ -291,8 +292,8 @@ class _State(NamedTuple):
     halted: bool
 
 
-_Done: TypeAlias = tuple[int, _State]
-"""A set of calls as bits, and the state after them."""
+_Done: TypeAlias = tuple[int, _State, int]
+"""A set of calls as bits, the state after them, and those lost calls among them that have mattered to no other yet."""
 
 
 class _Checker:
@@ -321,11 +322,14 @@ class _Checker:
             return False
         if operation.name == "update_host":
             return bool(operation.arguments[0] == self._host)
-        return self._touched(operation) is None or bool(self._touched(operation))
+        if operation.name == "retry_dead" and operation.answer == 0:  # it changed nothing
+            return False
+        touched = self._touched(operation)
+        return operation.name == "transition" or touched is None or bool(touched)
 
     def _touched(self, operation: Operation) -> set[bytes] | None:
         """The requests that a call names; None if it may concern any."""
-        if operation.name in ("fence", "retry_dead", "transition") or (
+        if operation.name in ("fence", "retry_dead") or (
             operation.name == "lease" and operation.outcome == "unknown" and not operation.guess
         ):
             return None
@@ -349,51 +353,85 @@ class _Checker:
         prepared: list[Operation] = []
         for operation in operations:
             if operation.name == "lease" and operation.outcome == "unknown":
-                prepared += [replace(operation, guess=fingerprint) for fingerprint in self._requests]
+                if operation.arguments[0] > 0:
+                    prepared += [replace(operation, guess=fingerprint) for fingerprint in self._requests]
             else:
                 prepared.append(operation)
         return sorted(prepared, key=lambda operation: (operation.returned, operation.called))
 
     def _orders(self, operations: Sequence[Operation]) -> Iterator[_State]:
-        """The states after all answered calls, for each order that explains them."""
+        """The states after all answered calls, for each order that explains them.
+
+        A call whose answer was lost can also happen later, or not at all. So it is tried only just before a call to
+        which it matters."""
         every = sum(1 << bit for bit, operation in enumerate(operations) if operation.outcome == "answered")
+        matters = [
+            sum(1 << bit for bit, earlier in enumerate(operations) if self._matters(earlier, later))
+            for later in operations
+        ]
         seen: set[_Done] = set()
-        stack: list[Iterator[_Done]] = [iter([(0, self._first)])]
+        stack: list[Iterator[_Done]] = [iter([(0, self._first, 0)])]
         while stack:
-            done = next(stack[-1], None)
-            if done is None:
+            reached = next(stack[-1], None)
+            if reached is None:
                 stack.pop()
-            elif done not in seen:
-                seen.add(done)
+            elif reached not in seen:
+                seen.add(reached)
                 if len(seen) > MAX_STEPS:
                     raise RuntimeError("these calls have too many orders: record a shorter history, or lose less")
-                if done[0] & every == every:
-                    yield done[1]
+                if reached[0] & every == every:
+                    yield reached[1]
                 else:
-                    stack.append(self._steps(operations, *done))
+                    stack.append(self._steps(operations, matters, *reached))
 
-    def _steps(self, operations: Sequence[Operation], done: int, state: _State) -> Iterator[_Done]:
+    def _matters(self, earlier: Operation, later: Operation) -> bool:
+        """Whether the answer to ``later`` may depend on whether ``earlier`` has happened."""
+        if earlier.name == "transition":
+            return later.name in ("lease", "transition")
+        if later.name == "fence" and earlier.guess:
+            return earlier.holder is not None and earlier.holder.slot == later.arguments[0]
+        before, after = self._touched(earlier), self._touched(later)
+        if before is None or after is None or before & after:
+            return True
+        return self._host is not None and later.name == "lease" and earlier.name not in ("push", "find", "lease")
+
+    def _steps(
+        self, operations: Sequence[Operation], matters: Sequence[int], done: int, state: _State, idle: int
+    ) -> Iterator[_Done]:
         """One more call: one that began before any other of those that are left has ended."""
-        left = [(1 << bit, operation) for bit, operation in enumerate(operations) if not done & (1 << bit)]
+        left = [(bit, operation) for bit, operation in enumerate(operations) if not done & (1 << bit)]
         horizon = min(operation.returned for _, operation in left)
-        for bit, operation in left:
-            if operation.called <= horizon:
+        possible = [(bit, operation) for bit, operation in left if operation.called <= horizon]
+        useful, added = 0, sum(1 << bit for bit, operation in possible if operation.outcome == "answered")
+        while added:
+            useful |= added
+            wanted = [matters[bit] for bit, _ in possible if added & 1 << bit]
+            added = reduce(int.__or__, wanted, 0) & ~useful
+        for bit, operation in possible:
+            is_known, still_idle = operation.outcome == "answered", idle & ~matters[bit]
+            if useful & 1 << bit and not (is_known and still_idle):
                 for after in self._after(state, operation):
-                    if after != state or operation.outcome == "answered":
-                        yield done | bit, after
+                    if is_known:
+                        yield done | 1 << bit, after, 0
+                    elif after != state:
+                        yield done | 1 << bit, after, still_idle | 1 << bit
 
     def _after(self, state: _State, operation: Operation) -> Iterator[_State]:
-        """The possible states after a call. Leases that have expired may have been released before, or not."""
+        """The possible states after a call. Leases that have expired may have been released before it. As they may also
+        be released later, only those are that must be."""
         self._load(state)
         self._world.now = self._sweeps.before(operation.returned)
-        touched = self._touched(operation)
+        touched, overdue = self._touched(operation), self._model.overdue()
+        if operation.guess and not self._may_be_granted(operation.guess, overdue):
+            return
         expired = [
             number
             for number, entry in enumerate(self._model.entries)
-            if entry in self._model.overdue()
-            and (touched is None or entry.name in touched or (self._host and operation.name == "lease"))
+            if entry in overdue
+            and (touched is None or entry.name in touched or (self._host is not None and operation.name == "lease"))
         ]
         for count in range(len(expired) + 1):
+            found = False
             for lost in combinations(expired, count):
                 self._load(state)
                 for number in lost:
@@ -402,7 +440,14 @@ class _Checker:
                     self._model.lose(entry)
                 self._world.now = operation.called
                 if self._take(operation):
+                    found = True
                     yield self._save()
+            if found and touched is not None:
+                return
+
+    def _may_be_granted(self, fingerprint: bytes, overdue: Sequence[Entry]) -> bool:
+        entry = self._entry(fingerprint)
+        return entry is not None and (entry.state in ("ready", "waiting") or entry in overdue) and not self._halted
 
     def _save(self) -> _State:
         model = self._model
@@ -413,7 +458,7 @@ class _Checker:
             )
             for entry in model.entries
         )  # fmt: skip
-        host = () if self._host is None else astuple(self._world.hosts[self._host])
+        host = () if self._host is None else tuple(vars(self._world.hosts[self._host]).values())
         return _State(entries, host, tuple(sorted(model.fences.items())), self._halted)
 
     def _load(self, state: _State) -> None:
