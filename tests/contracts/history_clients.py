@@ -31,8 +31,11 @@ LOSSES = 0.03
 
 
 @asynccontextmanager
-async def clients(backend: str, count: int, faults: Faults, seed: int) -> AsyncIterator[list[Store]]:
-    """Stores in memory and in a file have no faults. In a file, all clients but the first reach it over a socket."""
+async def clients(
+    backend: str, count: int, faults: Faults, seed: int, name: str = "histories"
+) -> AsyncIterator[list[Store]]:
+    """``name``: of the store on its server. Stores in memory and in a file have no faults. All clients of a file but
+    the first reach it over a socket."""
     async with AsyncExitStack() as stack:
 
         async def connect(url: str) -> Store:
@@ -54,7 +57,7 @@ async def clients(backend: str, count: int, faults: Faults, seed: int) -> AsyncI
             yield [owned, *[await connect(f"local:{folder / 'socket'}") for _ in range(count - 1)]]
         else:
             database: DatabaseServer = shared(RedisServer if backend == "redis" else PostgresServer)
-            kind, place = ("redis", "?prefix=histories") if backend == "redis" else ("postgres", "?schema=histories")
+            kind, place = ("redis", "prefix") if backend == "redis" else ("postgres", "schema")
             dice = random.Random(seed)
 
             def loses(call: Call, number: int) -> How | None:
@@ -62,7 +65,7 @@ async def clients(backend: str, count: int, faults: Faults, seed: int) -> AsyncI
 
             proxy = stack.enter_context(lossy(kind, database.port, lambda call, number: None))
             url = database.url.replace(f":{database.port}/", f":{proxy.port}/") if faults == "lost" else database.url
-            stores = [await connect(f"{url}{place}") for _ in range(count)]
+            stores = [await connect(f"{url}?{place}={name}") for _ in range(count)]
             if faults == "lost":
                 proxy.loses = loses
             killing = asyncio.create_task(_kill_connections(database, dice)) if faults == "killed" else None
@@ -90,5 +93,5 @@ async def _kill_connections(database: DatabaseServer, dice: random.Random) -> No
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'shoal'"
             )
         while True:
-            await asyncio.sleep(dice.random() * 0.2)
+            await asyncio.sleep(0.5 + dice.random() * 1.5)
             await kill()

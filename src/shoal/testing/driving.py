@@ -25,8 +25,8 @@ _LATEST = 30.0
 
 
 async def drive(stores: Sequence[Store], seed: int, *, steps: int = 30) -> Recording:
-    """A history of random calls on a new run, one client for each store, and its check. Another history on the same
-    server has other hosts.
+    """A history of random calls on a new run, one client for each store, and its check. No other run of the store works
+    meanwhile; each history has its own hosts.
 
     ``stores``: of the same server or file, each with its own connections. Their calls may fail with StoreAwayError: the
     client repeats such a call, or goes on without the answer. AssertionError if the history cannot be explained, if a
@@ -52,7 +52,8 @@ async def drive(stores: Sequence[Store], seed: int, *, steps: int = 30) -> Recor
             await clients[0].finish()
     except TimeoutError:
         recording.check()
-        raise AssertionError(f"seed {seed}: after {_LATEST:g} s, requests are left that nobody can lease") from None
+        stats = await _persistently(clients[0].frontier.frontier.stats)
+        raise AssertionError(f"seed {seed}: after {_LATEST:g} s, requests are left: {stats}") from None
     recording.check()
     audit = await _persistently(clients[0].frontier.frontier.audit)
     assert audit.balanced, f"seed {seed}: {audit}"

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 SLACK = 0.005
 """Seconds by which the clock of the store and that of this process may drift apart during a history."""
-MAX_STEPS = 100_000
+MAX_STEPS = 30_000
 """How many steps a search may try before it gives up."""
 
 # -- recording
@@ -76,9 +76,9 @@ class Operation:
 class Recording:
     """What the clients of a run called, and what they were answered.
 
-    The run has no limit for its queue and no seed role. It is alone at its hosts: no other run asks for them. Its
-    requests are filtered, their pages are not large enough to be staged, and the host ``*`` has no settings. Do not
-    cancel calls: a frontier may release what a cancelled call has leased.
+    The run has no limit for its queue and no seed role, and no other run of the store works meanwhile. Its requests are
+    filtered, their pages are not large enough to be staged, and the host ``*`` has no settings. Do not cancel calls: a
+    frontier may release what a cancelled call has leased.
     """
 
     def __init__(self, options: FrontierOptions, seed: int = 0) -> None:
@@ -386,14 +386,17 @@ class _Checker:
 
     def _matters(self, earlier: Operation, later: Operation) -> bool:
         """Whether the answer to ``later`` may depend on whether ``earlier`` has happened."""
-        if earlier.name == "transition":
-            return later.name in ("lease", "transition")
+        names = {earlier.name, later.name}
+        if "transition" in names:
+            return names <= {"lease", "transition"}
+        if "update_host" in names:
+            return names <= {"lease", "update_host"}
         if later.name == "fence" and earlier.guess:
             return earlier.holder is not None and earlier.holder.slot == later.arguments[0]
         before, after = self._touched(earlier), self._touched(later)
         if before is None or after is None or before & after:
             return True
-        return self._host is not None and later.name == "lease" and earlier.name not in ("push", "find", "lease")
+        return self._host is not None and later.name == "lease" and earlier.name not in ("push", "find")
 
     def _steps(
         self, operations: Sequence[Operation], matters: Sequence[int], done: int, state: _State, idle: int
