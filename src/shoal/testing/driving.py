@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from shoal.errors import FencedError, RunError, StoreAwayError
 from shoal.http import Request
-from shoal.ports import Completion, Failure, FrontierOptions, Holder, HostUpdate, Lease, Run, Store
-from shoal.testing.histories import RecordedFrontier, Recording
+from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Run, Store
+from shoal.testing.histories import RecordedFrontier, Recording, show
 
 T = TypeVar("T")
 
@@ -52,14 +52,21 @@ async def drive(stores: Sequence[Store], seed: int, *, steps: int = 30) -> Recor
             await clients[0].finish()
     except TimeoutError:
         recording.check()
-        stats = await _persistently(clients[0].frontier.frontier.stats)
-        raise AssertionError(f"seed {seed}: after {_LATEST:g} s, requests are left: {stats}") from None
+        stuck = await _stuck(clients[0].frontier.frontier, stores[0], run_id)
+        raise AssertionError(f"seed {seed}: {stuck}\n{show(recording.operations[-10:])}") from None
     recording.check()
     audit = await _persistently(clients[0].frontier.frontier.audit)
     assert audit.balanced, f"seed {seed}: {audit}"
     with suppress(RunError):  # it was deleted by a call whose answer was lost
         await _persistently(lambda: stores[0].delete_run(run_id))
     return recording
+
+
+async def _stuck(frontier: Frontier, store: Store, run_id: str) -> str:
+    """Why requests are left although a client has leased again and again."""
+    state, audit = await _persistently(lambda: store.run_state(run_id)), await _persistently(frontier.audit)
+    hosts = await _persistently(frontier.host_states)
+    return f"after {_LATEST:g} s, requests are left. The run is {state}. {audit}\n" + "\n".join(map(str, hosts))
 
 
 async def _create(store: Store, run_id: str) -> None:

@@ -228,7 +228,7 @@ def _repeated_token(operations: Sequence[Operation]) -> str:
         for lease, call in given:
             giver = givers.setdefault(lease.token, ((lease.fingerprint, call), operation))
             if giver[0] != (lease.fingerprint, call):
-                return f"two calls gave the token {lease.token}:\n" + _table([giver[1], operation])
+                return f"two calls gave the token {lease.token}:\n" + show([giver[1], operation])
     return ""
 
 
@@ -239,14 +239,14 @@ def _wrong_counter(operations: Sequence[Operation]) -> str:
             continue
         stats: Stats = read.answer
         if not stats.balanced:
-            return "the counters do not balance:\n" + _table([read])
+            return "the counters do not balance:\n" + show([read])
         for name in ("pushed", "done"):
             least = sum(_counted(operation, name)[0] for operation in operations if operation.returned < read.called)
             most = sum(_counted(operation, name)[1] for operation in operations if operation.called < read.returned)
             if not least <= getattr(stats, name) <= most:
                 before = [operation for operation in operations if _counted(operation, name)[1]]
                 before = [operation for operation in before if operation.called < read.returned]
-                return f"{name} is {getattr(stats, name)}, not {least} to {most}:\n" + _table([*before[-20:], read])
+                return f"{name} is {getattr(stats, name)}, not {least} to {most}:\n" + show([*before[-20:], read])
     return ""
 
 
@@ -661,7 +661,7 @@ class _Checker:
         start = min(operation.called for operation in operations)
         known = " or ".join(sorted({self._describe_state(state, start) for state in states.values()})[:4])
         subject = self._host or next(iter(self._requests.values())).url
-        table = _table(before + stars, frozenset(stars), start)
+        table = show(before + stars, frozenset(stars), start)
         return f"no order of the calls explains the answers about {subject}.\n{table}\nBefore the stars: {known}"
 
     def _states(self, operations: Sequence[Operation]) -> dict[object, _State]:
@@ -693,7 +693,7 @@ def _until(operations: Sequence[Operation], end: float) -> list[Operation]:
     ]  # fmt: skip
 
 
-def _table(operations: Sequence[Operation], starred: frozenset[Operation] = frozenset(), start: float = -1.0) -> str:
+def show(operations: Sequence[Operation], starred: frozenset[Operation] = frozenset(), start: float = -1.0) -> str:
     """The calls, one in a line: client, begin, end, arguments and answer. Tokens are numbered as they occur."""
     if start < 0:
         start = min(operation.called for operation in operations)
