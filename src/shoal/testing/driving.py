@@ -51,10 +51,10 @@ async def drive(stores: Sequence[Store], seed: int, *, steps: int = 30) -> Recor
         async with asyncio.timeout(_LATEST):
             await clients[0].finish()
     except TimeoutError:
-        recording.check()
+        await asyncio.to_thread(recording.check)
         stuck = await _stuck(clients[0].frontier.frontier, stores[0], run_id)
         raise AssertionError(f"seed {seed}: {stuck}\n{show(recording.operations[-10:])}") from None
-    recording.check()
+    await asyncio.to_thread(recording.check)  # it may take seconds
     audit = await _persistently(clients[0].frontier.frontier.audit)
     assert audit.balanced, f"seed {seed}: {audit}"
     with suppress(RunError):  # it was deleted by a call whose answer was lost
