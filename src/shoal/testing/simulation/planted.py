@@ -114,7 +114,7 @@ DEFECTS = [
         "repeated token",
         "another worker gets a page under the same token",
         f"{_QUEUE}.lease",
-        "token = token_base(nonce)",
+        "token = rules.token_base(nonce)",
         "token = 0",
         backend="memory",
     ),
