@@ -137,6 +137,8 @@ class World:
         """``folder``: for the outputs, empty. ``backend``: the store of the server. None: the seed decides."""
         self.seed = seed
         self.folder = folder
+        self.epoch = _EPOCH
+        """The time of day when the time of the loop is 0. A scenario may change it before anything happens."""
         self.random = Random(seed)
         self.loop = SimulatedLoop(Random(self.random.random()))
         self.network = Network(self.loop, Random(self.random.random()))
@@ -179,7 +181,7 @@ class World:
     # -- what replaces the ports
 
     def _time(self) -> float:
-        return _EPOCH + self.loop.time() + self.current.wall_offset
+        return self.epoch + self.loop.time() + self.current.wall_offset
 
     async def _call_in_thread(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
         done: asyncio.Future[T] = self.loop.create_future()
