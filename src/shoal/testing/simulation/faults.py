@@ -64,6 +64,7 @@ class Faults:
         self._set_rates(0.0)
         self._world.disk.is_full = self._world.server.is_away = False
         for process in self._world.processes:
+            process.wall_offset = 0.0
             process.thaw()
 
     def _set_rates(self, factor: float) -> None:
@@ -131,6 +132,7 @@ class Faults:
         victim = self._victim()
         if victim is not None:
             victim.wall_offset += self._world.random.choice([-3600.0, -5.0, 5.0, 3600.0, 1e6])
+            victim.max_wall_offset = max(victim.max_wall_offset, victim.wall_offset)
             self._note(f"clock of {victim.name}: {victim.wall_offset:+.0f} s")
 
     async def _set_output_back(self) -> None:
