@@ -77,9 +77,7 @@ class Timing(Struct, frozen=True):
         minutes, zone = _values(self.minute, 60), ZoneInfo(self.zone)
         moments = (float(60 * number) for number in range(ceil(after / 60), int(until // 60) + 1))
         return [
-            moment
-            for moment in moments
-            if moment > after and datetime.fromtimestamp(moment, zone).minute in minutes
+            moment for moment in moments if moment > after and datetime.fromtimestamp(moment, zone).minute in minutes
         ]
 
     def _local_times(self, after: float, until: float) -> list[float]:

@@ -138,8 +138,8 @@ class Receiver:
         confirmed = judge.confirmed.get((delivery.message, delivery.channel))
         is_late = confirmed is not None and delivery.at > confirmed + _GRACE
         assert not is_late or delivery.process.was_frozen or self._world.server.restored_at, (
-            f"{delivery.process.name} sends {delivery.about} {delivery.at - (confirmed or 0):.1f} s after the store knew "
-            "that it was delivered"
+            f"{delivery.process.name} sends {delivery.about} {delivery.at - (confirmed or 0):.1f} s after the store "
+            "knew that it was delivered"
         )
 
     def _judge_order(self) -> None:

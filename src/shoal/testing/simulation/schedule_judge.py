@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 LATE = 60.0
 """A time counts as missed after a minute."""
-_STEP_BACK = 3600.0
 _decode_schedule = msgspec.msgpack.Decoder(Schedule).decode
 _decode_report = msgspec.msgpack.Decoder(Report).decode
 
@@ -136,7 +135,8 @@ class ScheduleJudge(StoreJudge):
         known = self.runs.get(run.run_id)
         if known is not None and known.deleted_at == inf:
             return
-        require(known is None, f"{run.run_id} is started a second time, after it was deleted")
+        is_repeat = known is not None and self._has_true_clocks  # a wrong clock may forget a run that was deleted
+        require(not is_repeat, f"{run.run_id} is started a second time, after it was deleted")
         before = [version.schedule for version in self.versions.get(name, [])[:-1]][-1:]
         schedule, life = before[0] if before else None, self._life_of(name)
         for other in self.runs.values():
@@ -148,7 +148,8 @@ class ScheduleJudge(StoreJudge):
         elif (moment := _moment_of_run(schedule, run.run_id)) is not None:
             require(not schedule.paused, f"{run.run_id} is started while its schedule is paused")
             require(schedule.orphaned_at is None, f"{run.run_id} is started while its schedule is orphaned")
-            clock = self._world.epoch + self._now + max(process.wall_offset, process.max_wall_offset)
+            offset = max(process.max_wall_offset for process in self._world.processes)
+            clock = self._world.epoch + self._now + offset  # who waits may have been told so by a wrong clock
             require(clock >= moment, f"{process.name} starts {run.run_id} {moment - clock:.3f} s early")
             planned = _timing(schedule).between(moment - 1, moment)
             require(planned == [moment], f"{run.run_id} is started, which is not a time of {_timing(schedule)}")
@@ -228,6 +229,7 @@ class _Verdict:
             self._judge_moment(moment, moment - world.epoch)
         if self._judge._has_true_clocks:
             self._judge_counts()
+            self._judge_early_moments()
 
     def _run_of(self, moment: float) -> Started | None:
         schedule = self._segment[0].schedule
@@ -273,9 +275,7 @@ class _Verdict:
         is_lost = not is_handled and self._end - since > _REACTION
         assert not is_lost, f"{self._name}: {moment} is lost; it was due {self._end - due:.1f} s before the end"
 
-    def _judge_absent(
-        self, moment: float, due: float, definition: Definition, before: Version, after: Version
-    ) -> None:
+    def _judge_absent(self, moment: float, due: float, definition: Definition, before: Version, after: Version) -> None:
         """A moment has no run. The policies must say so."""
         judge, world = self._judge, self._judge._world
         now = world.epoch + after.at
@@ -326,6 +326,16 @@ class _Verdict:
             assert is_beside or counted == len(moments), (
                 f"{self._name}: {counted} of {len(moments)} moments are counted between {old} and {new}"
             )
+
+    def _judge_early_moments(self) -> None:
+        """New times count from now, and times during a pause are skipped."""
+        judge, first = self._judge, self._segment[0]
+        assert first.schedule is not None
+        for run in judge.runs.values():
+            if run.schedule == self._name and first.at <= run.at < self._end:
+                moment = _moment_of_run(first.schedule, run.run_id)
+                is_early = moment is not None and moment <= judge._world.epoch + first.at - judge._patience
+                assert not is_early, f"{run.run_id} is of a time before its schedule was made, changed or resumed"
 
 
 _REACTION = 14.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
@@ -11,7 +11,6 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from shoal.api.server.jobs import Jobs, ScheduledRuns
 from shoal.config import Config
@@ -22,7 +21,6 @@ from shoal.http import Request, Response
 from shoal.operations.notifications import channels
 from shoal.operations.notifications.settings import LoadedSettings, NotificationSettings, Rule, WebhookChannel
 from shoal.operations.notifications.watcher import Notifications
-from shoal.operations.schedules.definitions import make_definition
 from shoal.operations.schedules.runner import ScheduleRunner
 from shoal.operations.schedules.schedule import Definition
 from shoal.operations.schedules.service import Schedules
@@ -64,7 +62,7 @@ class PagesSpider(Spider):
 
     name = "pages"
 
-    def __init__(self, urls: list[str] = []) -> None:  # noqa: B006  # nobody changes it
+    def __init__(self, urls: Sequence[str] = ()) -> None:
         super().__init__()
         self._urls = urls
 
@@ -369,7 +367,7 @@ class ScheduledWorld:
 
     async def run(self) -> None:
         """Work until the end. AssertionError if something does not end."""
-        world, loop, plan = self.world, self.world.loop, self.plan
+        loop, plan = self.world.loop, self.plan
         keep, store = self.supervisor.keep, await open_store(f"{SCHEME}:store")
         for name, definition in plan.initial.items():
             await Schedules(store, PROJECT).add(name, definition)

@@ -166,6 +166,7 @@ class SimulatedServer:
             if call.method == "delete_run":
                 for run in [run for run in self._frontiers if wire.decode_run_key(run).run_id == arguments[0]]:
                     del self._frontiers[run]
+                self.leases.forget(arguments[0])
         return result
 
     async def _frontier(self, store: Store, run: bytes) -> Frontier:
@@ -213,7 +214,7 @@ class SimulatedServer:
         return True
 
 
-_REFUSED_LATE = {"lease"}
+_REFUSED_LATE = {"lease", "transition"}
 """Calls that a server ignores when their client has given them up. It executes other calls whenever they arrive."""
 
 
