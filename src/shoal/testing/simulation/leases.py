@@ -121,7 +121,7 @@ class LeaseJudge:
         """A run was deleted. Another one may get its name."""
         for named in (self._grants, self._done):
             for name in [name for name in named if name[0] == run_id]:
-                del named[name]  # type: ignore[attr-defined]
+                del named[name]
 
     def lease_at(self, process: str, fingerprint: bytes) -> Grant | None:
         """The lease that a process has on a request now; None if it has none."""
