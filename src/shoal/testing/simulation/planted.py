@@ -98,14 +98,6 @@ _OF_SCHEDULES = [
         scenario="schedules",
     ),
     Defect(
-        "forgetful successor",
-        "a server that takes over does not know what was reported",
-        f"{_NOTIFICATIONS}.watcher:Watcher._check",
-        "await self._delivery.load()",
-        "pass",
-        scenario="schedules",
-    ),
-    Defect(
         "changed clocks",
         "a local time that does not exist is left out, or one that exists twice is due twice",
         f"{_SCHEDULES}.schedule:_with_specific_hours",
