@@ -139,8 +139,10 @@ class ScheduleJudge(StoreJudge):
         require(not is_repeat, f"{run.run_id} is started a second time, after it was deleted")
         before = [version.schedule for version in self.versions.get(name, [])[:-1]][-1:]
         schedule, life = before[0] if before else None, self._life_of(name)
+        # A store that goes back may forget that the earlier run was cancelled a moment ago.
+        may_forget = any(at > self._now - self._patience for at in self._world.server.restored_at)
         for other in self.runs.values():
-            is_active = other.schedule == name and other.life == life and other.ended_at == inf
+            is_active = other.schedule == name and other.life == life and other.ended_at == inf and not may_forget
             require(not is_active, f"{run.run_id} is started while {other.run_id} is active")
         self.runs[run.run_id] = Started(run.run_id, name, life, self._now, "registered" in run.settings)
         if schedule is None:
