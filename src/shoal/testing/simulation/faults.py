@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from shoal.testing.simulation.loop import Process
@@ -23,7 +23,7 @@ _MAX_LOGOUTS = 3
 class Faults:
     """Makes things fail for a while. `shoal.testing.simulation.world.World` says what each of them means."""
 
-    def __init__(self, world: World, kinds: frozenset[str], file: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, world: World, kinds: Collection[str], file: Path, note: Callable[[str], None]) -> None:
         """``kinds``: see `FAULTS`. ``file``: an output that loses what was not synced when the power fails. ``note``:
         called with each event."""
         self._world = world
