@@ -125,18 +125,14 @@ class SchedulesPlan(Struct, frozen=True):
             return _draw_definition(random, zone, change)
 
         names = [f"s{number}" for number in range(random.choice([1, 2, 4]))]
-        actions = sorted(
-            (
-                Action(
-                    at=random.uniform(5.0, seconds),
-                    what=(what := random.choice(["add", "change", "pause", "resume", "remove", "run"])),
-                    schedule=random.choice([*names, "s9"]),
-                    definition=definition() if what in ("add", "change") else None,
-                )
-                for _ in range(random.choice([0, 0, 3, 10]))
-            ),
-            key=lambda action: action.at,
-        )
+        actions = []
+        for _ in range(random.choice([0, 0, 3, 10])):
+            at, what = random.uniform(5.0, seconds), random.choice(["add", "change", "pause", "remove", "run"])
+            made = definition() if what in ("add", "change") else None
+            actions.append(Action(at, what, schedule := random.choice([*names, "s9"]), made))
+            if what == "pause":
+                actions.append(Action(at + random.choice([5.0, 40.0, 100.0]), "resume", schedule))
+        actions.sort(key=lambda action: action.at)
         files = [{f"f{number}": definition()} for number in range(random.choice([0, 0, 1, 2]))]
         return cls(
             zone=zone,
@@ -238,7 +234,7 @@ class ScheduledWorld:
         """For each server that works: set when it is asked to stop."""
         has_delays = {"freeze", "lateness", "disk-late", "loss", "away", "restart", "rewind"} & plan.faults
         world.server.judge = ScheduleJudge(
-            world, PROJECT, 120.0 if has_delays else 12.0, has_true_clocks=plan.has_true_clocks
+            world, PROJECT, 120.0 if has_delays else 3.0, has_true_clocks=plan.has_true_clocks
         )
         self.faults = ScheduleFaults(self)
         self._is_over = False
