@@ -172,12 +172,12 @@ async def test_the_limit_is_stored_before_the_run_is_finished() -> None:
     stored: list[LimitReached | None] = []
     transition = life.store.transition
 
-    async def watched(run_id: str, state: RunState) -> Run:
+    async def watched(run_id: str, state: RunState, **options: Any) -> Run:
         run = await life.store.get_run(run_id)
         assert run is not None
         assert await limit_of(life.store, run) is None  # it has not ended yet
         stored.append(await limit_of(life.store, replace(run, state="finished")))
-        return await transition(run_id, state)
+        return await transition(run_id, state, **options)
 
     life.store.transition = watched  # type: ignore[method-assign]
     await life.work()
@@ -262,6 +262,23 @@ async def test_a_run_that_is_cancelled_or_removed_ends_here(removed: bool, monke
     assert summary.stats.done == 0
     assert life.life.stopping
     assert await life.state() == (None if removed else "cancelled")
+
+
+async def test_a_run_that_is_cancelled_while_its_work_begins_stays_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_POLL", 0.01)
+    life = await Life.make("queued", watches=True, grace=0)
+    life.web.gate.clear()
+    read = life.store.run_state
+
+    async def cancelled_meanwhile(run_id: str) -> RunState | None:
+        state = await read(run_id)
+        if state == "queued":
+            await life.store.transition(run_id, "cancelled")
+        return state
+
+    life.store.run_state = cancelled_meanwhile  # type: ignore[method-assign]
+    await life.work()
+    assert await life.state() == "cancelled"
 
 
 async def test_a_process_that_stays_shows_when_the_run_has_more() -> None:

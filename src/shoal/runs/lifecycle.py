@@ -351,12 +351,16 @@ class RunLifecycle:
             await run_end.announce_end(self._store, self.run_id, None)
         elif has_more and await run_end.announced_end(self._store, self.run_id) is not None:
             has_more = False  # a worker does not undo what ended the run; `shoal resume` does
-        if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
-            await self._move_to("running")
+        if state is not None and (has_more or state == "queued" or (state == "paused" and self._plan.resumes)):
+            await self._move_to("running", among=[state])
 
-    async def _move_to(self, state: RunState) -> None:
+    async def _move_to(self, state: RunState, *, among: Sequence[RunState] | None = None) -> None:
+        """``among``: see `shoal.ports.Store.transition`. By default a run that somebody has paused or cancelled
+        meanwhile does not begin again."""
+        if state == "running" and among is None:
+            among = ("queued", "finished")
         with suppress(RunError):  # another process was first, or the run was cancelled
-            await self._store.transition(self.run_id, state)
+            await self._store.transition(self.run_id, state, among=among)
             self._plan.on_state(state)
 
     async def _work(self) -> None:

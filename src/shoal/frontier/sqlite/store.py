@@ -289,12 +289,12 @@ class SQLiteStore:
         )
         return added.rowcount > 0
 
-    async def transition(self, run_id: str, state: RunState) -> Run:
+    async def transition(self, run_id: str, state: RunState, *, among: Sequence[RunState] | None = None) -> Run:
         def change() -> Run:
             run = self._run(run_id)
             if run is None:
                 raise no_run(run_id)
-            changed = moved(run, state)
+            changed = moved(run, state, among)
             self._file.db.execute(
                 "UPDATE run SET state = ?, ended_at = ? WHERE run_id = ?", (changed.state, changed.ended_at, run_id)
             )

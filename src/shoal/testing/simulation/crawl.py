@@ -6,15 +6,14 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 from msgspec import Struct
 
 from shoal.config import Config
 from shoal.crawling.outcome import BROKEN_LINK
-from shoal.errors import ShoalError
 from shoal.http import Request, Response
 from shoal.http.login import LoggedOut, Login
 from shoal.ports import Frontier
@@ -23,6 +22,7 @@ from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
 from shoal.testing.simulation.faults import FAULTS, RATES, Faults
+from shoal.testing.simulation.processes import Supervisor
 from shoal.testing.simulation.site import Session
 from shoal.testing.simulation.store import open_store
 from shoal.testing.simulation.world import SCHEME, World
@@ -33,7 +33,6 @@ _SESSION = 6.0
 _LEASE = 20.0
 _PATIENCE = 900.0
 """Seconds in which a run must end when nothing fails any more."""
-_RESTART = 3.0
 _SLACK = 1e-3
 _LONGEST_GAP = 12.0
 """Seconds, besides the delay, within which something must happen at the site while nothing fails."""
@@ -142,11 +141,9 @@ class Crawl:
                 "login.attempts": 1000,
             }
         )
-        self._number = 0
+        self._supervisor = Supervisor(world)
         self._refusal = ""
         """Why an output cannot be continued. It was set back, and the log no longer has what it lacks."""
-        self._is_calm = False
-        """Whether nothing fails any more."""
         self.faults = Faults(world, plan.faults, world.folder / "items.jsonl", self._note)
 
     def _note(self, text: str) -> None:
@@ -173,26 +170,8 @@ class Crawl:
         if "output-back" in self.plan.faults and not self.plan.keeps_items and "was set back" in summary.error:
             self._refusal = summary.error
 
-    async def _supervise(self, role: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run one process after another, until one that began when nothing failed any more sees the end of the run."""
-        began_calmly = False
-        while not (began_calmly and (self._refusal or await self._has_ended())):
-            began_calmly = self._is_calm
-            self._number += 1
-            process = self.world.process(f"{role}{self._number}")
-            task = process.start(work())
-            while not task.done() and process.is_alive:
-                await asyncio.sleep(0.25)
-            if task.done():
-                process.kill()
-                error = task.exception()
-                if error is None and work == self._start:
-                    return
-                if error is not None:
-                    self._note(f"{process.name} failed: {error!r}")
-                    if not isinstance(error, ShoalError):
-                        raise error
-            await asyncio.sleep(_RESTART)
+    async def _is_over(self, began_calmly: bool) -> bool:
+        return began_calmly and bool(self._refusal or await self._has_ended())
 
     async def _run_state(self) -> str:
         run = await self.world.server.run_of(RUN)
@@ -204,12 +183,13 @@ class Crawl:
     async def run(self) -> None:
         """Crawl. AssertionError if the run does not end."""
         loop = self.world.loop
-        everybody = [loop.create_task(self._supervise("start", self._start))]
+        keep = self._supervisor.keep
+        everybody = [loop.create_task(keep("start", self._start, self._is_over, once=True))]
         everybody += [
-            loop.create_task(self._supervise(f"worker{number}.", self._work)) for number in range(self.plan.workers)
+            loop.create_task(keep(f"worker{number}.", self._work, self._is_over)) for number in range(self.plan.workers)
         ]
         await self.faults.run(self.plan.seconds)
-        self._is_calm = True
+        self._supervisor.is_calm = True
         try:
             async with asyncio.timeout(_PATIENCE):
                 await asyncio.gather(*everybody)

@@ -117,6 +117,12 @@ class LeaseJudge:
             if grant.holder in holders:
                 grant.is_over = True
 
+    def forget(self, run_id: str) -> None:
+        """A run was deleted. Another one may get its name."""
+        for named in (self._grants, self._done):
+            for name in [name for name in named if name[0] == run_id]:
+                del named[name]
+
     def lease_at(self, process: str, fingerprint: bytes) -> Grant | None:
         """The lease that a process has on a request now; None if it has none."""
         for (_, name), grant in self._grants.items():

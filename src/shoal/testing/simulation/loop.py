@@ -30,6 +30,9 @@ class Process:
         self.killed_at = inf
         self.wall_offset = 0.0
         """How far its clock of the time of day is ahead."""
+        self.max_wall_offset = 0.0
+        """How far it was ahead at most."""
+        self.was_frozen = False
         self._loop = loop
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
@@ -63,6 +66,7 @@ class Process:
 
     def freeze(self) -> None:
         """Stop it, as SIGSTOP does. The time goes on."""
+        self.was_frozen = True
         if self._frozen is None:
             self._frozen = []
 

@@ -59,6 +59,71 @@ def _function_of(target: object) -> FunctionType:
 
 _QUEUE = "shoal.frontier.memory.queue:MemoryQueue"
 
+_SCHEDULES = "shoal.operations.schedules"
+_NOTIFICATIONS = "shoal.operations.notifications"
+
+_OF_SCHEDULES = [
+    Defect(
+        "time before run",
+        "a server that is killed after it stored the time of a schedule has not created its run",
+        f"{_SCHEDULES}.service:take_step",
+        "after = await stored.change_with_run(update)",
+        "after = await stored.change(lambda value: update(value)[0])\n"
+        "    if is_mine and run is not None:\n"
+        "        await store.create_run(run)",
+        scenario="schedules",
+    ),
+    Defect(
+        "started twice",
+        "a server starts the run of a time that another one has decided about meanwhile",
+        f"{_SCHEDULES}.service:take_step",
+        "is_mine = value == schedule",
+        "is_mine = value is not None",
+        scenario="schedules",
+    ),
+    Defect(
+        "lost answer",
+        "a message is forgotten if the receiver does not answer",
+        f"{_NOTIFICATIONS}.delivery:Delivery._drain",
+        "if error:",
+        'if error and "did not answer" not in error:',
+        scenario="schedules",
+    ),
+    Defect(
+        "another id",
+        "a message that is repeated has a new id",
+        f"{_NOTIFICATIONS}.delivery:Delivery._drain",
+        "_send(channel, outgoing.message)",
+        '_send(channel, replace(outgoing.message, message_id=f"{mark[0]}-{outgoing.attempts}"))',
+        scenario="schedules",
+    ),
+    Defect(
+        "changed clocks",
+        "a local time that does not exist is left out, or one that exists twice is due twice",
+        f"{_SCHEDULES}.schedule:_with_specific_hours",
+        'if fields[1] not in ("*", "*/1"):',
+        "if False:",
+        scenario="schedules",
+    ),
+    Defect(
+        "queued is over",
+        "a run that waits for a worker does not count as active",
+        f"{_SCHEDULES}.service:take_step",
+        "in ACTIVE",
+        'in ("running", "paused")',
+        scenario="schedules",
+    ),
+    Defect(
+        "times of a pause",
+        "times during a pause are started when the schedule is resumed",
+        f"{_SCHEDULES}.service:Schedules.resume",
+        "paused=False, last=self.now()",
+        "paused=False",
+        scenario="schedules",
+    ),
+]
+"""In schedules and notifications."""
+
 DEFECTS = [
     Defect(
         "late write",
@@ -163,5 +228,6 @@ DEFECTS = [
         "pass",
         backend="memory",
     ),
+    *_OF_SCHEDULES,
 ]
 """By importance: the first ones were found by users, or could have been."""

@@ -14,9 +14,10 @@ from typing import Any
 from msgspec import Struct
 
 from shoal.testing.simulation.crawl import crawl
+from shoal.testing.simulation.schedules import schedules
 from shoal.testing.simulation.world import World
 
-SCENARIOS: dict[str, Callable[[World], Coroutine[Any, Any, None]]] = {"crawl": crawl}
+SCENARIOS: dict[str, Callable[[World], Coroutine[Any, Any, None]]] = {"crawl": crawl, "schedules": schedules}
 """What can be simulated, by name."""
 _SHOWN = 60
 """So many lines of the trace does a failure show."""

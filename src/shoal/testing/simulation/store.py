@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 
 from shoal.errors import StoreAwayError, StoreRewoundError
 from shoal.frontier.local import wire
 from shoal.frontier.local.store import OwnerConnection, SocketStore
-from shoal.ports import Frontier, HostUpdate, Rewind, Run, Store
+from shoal.ports import Frontier, FrontierOptions, Holder, HostUpdate, Rewind, Run, Store
 from shoal.system import clock
 from shoal.testing.simulation.leases import JUDGED, LeaseJudge
 from shoal.testing.simulation.loop import Process
@@ -46,10 +48,26 @@ class ServerClock:
         self._world = world
 
     def __call__(self) -> float:
-        return 1_700_000_000.0 + self._world.loop.time()
+        return self._world.epoch + self._world.loop.time()
 
     def __deepcopy__(self, memo: object) -> ServerClock:
         return self
+
+
+class StoreJudge(ABC):
+    """Judges calls to the store itself, in the order in which they took effect. A copy of it is backed up with the
+    store."""
+
+    methods: frozenset[str] = frozenset()
+    """The calls that it judges."""
+
+    @abstractmethod
+    def note(self, call: Call, arguments: tuple[Any, ...], result: Any) -> None:
+        """The server has executed a call."""
+
+    @abstractmethod
+    def after_rewind(self, before: Self) -> Self:
+        """This judge, for a store that went back to it. ``before``: the judge until then."""
 
 
 class SimulatedServer:
@@ -69,11 +87,12 @@ class SimulatedServer:
         """For each time that the store went back: the changes that it kept."""
         self.restored_at: list[float] = []
         self._changes = 0
-        self._backup: tuple[int, float, LeaseJudge] | None = None
+        self._backup: tuple[int, float, LeaseJudge, StoreJudge | None] | None = None
         self.is_away = False
         self.lost_since = 0.0
         """Until when the store knew everything, if it went back."""
         self.leases = LeaseJudge(world)
+        self.judge: StoreJudge | None = None
 
     @property
     def survives(self) -> bool:
@@ -126,7 +145,7 @@ class SimulatedServer:
         if method not in _READS:
             self._changes += 1
         if not run:
-            return wire.encode(await wire.STORE[method].call(store, call.arguments))
+            return wire.encode(await self._call_store(store, call))
         frontier = await self._frontier(store, run)
         if method == wire.DEAD:
             return wire.encode(wire.DeadPage(0, [history async for history in frontier.dead()]))
@@ -136,6 +155,19 @@ class SimulatedServer:
             result = await wire.FRONTIER[method].call(frontier, call.arguments)
             self.leases.note(call, wire.FRONTIER[method].decode_arguments(call.arguments), result)
         return wire.encode(result)
+
+    async def _call_store(self, store: Store, call: Call) -> Any:
+        method, judge = wire.STORE[call.method], self.judge
+        async with self._turn if call.method not in _READS else nullcontext():
+            result = await method.call(store, call.arguments)
+            arguments = method.decode_arguments(call.arguments)
+            if judge is not None and call.method in judge.methods:
+                judge.note(call, arguments, result)
+            if call.method == "delete_run":
+                for run in [run for run in self._frontiers if wire.decode_run_key(run).run_id == arguments[0]]:
+                    del self._frontiers[run]
+                self.leases.forget(arguments[0])
+        return result
 
     async def _frontier(self, store: Store, run: bytes) -> Frontier:
         if run not in self._frontiers:
@@ -164,7 +196,7 @@ class SimulatedServer:
     def back_up(self) -> None:
         """Copy the store."""
         self._backend.back_up()
-        self._backup = self._changes, self.clock(), copy.deepcopy(self.leases)
+        self._backup = self._changes, self.clock(), copy.deepcopy(self.leases), copy.deepcopy(self.judge)
 
     def restore(self) -> bool:
         """Replace the store by its copy, as if it had been restored from a backup. False if there is none."""
@@ -172,15 +204,17 @@ class SimulatedServer:
             return False
         self.restart()
         self._backend.restore()
-        kept, self.lost_since, leases = self._backup
+        kept, self.lost_since, leases, judge = self._backup
         self._backup, self.leases = None, leases.after_rewind(self.leases)
+        if judge is not None and self.judge is not None:
+            self.judge = judge.after_rewind(self.judge)
         self._changes += 1  # so that no later change has the number of one that is lost
         self._restored.append(kept)
         self.restored_at.append(self._world.loop.time())
         return True
 
 
-_REFUSED_LATE = {"lease"}
+_REFUSED_LATE = {"lease", "transition"}
 """Calls that a server ignores when their client has given them up. It executes other calls whenever they arrive."""
 
 
@@ -223,7 +257,7 @@ class Call:
 
 
 class SimulatedConnection(OwnerConnection):
-    """The connection of one process to the server."""
+    """A connection to the server: of a store, or of one frontier, which notices that the store went back in time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -251,7 +285,7 @@ class SimulatedConnection(OwnerConnection):
         finally:
             timer.cancel()
         self._is_rewound &= method != "recover"
-        if self._receipt is None or receipt > self._receipt:
+        if run and (self._receipt is None or receipt > self._receipt):
             self._receipt = receipt
         return msgspec.Raw(result)
 
@@ -264,6 +298,20 @@ def _decoded(error: tuple[str, str]) -> Exception:
     raise AssertionError(error)
 
 
+class SimulatedStore(SocketStore):
+    """A client of the simulated server. As on a real server, each frontier remembers for itself what the store has
+    acknowledged. Runs and documents need no such proof."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(SimulatedConnection(world))
+        self._world = world
+
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
+        return await SocketStore.frontier(SocketStore(SimulatedConnection(self._world)), run_id, options, holder)
+
+
 def open_store(world: World) -> Store:
     """A client of the simulated server, for the process that runs now."""
-    return cast("Store", cast(Any, SocketStore(SimulatedConnection(world))))
+    return cast("Store", cast(Any, SimulatedStore(world)))

@@ -7,6 +7,7 @@ import contextvars
 import errno
 import gc
 import os
+import socket
 import sys
 import threading
 import warnings
@@ -137,6 +138,8 @@ class World:
         """``folder``: for the outputs, empty. ``backend``: the store of the server. None: the seed decides."""
         self.seed = seed
         self.folder = folder
+        self.epoch = _EPOCH
+        """The time of day when the time of the loop is 0. A scenario may change it before anything happens."""
         self.random = Random(seed)
         self.loop = SimulatedLoop(Random(self.random.random()))
         self.network = Network(self.loop, Random(self.random.random()))
@@ -179,7 +182,11 @@ class World:
     # -- what replaces the ports
 
     def _time(self) -> float:
-        return _EPOCH + self.loop.time() + self.current.wall_offset
+        return self.epoch + self.loop.time() + self.current.wall_offset
+
+    def _process_id(self) -> int:
+        process = current_process()
+        return 1000 + (self.processes.index(process) if process in self.processes else 0)
 
     async def _call_in_thread(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
         done: asyncio.Future[T] = self.loop.create_future()
@@ -227,7 +234,8 @@ class World:
             (threads, {"call": self._call_in_thread, "start": _no_thread, "StepThread": self._step_thread}),
             (threads.Pool, {"call": self._call_in_pool}),
             (os, {name: getattr(self.disk, name) for name in ("open", "dup", "write", "close")}),
-            (os, {"fsync": self.disk.sync}),
+            (os, {"fsync": self.disk.sync, "getpid": self._process_id}),
+            (socket, {"gethostname": lambda: "machine"}),
             (plugins, {"load": self._load_plugin, "names": lambda kind: [SCHEME]}),
         ]
         with ExitStack() as stack:
