@@ -6,14 +6,15 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
 
 from shoal.config import Config
 from shoal.crawling.outcome import BROKEN_LINK
+from shoal.crawling.stats import Summary
 from shoal.errors import ShoalError
 from shoal.http import Request, Response
 from shoal.http.login import LoggedOut, Login
@@ -28,13 +29,14 @@ from shoal.testing.simulation.store import open_store
 from shoal.testing.simulation.world import SCHEME, World
 from shoal.urls.normalize import host_of
 
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 RUN = "run"
 _SESSION = 6.0
 _LEASE = 20.0
 _PATIENCE = 900.0
 """Seconds in which a run must end when nothing fails any more."""
 _RESTART = 3.0
-_SLACK = 1e-3
+SLACK = 1e-3
 _LONGEST_GAP = 12.0
 """Seconds, besides the delay, within which something must happen at the site while nothing fails."""
 
@@ -89,8 +91,8 @@ class CrawlPlan(Struct, frozen=True):
     faults: tuple[str, ...]
 
     @classmethod
-    def draw(cls, world: World) -> CrawlPlan:
-        """A plan that the seed decides."""
+    def draw(cls, world: World, faults: Sequence[str] = FAULTS) -> CrawlPlan:
+        """A plan that the seed decides. ``faults``: those that may happen."""
         random = world.random
         session = cast("Session", random.choice(["none", "none", "none", "cookie", "login"]))
         pages = random.choice([10, 30, 80])
@@ -107,7 +109,7 @@ class CrawlPlan(Struct, frozen=True):
             keeps_items=random.random() < 0.7,
             outputs=tuple(random.sample(["items.jsonl", "items.db", "database"], random.randint(1, 2))),
             seconds=random.choice([20.0, 60.0, 150.0]),
-            faults=tuple(random.sample(FAULTS, random.choice([0, 1, 2, 4, len(FAULTS) - 2]))),
+            faults=tuple(random.sample(faults, random.choice([0, 1, 2, 4, len(faults) - 2]))),
         )
 
 
@@ -147,7 +149,10 @@ class Crawl:
         """Why an output cannot be continued. It was set back, and the log no longer has what it lacks."""
         self._is_calm = False
         """Whether nothing fails any more."""
-        self.faults = Faults(world, plan.faults, world.folder / "items.jsonl", self._note)
+        self.faults = self._make_faults()
+
+    def _make_faults(self) -> Faults:
+        return Faults(self.world, self.plan.faults, self.world.folder / "items.jsonl", self._note)
 
     def _note(self, text: str) -> None:
         self.world.note(text)
@@ -168,12 +173,14 @@ class Crawl:
 
     async def _work(self) -> None:
         worker = Worker(self._spider(), self._config, RUN, outputs=self._outputs)
-        summary = await worker.run()
+        self._note_end(await worker.run())
+
+    def _note_end(self, summary: Summary) -> None:
         self._note(f"{self.world.current.name} ended: {summary.state} {summary.error}")
         if "output-back" in self.plan.faults and not self.plan.keeps_items and "was set back" in summary.error:
             self._refusal = summary.error
 
-    async def _supervise(self, role: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _supervise(self, role: str, work: Work) -> None:
         """Run one process after another, until one that began when nothing failed any more sees the end of the run."""
         began_calmly = False
         while not (began_calmly and (self._refusal or await self._has_ended())):
@@ -201,13 +208,15 @@ class Crawl:
     async def _has_ended(self) -> bool:
         return await self._run_state() == "finished"
 
+    def _roles(self) -> dict[str, Work]:
+        """What processes of the crawl do, by the beginnings of their names."""
+        return {f"worker{number}.": self._work for number in range(self.plan.workers)}
+
     async def run(self) -> None:
         """Crawl. AssertionError if the run does not end."""
         loop = self.world.loop
         everybody = [loop.create_task(self._supervise("start", self._start))]
-        everybody += [
-            loop.create_task(self._supervise(f"worker{number}.", self._work)) for number in range(self.plan.workers)
-        ]
+        everybody += [loop.create_task(self._supervise(role, work)) for role, work in self._roles().items()]
         await self.faults.run(self.plan.seconds)
         self._is_calm = True
         try:
@@ -285,7 +294,7 @@ class Crawl:
             for visit, following in pairwise(visits):
                 gap = following.start - visit.end
                 is_known = not any(visit.start <= at <= following.start for at in rewinds)
-                assert gap >= delay - _SLACK or not is_known, f"{gap:.3f} s between {visit} and {following}"
+                assert gap >= delay - SLACK or not is_known, f"{gap:.3f} s between {visit} and {following}"
 
     def _judge_session(self) -> None:
         """A session belongs to the run: law 17."""

@@ -28,6 +28,8 @@ class Process:
         self.name = name
         self.is_alive = True
         self.killed_at = inf
+        self.thawed_at = -inf
+        """When it continued for the last time."""
         self.wall_offset = 0.0
         """How far its clock of the time of day is ahead."""
         self._loop = loop
@@ -68,6 +70,8 @@ class Process:
 
     def thaw(self) -> None:
         """Continue it: everything that became ready meanwhile is ready now."""
+        if self._frozen is not None:
+            self.thawed_at = self._loop.time()
         frozen, self._frozen = self._frozen or [], None
         for handle in frozen:
             self._loop.add_ready(handle)
