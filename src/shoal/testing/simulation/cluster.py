@@ -16,6 +16,7 @@ from shoal.testing.simulation.coordinator import URL, Cluster, CoordinatorServer
 from shoal.testing.simulation.crawl import RUN, SLACK, Crawl, CrawlPlan, Work
 from shoal.testing.simulation.faults import EVENTS, RATES, Faults
 from shoal.testing.simulation.loop import Process
+from shoal.testing.simulation.site import Visit
 from shoal.testing.simulation.world import World
 
 OWN_EVENTS = (*("stop", "scale", "cut-coordinator", "cut-store", "coordinator-away", "coordinator-restart"),)
@@ -81,6 +82,11 @@ class ClusterFaults(Faults):
     async def _stop(self) -> None:
         self._crawl.stop(self._victim())
 
+    async def _set_output_back(self) -> None:
+        """Not when all pages are done: nodes of a finished run do not open its outputs, and so would not notice."""
+        if await self._crawl.has_pages():
+            await super()._set_output_back()
+
     async def _scale(self) -> None:
         counts = Counts(self._world.random.choice([1, 2, 3]), self._world.random.choice([0, 1, 2]))
         if self._crawl.cluster.counts is not None:
@@ -134,6 +140,10 @@ class ClusterCrawl(Crawl):
     def cluster(self) -> Cluster:
         """The cluster as the coordinator has it now."""
         return self.coordinator.cluster(RUN)
+
+    async def has_pages(self) -> bool:
+        """Whether the run has pages that are not done."""
+        return await self._run_state() == "running" and (await (await self._frontier()).stats()).remaining > 0
 
     # -- processes
 
@@ -260,6 +270,12 @@ class ClusterCrawl(Crawl):
             assert tenures, f"without a slot: {visit}; the process had {tenures_of[visit.process]}"
             ran = visit.process.thawed_at < visit.start and not visit.process.is_frozen
             assert end <= tenures[-1].until + SLACK or not ran, f"{visit} went on after {tenures[-1]}"
+
+    def _knows(self, visit: Visit, following: Visit) -> bool:
+        """When the coordinator has lost its data, two nodes may have the same slot until their sessions end."""
+        since = visit.start - self.plan.ttl
+        lost = any(since <= at <= following.start for at in self.coordinator.lost_at)
+        return not lost and super()._knows(visit, following)
 
     def _judge_gaps(self) -> None:
         if not self._trials:

@@ -219,6 +219,8 @@ class CoordinatorServer:
     def __init__(self, world: World) -> None:
         self.tenures: list[Tenure] = []
         """Of all slots, in the order in which they were taken."""
+        self.lost_at: list[float] = []
+        """When it lost its data, in the time of the loop."""
         self.is_away = False
         self.cut_off: set[Process] = set()
         """Processes whose calls do not arrive."""
@@ -266,6 +268,7 @@ class CoordinatorServer:
     def lose_data(self) -> None:
         """The server starts again without its data."""
         self.restart()
+        self.lost_at.append(self._world.loop.time())
         for cluster in self._clusters.values():
             cluster.forget()
         self._clusters.clear()

@@ -24,7 +24,7 @@ from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
 from shoal.testing.simulation.faults import FAULTS, RATES, Faults
-from shoal.testing.simulation.site import Session
+from shoal.testing.simulation.site import Session, Visit
 from shoal.testing.simulation.store import open_store
 from shoal.testing.simulation.world import SCHEME, World
 from shoal.urls.normalize import host_of
@@ -284,17 +284,23 @@ class Crawl:
         assert not repeated, f"{name}: {len(repeated)} items are there twice, such as {repeated[0]}"
 
     def _judge_delays(self) -> None:
-        """Between the end of one request and the beginning of the next one of its host is the delay (law 7). A store
-        that went back does not know the last requests, nor does the first process know robots.txt."""
-        delay, rewinds = self.plan.delay, self.world.server.restored_at
+        """Between the end of one request and the beginning of the next one of its host is the delay (law 7). The first
+        process does not know robots.txt yet."""
+        delay = self.plan.delay
         if not delay:
             return
         for host in {host_of(url) for url in self.world.site.pages}:
             visits = sorted(self.world.site.visits_of(host), key=lambda visit: visit.start)
             for visit, following in pairwise(visits):
                 gap = following.start - visit.end
-                is_known = not any(visit.start <= at <= following.start for at in rewinds)
+                is_known = self._knows(visit, following)
                 assert gap >= delay - SLACK or not is_known, f"{gap:.3f} s between {visit} and {following}"
+
+    def _knows(self, visit: Visit, following: Visit) -> bool:
+        """Whether the store knew the end of a visit. One that went back does not, and a process that was frozen ends no
+        request."""
+        restored = any(visit.start <= at <= following.start for at in self.world.server.restored_at)
+        return not restored and not visit.process.is_frozen and visit.process.thawed_at < visit.start
 
     def _judge_session(self) -> None:
         """A session belongs to the run: law 17."""
