@@ -21,7 +21,6 @@ SOURCE = Path(shoal.__file__).parent
 
 # Exceptions that never reach a user: they end a step, and the code around it catches them.
 CONTROL_FLOW = {
-    "shoal.api.batch.queries._RefusedError",
     "shoal.fetch.browser.rendering._NotAPageError",
     "shoal.cli.help.OutputClosed",
     "shoal.fetch.connecting.RefusedAddressError",
@@ -202,8 +201,8 @@ def test_every_error_derives_from_shoal_error_and_is_in_the_tree() -> None:
         pending += (derived := type.__subclasses__(pending.pop()))
         found.update(each for each in derived if each.__module__.split(".")[0] == "shoal")
     tree = re.findall(r"(\w+) {2,}\S", shoal.errors.__doc__ or "")
-    names_of_scrapy = ("shoal.scrapy.exceptions", "shoal.scrapy.deferred")
-    found = {each for each in found if each.__module__ not in names_of_scrapy}
+    apart = ("shoal.scrapy.exceptions", "shoal.scrapy.deferred", "shoal.testing.")  # Scrapy's names; errors of tests
+    found = {error for error in found if not error.__module__.startswith(apart)}
     errors = {each for each in found if f"{each.__module__}.{each.__qualname__}" not in CONTROL_FLOW}
     assert [each for each in errors if not issubclass(each, shoal.ShoalError)] == []
     assert sorted([*tree, "ShoalError"]) == sorted(each.__name__ for each in errors)

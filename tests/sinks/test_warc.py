@@ -17,7 +17,7 @@ from aiohttp import web
 from shoal import Request, Response, Spider, crawl
 from shoal.config import HttpSettings, WarcSettings
 from shoal.errors import ConfigError, SinkError
-from shoal.fetch.aiohttp_fetcher import HttpFetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.ports import Completion, Failure, Frontier, Lease, Run
 from shoal.sinks import open_sink
@@ -74,7 +74,7 @@ async def site() -> AsyncIterator[str]:
 
 
 async def exchange_for(request: Request) -> Exchange:
-    fetcher = HttpFetcher(HttpSettings(), "shoal-test", knows_addresses=True)
+    fetcher = HttpFetcher(HttpSettings(), "shoal-test")
     exchanges: list[Exchange] = []
     token = captured.set(exchanges)
     try:

@@ -43,7 +43,10 @@ from shoal.ports.queue import (
     Sink,
     SinkOptions,
     Stats,
+    Takeovers,
     Waits,
+    common_position,
+    with_takeover,
 )
 from shoal.ports.store import Frontier, ItemSource, Room, RunView, Store
 
@@ -103,7 +106,10 @@ __all__ = [
     "Slot",
     "Stats",
     "Store",
+    "Takeovers",
     "Waits",
     "WorkerState",
     "Workers",
+    "common_position",
+    "with_takeover",
 ]

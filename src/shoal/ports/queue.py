@@ -104,6 +104,29 @@ class Sink(Protocol):
         ...
 
 
+Takeovers: TypeAlias = list[tuple[int, int]]
+"""The writers of an output: the epoch of each, and the last item that the output had when it began. The items after it
+may be others than those of earlier writers, because the store may have been rewound in between."""
+_MAX_TAKEOVERS = 16
+
+
+def with_takeover(takeovers: Takeovers, epoch: int, seq: int) -> Takeovers:
+    """Add a writer that begins after item ``seq``, unless it only opens the output again."""
+    if takeovers and takeovers[-1][0] == epoch:
+        return takeovers
+    takeovers = [*(takeover for takeover in takeovers if takeover[1] < seq), (epoch, seq)]
+    if len(takeovers) > _MAX_TAKEOVERS:
+        (_, first), (second, _) = takeovers[:2]
+        takeovers[:2] = [(second, first)]
+    return takeovers
+
+
+def common_position(takeovers: Takeovers, epoch: int, seq: int) -> int:
+    """Up to which item an output has the items of the log, if the writer of this epoch wrote it up to ``seq``. That is
+    less than ``seq`` if the output was set back to a state before one of the takeovers."""
+    return min([seq, *(start for later, start in takeovers if later > epoch)])
+
+
 # Roles of a run: work that one process at a time does, such as seeding or writing an output.
 
 

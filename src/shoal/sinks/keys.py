@@ -12,18 +12,20 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from shoal.errors import DECODING_ERRORS, ItemError, SinkError
 from shoal.item import as_text
-from shoal.ports import LoggedItem
+from shoal.ports import LoggedItem, Takeovers, common_position, with_takeover
 
 # Items that an output can't write. They do not stop the others, and each is logged or counted.
 
 
 log = logging.getLogger("shoal.sinks")
+
+T = TypeVar("T")
 
 _MAX_LOGGED = 20
 
@@ -150,29 +152,6 @@ def _digest(text: str) -> str:
 # -- progress
 
 
-Takeovers: TypeAlias = list[tuple[int, int]]
-"""The writers of an output: the epoch of each, and the last item that the output had when it began. The items after it
-may be others than those of earlier writers, because the store may have been rewound in between."""
-_MAX_TAKEOVERS = 16
-
-
-def with_takeover(takeovers: Takeovers, epoch: int, seq: int) -> Takeovers:
-    """Add a writer that begins after item ``seq``, unless it only opens the output again."""
-    if takeovers and takeovers[-1][0] == epoch:
-        return takeovers
-    takeovers = [*(takeover for takeover in takeovers if takeover[1] < seq), (epoch, seq)]
-    if len(takeovers) > _MAX_TAKEOVERS:
-        (_, first), (second, _) = takeovers[:2]
-        takeovers[:2] = [(second, first)]
-    return takeovers
-
-
-def common_position(takeovers: Takeovers, epoch: int, seq: int) -> int:
-    """Up to which item an output has the items of the log, if the writer of this epoch wrote it up to ``seq``. That is
-    less than ``seq`` if the output was set back to a state before one of the takeovers."""
-    return min([seq, *(start for later, start in takeovers if later > epoch)])
-
-
 class SavedProgress(msgspec.Struct):
     """The state of an output with tables at a flush."""
 
@@ -185,13 +164,13 @@ class SavedProgress(msgspec.Struct):
 
 
 _encode_saved = msgspec.msgpack.Encoder().encode
-_decode_saved = msgspec.msgpack.Decoder(SavedProgress).decode
+decode_progress = msgspec.msgpack.Decoder(SavedProgress).decode
 
 
-def read_progress(state: bytes, name: str) -> SavedProgress | None:
+def read_state(state: bytes, decode: Callable[[bytes], T], name: str) -> T | None:
     """Decode a state; None if there is none. SinkError if it can't be read. ``name`` is the output in messages."""
     try:
-        return _decode_saved(state) if state else None
+        return decode(state) if state else None
     except DECODING_ERRORS as exc:
         raise SinkError(f"can't read the saved position in {name}: {exc}") from exc
 
@@ -219,7 +198,7 @@ class WriteProgress:
         """Items that the output could not take."""
 
     def open(self, state: bytes, epoch: int) -> None:
-        saved = read_progress(state, self._name)
+        saved = read_state(state, decode_progress, self._name)
         if saved is not None and saved.key != self._key:
             raise SinkError(
                 f"this run started to write {self._name} with {_option(saved.key)}, but now it has "

@@ -253,12 +253,18 @@ class RecordMaker:
             common["WARC-IP-Address"] = exchange.address
         if exchange.truncated:
             common["WARC-Truncated"] = "unspecified"
-        head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", _described(exchange))
+        received = [  # headers that do not describe the body in the record get another name
+            (_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received
+        ]
+        head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", received)
         if original is None:
             headers = {**common, "WARC-Payload-Digest": digest}
             response = self._record("response", exchange.url, headers, head, exchange.body)
         else:
-            response = self._revisit(exchange.url, common, head, digest, original)
+            headers = {**common, "WARC-Refers-To": original.record_id}
+            response = self._writer.create_revisit_record(
+                exchange.url, digest, original.url, original.date, http_headers=head, warc_headers_dict=headers
+            )
         record_id = response.rec_headers.get_header("WARC-Record-ID")
         sent = [(name, value) for name, value in exchange.sent if name.lower() not in _SECRET]
         request_head = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
@@ -276,14 +282,6 @@ class RecordMaker:
     ) -> ArcWarcRecord:
         return self._writer.create_warc_record(
             url, kind, payload=BytesIO(body), length=len(body), warc_headers_dict=headers, http_headers=head
-        )
-
-    def _revisit(
-        self, url: str, headers: Mapping[str, str], head: StatusAndHeaders, digest: str, original: Original
-    ) -> ArcWarcRecord:
-        revisit_headers = {**headers, "WARC-Refers-To": original.record_id}
-        return self._writer.create_revisit_record(
-            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=revisit_headers
         )
 
     def _packed(self, record: ArcWarcRecord) -> bytes:
@@ -304,11 +302,6 @@ def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHe
     head.headers_buff = b"".join(header_line.translate(_ONE_LINE) + b"\r\n" for header_line in lines) + b"\r\n"
     head.compute_headers_buffer = lambda header_filter=None: None
     return head
-
-
-def _described(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """The headers of the response. Those that do not describe the body in the record get another name."""
-    return [(_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received]
 
 
 def _target(url: str) -> str:

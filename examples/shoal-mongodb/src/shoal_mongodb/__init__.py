@@ -23,7 +23,7 @@ from pymongo.errors import (
 
 from shoal.errors import OutputTakenError, SinkError
 from shoal.item import decode_item
-from shoal.ports import LoggedItem, OutputCount, SinkOptions
+from shoal.ports import LoggedItem, OutputCount, SinkOptions, Takeovers, common_position, with_takeover
 
 Document: TypeAlias = dict[str, Any]
 
@@ -45,6 +45,7 @@ class _Saved(msgspec.Struct):
 
     seq: int
     rejected: int = 0
+    takeovers: Takeovers = []
 
 
 class MongoSink:
@@ -78,6 +79,7 @@ class MongoSink:
         self._kept: int | None = None
         """Later documents of earlier writers are leftovers. None: not known before the first write."""
         self._written: int | None = None
+        self._takeovers: Takeovers = []
 
     @staticmethod
     def sink_id(url: str) -> str:
@@ -94,11 +96,12 @@ class MongoSink:
         async with self._errors("open"):
             self._client = AsyncMongoClient(self._url, tz_aware=True)
             await self._collection.create_index([(f"{_PLACE}.run", 1), (f"{_PLACE}.seq", 1)])
-            known = await self._take_over(epoch, saved.seq if saved and is_of_earlier_version else 0)
+            known = await self._take_over(epoch, saved, saved.seq if saved and is_of_earlier_version else 0)
         self._saved = saved
         if saved is not None and known.seq < saved.seq:
             self._saved = known
         self._kept = self._saved.seq if self._saved else None
+        self._takeovers = with_takeover(saved.takeovers if saved else [], epoch, self._kept or 0)
         self._written = None
         return None if self._saved is saved else known.seq
 
@@ -110,8 +113,9 @@ class MongoSink:
             raise SinkError(f"{self._name}: cannot read the saved position {state[:40]!r}") from None
         return (_Saved(saved), True) if isinstance(saved, int) else (saved, False)
 
-    async def _take_over(self, epoch: int, seq: int) -> _Saved:
-        """Put the epoch into the position document, and return its position. ``seq`` is the position without one."""
+    async def _take_over(self, epoch: int, saved: _Saved | None, seq: int) -> _Saved:
+        """Put the epoch into the position document, and return up to where the collection has the items of the log.
+        ``seq`` is the position without a document."""
         for _ in range(_MAX_TRIES):
             before = await self._outputs.find_one({"_id": self._output_id})
             if before is None:
@@ -128,7 +132,8 @@ class MongoSink:
                 continue
             if before["epoch"] > epoch:
                 raise self._taken(epoch, before["epoch"])
-            position = {**before, "epoch": epoch, "writer": max(epoch, before["writer"] + 1)}
+            seq = common_position(saved.takeovers if saved else [], before["epoch"], before["seq"])
+            position = {**before, "epoch": epoch, "writer": max(epoch, before["writer"] + 1), "seq": seq}
             if (await self._outputs.replace_one(before, position)).matched_count:
                 break
         else:
@@ -192,7 +197,7 @@ class MongoSink:
         if self._written is not None:
             before = self._saved.rejected if self._saved else 0
             seq = max(self._written, self._saved.seq if self._saved else 0)
-            await self._move(_Saved(seq, before + len(self._rejected)))
+            await self._move(_Saved(seq, before + len(self._rejected), self._takeovers))
         elif self._saved is not None and self._saved.seq != self._position["seq"]:
             await self._move(self._saved)
         rejected, self._rejected = self._rejected, {}
