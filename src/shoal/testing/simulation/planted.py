@@ -115,7 +115,7 @@ DEFECTS = [
         "repeated token",
         "another worker gets a page under the same token",
         f"{_QUEUE}.lease",
-        "token = token_base(nonce)",
+        "token = rules.token_base(nonce)",
         "token = 0",
         backend="memory",
     ),
@@ -195,14 +195,6 @@ DEFECTS = [
         f"{_CLUSTER}.redis:RedisCoordinator.wait",
         "if _position(last) > _position(self._seen):",
         "if False:",
-        scenario="cluster",
-    ),
-    Defect(
-        "idle holder",
-        "a node that does not know that it has a slot keeps it",
-        f"{_CLUSTER}.slots:NodeSlot.check",
-        "await self._drop(mine)",
-        "pass",
         scenario="cluster",
     ),
     Defect(
