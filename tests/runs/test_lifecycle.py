@@ -43,6 +43,7 @@ class Written:
 
     def __init__(self, error: Exception | None = None, *, hangs: bool = False) -> None:
         self.ended: list[bool] = []
+        self.abandoned = asyncio.Event()
         self._error = error
         self._hangs = hangs
 
@@ -61,6 +62,9 @@ class Written:
         self.ended.append(finished)
 
     def hurry(self) -> None: ...
+
+    async def abandon(self) -> None:
+        self.abandoned.set()
 
 
 class Life:
@@ -364,6 +368,8 @@ async def test_a_stopped_process_does_not_wait_for_an_output_that_hangs() -> Non
     summary = await work
     assert summary.stats.done == 1
     assert await life.state() == "running"
+    async with asyncio.timeout(5):  # the process may live on, and another one needs the output
+        await life.output.abandoned.wait()
 
 
 # -- clusters

@@ -82,6 +82,9 @@ class RunLifecycle:
         self._stop_asked = asyncio.Event()
         self._persist = Persistence(shared=store.shared)
         self._outputs: Sequence[Output] = ()
+        self._abandoning: list[asyncio.Task[None]] = []
+        """Release outputs that had no time to finish: this process may live on, and another one needs their files and
+        roles. Nobody waits for that, as an output may hang."""
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
@@ -321,6 +324,7 @@ class RunLifecycle:
             current_queries.reset(before)
             if timer is not None:
                 timer.cancel()
+            self._abandoning = [asyncio.create_task(_abandon(output)) for output in self._outputs]
 
     def _limit_time(self) -> asyncio.TimerHandle | None:
         seconds = self._plan.config.scope.max_seconds
@@ -604,6 +608,11 @@ class RunLifecycle:
             await self._store_limit()
         if stats.finished != (state == "finished"):
             await self._move_to("finished" if stats.finished else "running")
+
+
+async def _abandon(output: Output) -> None:
+    with suppress(ShoalError, OSError):
+        await output.abandon()
 
 
 class Participant:

@@ -58,6 +58,7 @@ def _function_of(target: object) -> FunctionType:
 
 
 _QUEUE = "shoal.frontier.memory.queue:MemoryQueue"
+_CLUSTER = "shoal.runs.cluster"
 
 _SCHEDULES = "shoal.operations.schedules"
 _NOTIFICATIONS = "shoal.operations.notifications"
@@ -229,5 +230,55 @@ DEFECTS = [
         backend="memory",
     ),
     *_OF_SCHEDULES,
+    # of clusters
+    Defect(
+        "work without a slot",
+        "a node works on after the end of its session",
+        f"{_CLUSTER}.slots:NodeSession.is_good",
+        "return self.left > 0",
+        "return self.left >= 0",
+        scenario="cluster",
+    ),
+    Defect(
+        "repeated epoch",
+        "the next holder of a slot gets the epoch of the last one",
+        f"{_CLUSTER}.election:next_epoch",
+        "return max(last + 1, microseconds)",
+        "return max(last, 1)",
+        scenario="cluster",
+    ),
+    Defect(
+        "sleeping backup",
+        "a Backup Runner does not wake up when the session of a Runner ends",
+        f"{_CLUSTER}.membership:Membership._wait",
+        "self._sleep(min([interval, *soon]),",
+        "self._sleep(interval,",
+        scenario="cluster",
+    ),
+    Defect(
+        "deaf backup",
+        "a Backup Runner does not hear that a Runner has left",
+        f"{_CLUSTER}.redis:RedisCoordinator.wait",
+        "if _position(last) > _position(self._seen):",
+        "if False:",
+        scenario="cluster",
+    ),
+    Defect(
+        "late release",
+        "the frontier is not told of a new holder, so the leases of a dead Runner end only with their time",
+        "shoal.runs.lifecycle:RunLifecycle._fence",
+        "count = await self._frontier.fence(holder.slot, holder.epoch)",
+        "count = 0",
+        scenario="cluster",
+    ),
+    Defect(
+        "trusting frontier",
+        "the frontier gives leases to a holder that has been replaced",
+        f"{_QUEUE}.lease",
+        "self._roles.check_holder(holder)",
+        "pass",
+        scenario="cluster",
+        backend="memory",
+    ),
 ]
 """By importance: the first ones were found by users, or could have been."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 
-from shoal.errors import StoreAwayError, StoreRewoundError
+from shoal.errors import StoreRewoundError
 from shoal.frontier.local import wire
 from shoal.frontier.local.store import OwnerConnection, SocketStore
 from shoal.ports import Frontier, FrontierOptions, Holder, HostUpdate, Rewind, Run, Store
-from shoal.system import clock
+from shoal.testing.simulation.calls import NetworkCall
 from shoal.testing.simulation.leases import JUDGED, LeaseJudge
 from shoal.testing.simulation.loop import Process
 
@@ -31,6 +31,8 @@ _READS = {
     *("run_states", "list_runs", "room"),
 }
 """Calls that change nothing."""
+_UNPROVEN = (_READS - {"read_items"}) | {"fence"}
+"""Calls whose answers are no receipts for a client."""
 
 
 class Receipt(NamedTuple):
@@ -89,6 +91,8 @@ class SimulatedServer:
         self._changes = 0
         self._backup: tuple[int, float, LeaseJudge, StoreJudge | None] | None = None
         self.is_away = False
+        self.cut_off: set[Process] = set()
+        """Processes whose calls do not arrive."""
         self.lost_since = 0.0
         """Until when the store knew everything, if it went back."""
         self.leases = LeaseJudge(world)
@@ -118,7 +122,7 @@ class SimulatedServer:
 
     def receive(self, call: Call) -> None:
         """A call has arrived."""
-        if not self.is_away:
+        if not self.is_away and call.caller not in self.cut_off:
             self._processes[-1].start(self._execute(call))
 
     async def _execute(self, call: Call) -> None:
@@ -127,9 +131,9 @@ class SimulatedServer:
         try:
             result = await self._answer(call)
         except Exception as exc:  # every error of a call is sent to its client
-            call.fail(wire.error_of(exc))
+            call.fail(_decoded(wire.error_of(exc)))
         else:
-            call.finish(result, Receipt(len(self._restored), self._changes))
+            call.finish((result, Receipt(len(self._restored), self._changes)))
 
     def _knows(self, receipt: Receipt) -> bool:
         """Whether the store still has everything that a client with this receipt has seen."""
@@ -218,46 +222,20 @@ _REFUSED_LATE = {"lease", "transition"}
 """Calls that a server ignores when their client has given them up. It executes other calls whenever they arrive."""
 
 
-class Call:
-    """One call of a client, which may arrive twice."""
+class Call(NetworkCall[tuple[bytes, Receipt]]):
+    """A call to the store."""
 
     def __init__(self, world: World, method: str, run: bytes, arguments: msgspec.Raw, receipt: Receipt | None) -> None:
+        super().__init__(world, TIMEOUT)
         self.method = method
         self.run = run
         self.arguments = arguments
         self.receipt = receipt
-        self.caller = world.current
-        self.answer: asyncio.Future[tuple[bytes, Receipt]] = world.loop.create_future()
-        self._world = world
-        self._not_after = clock.now() + TIMEOUT
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the client has given up."""
-        return self._world.loop.time() > self._not_after
-
-    def finish(self, result: bytes, receipt: Receipt) -> None:
-        """Send the result."""
-        self._reply(lambda: self._settle(lambda: self.answer.set_result((result, receipt))))
-
-    def fail(self, error: tuple[str, str]) -> None:
-        """Send an error."""
-        self._reply(lambda: self._settle(lambda: self.answer.set_exception(_decoded(error))))
-
-    def give_up(self) -> None:
-        error = StoreAwayError(f"the simulated server did not answer in {TIMEOUT:g} s")
-        self._settle(lambda: self.answer.set_exception(error))
-
-    def _reply(self, settle: Callable[[], None]) -> None:
-        self._world.network.send(settle, self.caller.context)
-
-    def _settle(self, settle: Callable[[], None]) -> None:
-        if not self.answer.done():
-            settle()
 
 
 class SimulatedConnection(OwnerConnection):
-    """A connection to the server: of a store, or of one frontier, which notices that the store went back in time."""
+    """A connection to the server: of a store, or of one frontier. As with real servers, a frontier notices that the
+    store went back if the store lacks what it acknowledged to the frontier."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -271,21 +249,17 @@ class SimulatedConnection(OwnerConnection):
         """Do nothing."""
 
     async def call(self, method: str, run: bytes, arguments: msgspec.Raw) -> msgspec.Raw:
-        if self._is_rewound and method != "recover":
+        if run and self._is_rewound and method != "recover":
             raise StoreRewoundError("the store went back in time; nothing was changed. Call recover() first")
         world = self._world
-        call = Call(world, method, run, arguments, self._receipt)
-        timer = world.loop.call_later(TIMEOUT, call.give_up)
-        world.network.send(lambda: world.server.receive(call), world.machine.context, repeats=True)
+        call = Call(world, method, run, arguments, self._receipt if run else None)
         try:
-            result, receipt = await call.answer
+            result, receipt = await call.send(lambda: world.server.receive(call))
         except StoreRewoundError:
             self._is_rewound = True
             raise
-        finally:
-            timer.cancel()
         self._is_rewound &= method != "recover"
-        if run and (self._receipt is None or receipt > self._receipt):
+        if run and method not in _UNPROVEN and (self._receipt is None or receipt > self._receipt):
             self._receipt = receipt
         return msgspec.Raw(result)
 

@@ -223,7 +223,8 @@ class World:
         return open_store(self)
 
     @contextmanager
-    def _ports(self) -> Iterator[None]:
+    def ports(self) -> Iterator[None]:
+        """Replace the clocks, threads, files and plugins of all code that runs meanwhile."""
         entropy = self._entropy
         replaced: list[tuple[object, dict[str, object]]] = [
             (clock, {"time": self._time, "monotonic": self.loop.time, "now": self.loop.time}),
@@ -248,7 +249,7 @@ class World:
     def run(self, director: Callable[[World], Coroutine[Any, Any, T]]) -> T:
         """Run until the director returns."""
         self.loop.set_exception_handler(self._note_error)
-        with self._ports():
+        with self.ports():
             try:
                 return self.loop.run_until_complete(director(self))
             finally:
