@@ -24,8 +24,8 @@ from shoal.ports import (
 )
 from shoal.testing.driving import drive
 from shoal.testing.histories import Operation, find_contradiction
-from shoal.testing.simulation.planted import DEFECTS
 from tests.contracts.history_clients import BACKENDS, clients
+from tests.simulation.planted import DEFECTS
 
 CLIENTS = 4
 

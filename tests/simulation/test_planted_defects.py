@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.testing.simulation.planted import DEFECTS, Defect
 from shoal.testing.simulation.search import Search, simulate
+from tests.simulation.planted import DEFECTS, Defect
 
 SECONDS = 120.0
 QUICK = ["early trim", "missing fence"]
