@@ -18,6 +18,7 @@ from shoal.fetch.sessions.jars import Jar, Jars
 from shoal.http import Request, Response
 from shoal.ports import Documents, Fetch, Frontier, Hosts, HostState, HostUpdate
 from shoal.spider import Spider
+from shoal.system import clock
 from shoal.urls.normalize import host_of
 
 if TYPE_CHECKING:
@@ -58,34 +59,62 @@ class HostTurns:
             state = await self._state(host)
         if not state.delay:
             return await fetch(request)
-        async with self._blocked(host, state.delay):
-            while (await self._state(host)).in_flight:
-                await asyncio.sleep(_POLL)
-            await asyncio.sleep(state.delay)
+        async with self._blocked(host, state.delay) as block:
+            is_free = False
+            while not is_free:
+                await block.renew()
+                lapses = block.lapses
+                while (await self._state(host)).in_flight:
+                    await asyncio.sleep(_POLL)
+                await asyncio.sleep(state.delay)
+                is_free = block.holds and block.lapses == lapses
             return await fetch(request)
 
     @asynccontextmanager
-    async def _blocked(self, host: str, delay: float) -> AsyncIterator[None]:
+    async def _blocked(self, host: str, delay: float) -> AsyncIterator[_Block]:
         """Keep a host blocked, and leave it blocked for its delay."""
-        await self._block(host, delay)
-        renewing = asyncio.create_task(self._renew(host, delay))
+        block = _Block(self._hosts, self._persist, host, max(delay, _BLOCK))
+        renewing = asyncio.create_task(block.keep())
         try:
-            yield
+            yield block
         finally:
             renewing.cancel()
-            await self._block(host, delay)
-
-    async def _renew(self, host: str, delay: float) -> None:
-        while True:
-            await asyncio.sleep(_BLOCK / 3)
-            await self._block(host, delay)
+            await block.renew()
 
     async def _state(self, host: str) -> HostState:
         return await self._persist(lambda: self._hosts.host_state(host))
 
-    async def _block(self, host: str, delay: float) -> None:
-        update = HostUpdate(block_for=max(delay, _BLOCK), block_reason=REASON)
-        await self._persist(lambda: self._hosts.update_host(host, update))
+
+class _Block:
+    """A block of a host that is renewed. It lapses while the store does not answer."""
+
+    def __init__(self, hosts: Hosts, persist: Persist, host: str, seconds: float) -> None:
+        self._hosts = hosts
+        self._persist = persist
+        self._host = host
+        self._seconds = seconds
+        self._until = 0.0
+        self.lapses = 0
+        """How often it began, because it had ended before it was renewed. Others may have had the host in between."""
+
+    @property
+    def holds(self) -> bool:
+        return clock.monotonic() < self._until
+
+    async def keep(self) -> None:
+        """Renew it until cancelled."""
+        while True:
+            await asyncio.sleep(_BLOCK / 3)
+            await self.renew()
+
+    async def renew(self) -> None:
+        await self._persist(self._renew)
+
+    async def _renew(self) -> None:
+        now = clock.monotonic()
+        await self._hosts.update_host(self._host, HostUpdate(block_for=self._seconds, block_reason=REASON))
+        self.lapses += now > self._until
+        self._until = max(self._until, now + self._seconds)
 
 
 _MAX_BROWSER_COOKIES = 3000
