@@ -18,7 +18,8 @@ from shoal.frontier.memory.requests import Spill
 from shoal.http import Request, Response
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.autoscale import LocalPool
-from shoal.sinks.warc import WarcFile
+from shoal.sinks.archive_index import IndexEntry, key_of
+from shoal.sinks.warc import Original, PageRecords, WarcFile
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +83,19 @@ async def test_the_logs_of_workers(tmp_path: Path) -> None:
     assert list(modes(tmp_path).values()) == ["0o600"]
 
 
+def page(data: bytes) -> PageRecords:
+    entry = IndexEntry(url="http://a.example/", mime="text/html", status="200", digest="sha1:A", record="1")
+    original = Original("1", entry.url, "2026-01-01T00:00:00Z")
+    return PageRecords(data, entry.digest, original, key_of(entry.url, original.date), entry, len(data))
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_warc_files(tmp_path: Path, drops: bool) -> None:
     """Their requests have cookies and passwords."""
     file = WarcFile(str(tmp_path / "a.warc.gz"), b"info", "run")
-    first, _ = file.append([b"first", b"second"], durable=True)
+    first, _ = file.append([page(b"first"), page(b"second")], durable=True)
     assert modes(tmp_path) == {"a.warc.gz.open": "0o600"}
     if drops:  # then it is copied
         file.dropped.append(first)
     file.finish()
-    assert modes(tmp_path) == {"a.warc.gz": "0o600"}
+    assert modes(tmp_path) == dict.fromkeys(("a.warc.gz", "a.cdxj", "a.keys"), "0o600")

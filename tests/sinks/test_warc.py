@@ -25,7 +25,7 @@ from shoal.sinks.warc import WarcArchive
 from shoal.testing import FakeClock
 from tests.support.fakes import memory_frontier
 from tests.support.servers import ProxyServer
-from tests.support.warc_files import Found, pages_of, read_file, read_folder
+from tests.support.warc_files import Found, pages_of, read_file, read_folder, warc_files
 
 RUN = Run(run_id="run", spider="pages", state="running", created_at=1.5)
 BODY = b"<html>" + b"the same words " * 50
@@ -186,7 +186,7 @@ async def test_the_first_record_says_what_the_file_is(warc: Archive) -> None:
     archive = await warc.open()
     await warc.complete(archive, *await store(warc, archive, "http://a.example/"))
     await archive.close()
-    (path,) = warc.folder.iterdir()
+    (path,) = warc_files(warc.folder)
     info = read_file(path)[0]
     assert info.headers["WARC-Filename"] == path.name
     assert b"isPartOf: run\r\n" in info.body
@@ -246,7 +246,7 @@ async def test_a_large_file_is_finished_and_another_one_begun(warc: Archive) -> 
         await warc.complete(archive, *await store(warc, archive, url, body=os.urandom(800)))
     assert len([path for path in warc.folder.iterdir() if path.suffix == ".open"]) == 1
     await archive.close()
-    files = sorted(warc.folder.iterdir())
+    files = warc_files(warc.folder)
     assert len(files) == 6
     assert ["00001" in files[0].name, "00006" in files[-1].name] == [True, True]
     assert pages_of(read_folder(warc.folder)) == dict.fromkeys(urls, 1)
@@ -258,7 +258,7 @@ async def test_a_process_without_a_page_leaves_no_file(warc: Archive) -> None:
     lost = await store(warc, archive, "http://a.example/")
     archive.settled(lost, [False])
     await archive.close()
-    assert list(warc.folder.iterdir()) == []
+    assert warc_files(warc.folder) == []
 
 
 async def test_what_the_frontier_did_not_answer_is_asked_later(warc: Archive) -> None:
@@ -331,7 +331,7 @@ async def test_a_file_without_its_first_record_is_removed(warc: Archive) -> None
     with die(dead).open("r+b") as file:
         file.truncate(20)
     await (await warc.open()).close()
-    assert list(warc.folder.iterdir()) == []
+    assert warc_files(warc.folder) == []
 
 
 async def test_files_of_living_processes_and_other_runs_are_left_alone(warc: Archive) -> None:

@@ -7,7 +7,6 @@ frontier which of the pages in the file are done.
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import logging
 import os
@@ -17,7 +16,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from hashlib import sha1
 from io import BytesIO
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -30,6 +28,20 @@ from shoal.http import Request
 from shoal.http.exchange import Exchange
 from shoal.messages import pip_install
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
+from shoal.sinks.archive import OPEN, payload_digest
+from shoal.sinks.archive_index import (
+    ARCHIVE_MODE,
+    ENDING,
+    IndexBuilder,
+    IndexEntry,
+    PagePart,
+    key_of,
+    make_entry,
+    members,
+    rebuild_index,
+    run_of,
+    write_index,
+)
 from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
 from shoal.system import chance
 
@@ -43,9 +55,9 @@ _MAX_ORIGINALS = 100_000
 """Payloads that are remembered, so that the same payload is stored once."""
 _QUESTIONS = 1000
 """How many leases one call asks the frontier about."""
-ENDING = ".warc.gz"
 _UNSAFE = re.compile(r"[^\w.-]")
 _LEASE_FIELD = "shoalLease"
+_REQUEST_FIELD = "shoalRequest"
 _LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
 _ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
 _LEVEL = 6
@@ -54,8 +66,6 @@ _SECRET = frozenset({b"proxy-authorization"})
 """Headers for a proxy. They were not sent to the site."""
 _ORIGINAL = b"X-Orig-"
 """The prefix for the name of a header that does not describe the body in the record."""
-OPEN = ".open"
-_MODE = 0o600  # requests have cookies and passwords
 _BLOCK = 1 << 16
 _KIND = b"WARC-Type: "
 
@@ -121,7 +131,7 @@ class WarcArchive:
         ]
         if self._file is None:
             self._file = self._new_file()
-        parts = self._file.append([page.data for page in records], durable=self._durable)
+        parts = self._file.append(records, durable=self._durable)
         self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
 
     def _new_file(self) -> WarcFile:
@@ -223,6 +233,11 @@ class PageRecords(Struct, frozen=True):
     digest: str
     """The digest of the payload."""
     response: Original
+    key: str
+    """The key of the page in the index, and its entry there."""
+    entry: IndexEntry
+    length: int
+    """Of the first record."""
 
 
 class RecordMaker:
@@ -246,7 +261,7 @@ class RecordMaker:
     ) -> PageRecords:
         """``originals``: stored responses by the digest of their payload."""
         date = _date(exchange.began)
-        digest = "sha1:" + base64.b32encode(sha1(exchange.body, usedforsecurity=False).digest()).decode()
+        digest = payload_digest(exchange.body)
         original = originals.get(digest) if exchange.body else None
         common = {"WARC-Date": date}
         if exchange.address:
@@ -268,8 +283,12 @@ class RecordMaker:
             refers = {"WARC-Date": date, "WARC-Refers-To": record_id, "Content-Type": "text/html; charset=utf-8"}
             records.append(self._record("conversion", exchange.url, refers, None, exchange.rendered))
         records.append(self._record("metadata", exchange.url, beside, None, _metadata(exchange, request, lease)))
-        data = b"".join(map(self._packed, records))
-        return PageRecords(data, digest, original or Original(record_id, exchange.url, date))
+        entry = make_entry({name.lower(): value for name, value in response.rec_headers.headers}, head.headers_buff)
+        entry.fingerprint = _request_fingerprint(request, lease).hex()
+        entry.rendered = exchange.rendered is not None
+        packed = [self._packed(record) for record in records]
+        made = original or Original(record_id, exchange.url, date)
+        return PageRecords(b"".join(packed), digest, made, key_of(exchange.url, date), entry, len(packed[0]))
 
     def _record(
         self, kind: str, url: str, headers: Mapping[str, str], head: StatusAndHeaders | None, body: bytes
@@ -324,7 +343,14 @@ def _metadata(exchange: Exchange, request: Request, lease: LeaseKey) -> bytes:
     if request.redirects:
         fields["via"] = request.redirects[-1]
     fields[_LEASE_FIELD] = f"{lease.fingerprint.hex()}-{lease.token:x}"
+    if (fingerprint := _request_fingerprint(request, lease)) != lease.fingerprint:
+        fields[_REQUEST_FIELD] = fingerprint.hex()
     return "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
+
+
+def _request_fingerprint(request: Request, lease: LeaseKey) -> bytes:
+    """The lease of a request that may be made again has a fingerprint of its own."""
+    return request.fingerprint() if request.dont_filter else lease.fingerprint
 
 
 def read_lease(metadata: bytes) -> LeaseKey | None:
@@ -339,20 +365,13 @@ def read_lease(metadata: bytes) -> LeaseKey | None:
 # done.
 
 
-class PagePart(NamedTuple):
-    """The records of one page in a file."""
-
-    begin: int
-    end: int
-
-
 class WarcFile:
     """A file that is being written. All methods block."""
 
     def __init__(self, path: str, info: bytes, run_id: str) -> None:
         """``path`` is its final name. ``info`` is its first record."""
         self.path = path
-        self._file = GrowingFile(path + OPEN, run_id, mode=_MODE)
+        self._file = GrowingFile(path + OPEN, run_id, mode=ARCHIVE_MODE)
         self._file.open(0, fresh=True)
         try:
             self._file.keep(0)
@@ -361,43 +380,63 @@ class WarcFile:
             self._file.close()
             raise
         self._first = self._file.size
+        self._run = next((run_of(member.content) for member in members(BytesIO(info))), ("", 0.0))
+        self._index = IndexBuilder(os.path.dirname(self.path))
         self.dropped: list[PagePart] = []
 
     @property
     def size(self) -> int:
         return self._file.size
 
-    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[PagePart]:
+    def append(self, pages: Sequence[PageRecords], *, durable: bool) -> list[PagePart]:
         """Append the records of pages."""
         begin, parts = self._file.size, []
         for page in pages:
-            parts.append(PagePart(begin, begin + len(page)))
-            begin += len(page)
-        self._file.append(b"".join(pages))
+            parts.append(PagePart(begin, begin + len(page.data)))
+            begin += len(page.data)
+        self._file.append(b"".join([page.data for page in pages]))
         if durable:
             self._file.sync()
+        filename = os.path.basename(self.path)
+        for page, part in zip(pages, parts, strict=True):
+            page.entry.filename = filename
+            self._index.add(page.key, page.entry, part, page.length)
         return parts
 
     def finish(self) -> None:
         """Give the file its final name. A file without a page is removed."""
         self._file.sync()
-        publish(self.path, self._first, self._file.size, self.dropped)
+        publish(self.path, self._first, self._file.size, self.dropped, None if self._index.is_broken else self)
         self._file.close()
+        self._index.close()
+
+    def write_index(self, size: int) -> None:
+        """Write the index of the file, which will have this size."""
+        write_index(self.path.removesuffix(ENDING), self._index.lines(self.dropped), self._run, size)
 
     def abandon(self) -> None:
         """Close the file without finishing it, as if the process had died."""
         self._file.close()
+        self._index.close()
 
 
-def publish(path: str, first: int, size: int, dropped: Sequence[PagePart]) -> None:
-    """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin."""
+def publish(path: str, first: int, size: int, dropped: Sequence[PagePart], writer: WarcFile | None = None) -> None:
+    """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin. ``writer``: the
+    file if it knows its index, which is otherwise made from the records.
+
+    The index comes first: a file that has its final name has an index, whenever the process dies."""
     with storage_errors(path):
-        if size - sum(part.end - part.begin for part in dropped) <= first:
+        kept = size - sum(part.end - part.begin for part in dropped)
+        if kept <= first:
             os.unlink(path + OPEN)
             return
+        if writer is not None:
+            writer.write_index(kept)
+        else:
+            rebuild_index(path.removesuffix(ENDING), path + OPEN, size=size, dropped=dropped)
         if dropped or os.path.getsize(path + OPEN) != size:
             with open(path + OPEN, "rb") as old:
-                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped)), mode=_MODE))
+                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped)), mode=ARCHIVE_MODE))
             os.unlink(path + OPEN)
         else:
             os.rename(path + OPEN, path)
@@ -445,7 +484,8 @@ def read_leftover(file: BinaryIO) -> Leftover:
     """Read an open file up to its last whole page."""
     first, size, info = 0, 0, b""
     pages: list[tuple[PagePart, LeaseKey]] = []
-    for end, record in _members(file):
+    for at, length, record in members(file):
+        end = at + length
         kind = _kind_of(record)
         if kind == b"warcinfo" and not first:
             first, size, info = end, end, record
@@ -458,24 +498,3 @@ def read_leftover(file: BinaryIO) -> Leftover:
 def _kind_of(record: bytes) -> bytes:
     begin = record.find(_KIND)
     return record[begin + len(_KIND) : record.find(b"\r\n", begin)] if begin >= 0 else b""
-
-
-def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The complete gzip members of a file: where each ends, and its content, shortened unless it is metadata."""
-    at, rest = 0, b""
-    while True:
-        unpacker, content, used = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), 0
-        while not unpacker.eof:
-            block = rest or file.read(_BLOCK)
-            if not block:
-                return
-            try:
-                unpacked = unpacker.decompress(block)
-            except zlib.error:  # torn, or zeros that a file system left after a power cut
-                return
-            if len(content) < _BLOCK:
-                content += unpacked
-            used += len(block) - len(unpacker.unused_data)
-            rest = unpacker.unused_data
-        at += used
-        yield at, bytes(content)
