@@ -16,10 +16,11 @@ from shoal.fetch.layers.cache import Cache
 from shoal.frontier import open_store
 from shoal.frontier.memory.requests import Spill
 from shoal.http import Request, Response
+from shoal.http.exchange import Exchange
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.autoscale import LocalPool
-from shoal.sinks.archive_index import IndexEntry, key_of
-from shoal.sinks.warc import Original, PageRecords, WarcFile
+from shoal.sinks.warc import WarcFile
+from shoal.sinks.warc_records import Original, PageRecords
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +85,10 @@ async def test_the_logs_of_workers(tmp_path: Path) -> None:
 
 
 def page(data: bytes) -> PageRecords:
-    entry = IndexEntry(url="http://a.example/", mime="text/html", status="200", digest="sha1:A", record="1")
-    original = Original("1", entry.url, "2026-01-01T00:00:00Z")
-    return PageRecords(data, entry.digest, original, key_of(entry.url, original.date), entry, len(data))
+    url = "http://a.example/"
+    made = Exchange(url=url, method="GET", sent=[], status=200, received=[], body=b"", began=1e9, elapsed=0.1)
+    response = Original("1", url, "2026-01-01T00:00:00Z")
+    return PageRecords(data, len(data), made, [], "sha1:A", response, None, bytes(16))
 
 
 @pytest.mark.parametrize("drops", [False, True])

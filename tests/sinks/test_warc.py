@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from aiohttp import web
 
 from shoal import Request, Response, Spider, crawl
 from shoal.config import HttpSettings, WarcSettings
-from shoal.errors import ConfigError, SinkError
+from shoal.errors import SinkError
 from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.ports import Completion, Failure, Frontier, Lease, Run
@@ -355,12 +354,6 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path, warc: Archive) -> No
     (tmp_path / "file").write_text("")
     warc.folder = tmp_path / "file" / "warc"
     with pytest.raises(SinkError, match=r"warc\.folder"):
-        await warc.open()
-
-
-async def test_a_missing_library(warc: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "warcio", None)
-    with pytest.raises(ConfigError, match=r"pip install .*\[warc\]"):
         await warc.open()
 
 

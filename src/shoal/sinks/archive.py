@@ -6,12 +6,10 @@ in the folder is trusted: what is missing, damaged or swapped is an `ArchiveErro
 
 from __future__ import annotations
 
-import base64
 import os
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha1
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -25,12 +23,8 @@ from shoal.sinks.archive_index import (
     FileIndex,
     IndexEntry,
     IndexLine,
-    Record,
-    members,
-    parse_head,
-    parse_record,
-    run_of,
 )
+from shoal.sinks.warc_records import Record, members, parse_head, parse_record, payload_digest, run_of
 
 OPEN = ".open"
 _MAX_OPEN = 128
@@ -346,11 +340,6 @@ def _parsed(found: Found, content: bytes) -> Record:
     if record is None or str(len(record.block)) != record.headers.get("content-length"):
         raise ArchiveError(f"{_place(found)} is no record of a WARC file, or an incomplete one")
     return record
-
-
-def payload_digest(body: bytes) -> str:
-    """The digest of a payload, as records have it."""
-    return "sha1:" + base64.b32encode(sha1(body, usedforsecurity=False).digest()).decode()
 
 
 def check_payload(found: Found, body: bytes) -> None:

@@ -8,16 +8,15 @@ on disk, and both can be made again from the WARC file: the result is equal, byt
 from __future__ import annotations
 
 import heapq
-import math
 import mmap
 import os
 import re
 import struct
 import tempfile
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from typing import IO, BinaryIO, NamedTuple, TypeAlias
@@ -28,6 +27,18 @@ from msgspec import Struct
 
 from shoal.errors import DECODING_ERRORS, RequestError, ShoalError
 from shoal.sinks.storage import replace_file
+from shoal.sinks.warc_records import (
+    Member,
+    PagePart,
+    PageRecords,
+    Record,
+    members,
+    parse_head,
+    parse_record,
+    plain_id,
+    request_of,
+    run_of,
+)
 from shoal.urls.normalize import join_url, url_fingerprint
 
 ENDING = ".warc.gz"
@@ -37,9 +48,6 @@ ARCHIVE_MODE = 0o600  # requests have cookies and passwords
 REVISIT = "warc/revisit"
 """What an index has as the type of a page whose payload is in another record."""
 
-_BLOCK = 1 << 16
-_LONGEST_HEAD = 1 << 20
-"""How much of a record is read to index it. The headers of a response are far shorter."""
 _LONGEST_VALUE = 1000
 """Longer validators and lists of headers are not kept."""
 _BUFFER = 4 << 20
@@ -50,98 +58,10 @@ class ArchiveError(ShoalError):
     """A file of an archive is missing or damaged, or has another content than its index says."""
 
 
-# -- records
-
-
-class PagePart(NamedTuple):
-    """The records of one page in a file."""
-
-    begin: int
-    end: int
-
-
-class Member(NamedTuple):
-    """A record in a file: a gzip member."""
-
-    offset: int
-    length: int
-    content: bytes
-    """Shortened, unless it is metadata or a request."""
-
-
-def members(file: BinaryIO, at: int = 0, end: float = math.inf) -> Iterator[Member]:
-    """The complete gzip members of a file from an offset on, up to another one or the first that is damaged."""
-    file.seek(at)
-    rest = b""
-    while at < end:
-        unpacker, content, used = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), 0
-        while not unpacker.eof:
-            block = unpacker.unconsumed_tail or rest or file.read(_BLOCK)
-            if not block:
-                return
-            try:
-                unpacked = unpacker.decompress(block, _LONGEST_HEAD)
-            except zlib.error:  # torn, or zeros that a file system left after a power cut
-                return
-            if len(content) < _LONGEST_HEAD:
-                content += unpacked
-            used += len(block) - len(unpacker.unused_data) - len(unpacker.unconsumed_tail)
-            rest = unpacker.unused_data
-        yield Member(at, used, bytes(content))
-        at += used
-
-
-class Record(NamedTuple):
-    """A record: its own headers, with names in lower case, and what they describe."""
-
-    headers: dict[str, str]
-    block: bytes
-
-    @property
-    def kind(self) -> str:
-        return self.headers.get("warc-type", "")
-
-    @property
-    def url(self) -> str:
-        return self.headers.get("warc-target-uri", "")
-
-    @property
-    def record_id(self) -> str:
-        return plain_id(self.headers.get("warc-record-id", ""))
-
-
-def plain_id(record_id: str) -> str:
-    """The UUID of a record."""
-    return record_id.strip("<>").removeprefix("urn:uuid:")
-
-
-def parse_record(content: bytes) -> Record | None:
-    """None if this is no record of a WARC file."""
-    head, separator, block = content.partition(b"\r\n\r\n")
-    if not separator or not head.startswith(b"WARC/1."):
-        return None
-    lines = head.decode("utf-8", "replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines)
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    length = headers.get("content-length", "")
-    return Record(headers, block[: int(length)] if length.isascii() and length.isdigit() else block)
-
-
-def parse_head(block: bytes) -> tuple[str, list[tuple[bytes, bytes]], int]:
-    """The first line and the headers of an HTTP message, and where its body begins."""
-    end = block.find(b"\r\n\r\n")
-    end = len(block) if end < 0 else end
-    first, *lines = block[:end].split(b"\r\n")
-    pairs = (line.partition(b":") for line in lines)
-    return first.decode("latin-1"), [(name.strip(), value.strip()) for name, _, value in pairs], end + 4
-
-
 # -- the key of a URL
 
 
-_URL = re.compile(
-    r"(https?)://(?:[^/?#@]*@)?([^/?#@:]*|\[[^]/]*\])(:\d+)?([^?#]*)(?:\?([^#]*))?", re.ASCII | re.IGNORECASE
-)
+_URL = re.compile(r"(https?)://(?:[^/?#@]*@)?([^/?#@:]*|\[[^]/]*\])(:\d+)?", re.ASCII | re.IGNORECASE)
 _WWW = re.compile(r"www\d*\.")
 _PLAIN = re.compile(r"[!$&-;=?-Z_a-z|~\[\]]*", re.ASCII)
 _PATH_SESSIONS = [
@@ -162,12 +82,14 @@ _SAFE = "!\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 def surt(url: str) -> str:
     """The key of a URL in an index, as pywb and the Wayback Machine make it: ``com,example)/path?a=1&b=2``. Different
     URLs may have the same one."""
-    match = _URL.match(url)
-    if match is None:
-        return re.sub(r"\s", "%20", url.lower()) or "-"
-    scheme, host, port, path, query = match.groups()
-    host = _WWW.sub("", host.lower(), count=1) if host[:3].lower() == "www" else host.lower()
-    port = "" if port is None or port == _PORTS[scheme.lower()] else port
+    slash = url.find("/", 8)
+    origin = _origin_key(url[:slash]) if slash > 0 else ""
+    if not origin:
+        match = _URL.match(url)
+        if match is None:
+            return re.sub(r"\s", "%20", url.lower()) or "-"
+        slash, origin = match.end(), _origin_key(match[0])
+    path, _, query = url[slash:].partition("#")[0].partition("?")
     if not _PLAIN.fullmatch(path):
         path = _escaped(path)
     if "//" in path or "/." in path:
@@ -178,18 +100,32 @@ def surt(url: str) -> str:
             path = session.sub(r"\1\3", path)
     if len(path) > 1 and path[-1] == "/":
         path = path[:-1]
-    key = f"{','.join(reversed(host.split('.')))}{port}){path}"
-    return f"{key}?{query}" if query and (query := _query_key(query)) else key
+    return f"{origin}{path}?{query}" if query and (query := _query_key(query)) else origin + path
+
+
+@lru_cache(1024)
+def _origin_key(origin: str) -> str:
+    match = _URL.fullmatch(origin)
+    if match is None:
+        return ""
+    scheme, host, port = match.groups()
+    host = _WWW.sub("", host.lower(), count=1) if host[:3].lower() == "www" else host.lower()
+    port = "" if port is None or port == _PORTS[scheme.lower()] else port
+    return f"{','.join(reversed(host.split('.')))}{port})"
 
 
 def _query_key(query: str) -> str:
     if not _PLAIN.fullmatch(query):
         query = _escaped(query)
     query = query.lower()
-    if "id" in query:
+    if "sid=" in query or "sessionid" in query or "cftoken=" in query:
         for session in _QUERY_SESSIONS:
             query = session.sub(r"\1\2", query)
-    return "&".join(sorted(query.split("&"), key=lambda part: part.split("=", 1))) if "&" in query else query
+    return "&".join(sorted(query.split("&"), key=_name_and_value)) if "&" in query else query
+
+
+def _name_and_value(part: str) -> list[str]:
+    return part.split("=", 1)
 
 
 def _escaped(text: str) -> str:
@@ -250,60 +186,85 @@ class IndexEntry(Struct, omit_defaults=True, kw_only=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(IndexEntry)
-_DIGITS = re.compile(r"\D")
+_NO_DIGIT = re.compile(r"[^0-9]")
 _MIME = re.compile(r"[^;\s]*")
 
 
-def make_entry(headers: dict[str, str], head: bytes) -> IndexEntry:
-    """The entry of a response or revisit. ``headers``: those of the record, with names in lower case; ``head``: the
-    first line and the headers of the HTTP message."""
-    line, received, _ = parse_head(head)
-    found: dict[bytes, list[str]] = {}
+def make_entry(
+    url: str, status: str, received: Iterable[tuple[bytes, bytes]], digest: str, record: str, *, is_revisit: bool
+) -> IndexEntry:
+    """The entry of a response or revisit. ``received``: the headers of the response; ``record``: the UUID of the
+    record."""
+    entry = IndexEntry(url=url, mime=REVISIT if is_revisit else "unk", status=status, digest=digest, record=record)
+    varying: list[str] = []
     for name, value in received:
-        lower = name.lower()
-        if lower in _WANTED:
-            found.setdefault(lower, []).append(value.decode("latin-1"))
-    url = headers.get("warc-target-uri", "")
-    status = line.split(" ", 2)[1] if " " in line else ""
-    is_revisit = headers.get("warc-type") == "revisit"
-    entry = IndexEntry(
-        url=url,
-        mime=REVISIT if is_revisit else _first(_MIME, found.get(b"content-type")) or "unk",
-        status=status if status.isascii() and status.isdigit() else "-",
-        digest=headers.get("warc-payload-digest", "-"),
-        record=plain_id(headers.get("warc-record-id", "")),
-        truncated="warc-truncated" in headers,
-    )
-    if is_revisit:
-        entry.refers = plain_id(headers.get("warc-refers-to", ""))
-        entry.original = headers.get("warc-refers-to-filename", "")
-    if len(found) > 1 or b"content-type" not in found:
-        entry.etag = _short(found.get(b"etag"))
-        entry.modified = _short(found.get(b"last-modified"))
-        if varying := found.get(b"vary"):
-            names = {name.strip().lower() for value in varying for name in value.split(",")} - {""}
-            entry.vary = _short([",".join(sorted(names))]) or "*"
-        if status[:1] == "3" and (target := found.get(b"location")):
-            with suppress(RequestError):
-                entry.redirect = join_url(url, target[0].encode("latin-1").decode("utf-8", "surrogateescape"))
+        match _WANTED.get(name) or _WANTED.get(name.lower()):
+            case "mime" if entry.mime == "unk":
+                entry.mime = _mime(value)
+            case "etag" if not entry.etag:
+                entry.etag = _short(value)
+            case "modified" if not entry.modified:
+                entry.modified = _short(value)
+            case "vary":
+                varying.append(_names(value))
+            case "redirect" if not entry.redirect and status[:1] == "3":
+                with suppress(RequestError):
+                    entry.redirect = join_url(url, value.strip().decode("utf-8", "surrogateescape"))
+    if varying:
+        entry.vary = varying[0] if len(varying) == 1 else _names(",".join(varying).encode())
     return entry
 
 
-_WANTED = frozenset({b"content-type", b"etag", b"last-modified", b"vary", b"location"})
+_WANTED = {
+    b"content-type": "mime", b"etag": "etag", b"last-modified": "modified", b"vary": "vary", b"location": "redirect"
+}  # fmt: skip
+"""Headers in lower case, and in their usual spelling."""
+_WANTED |= {name.title(): field for name, field in _WANTED.items()}
 
 
-def _short(values: list[str] | None) -> str:
-    return values[0] if values and len(values[0]) <= _LONGEST_VALUE else ""
+@lru_cache(1024)
+def _mime(value: bytes) -> str:
+    match = _MIME.match(value.strip().decode("latin-1"))
+    return (match[0][:_LONGEST_VALUE] if match is not None else "") or "unk"
 
 
-def _first(pattern: re.Pattern[str], values: list[str] | None) -> str:
-    match = pattern.match(values[0]) if values else None
-    return match[0][:_LONGEST_VALUE] if match is not None else ""
+@lru_cache(1024)
+def _names(value: bytes) -> str:
+    """The names in a header, in lower case and sorted; ``*`` if they are too long."""
+    names = {name.strip().lower() for name in value.decode("latin-1").split(",")} - {""}
+    return ",".join(sorted(names)) if len(value) <= _LONGEST_VALUE else "*"
+
+
+def _short(value: bytes) -> str:
+    value = value.strip()
+    return value.decode("latin-1") if len(value) <= _LONGEST_VALUE else ""
+
+
+_PUNCTUATION = str.maketrans("", "", "-T:")
 
 
 def key_of(url: str, date: str) -> str:
     """What a line begins with: the SURT of the URL and the time in 14 digits. ``date`` is that of the record."""
-    return f"{surt(url)} {_DIGITS.sub('', date[:19]):0<14}"
+    digits = date[:19].translate(_PUNCTUATION)
+    if len(digits) != 14 or not (digits.isascii() and digits.isdigit()):
+        digits = f"{_NO_DIGIT.sub('', digits):0<14}"
+    return f"{surt(url)} {digits}"
+
+
+def page_line(page: PageRecords, filename: str) -> IndexLine:
+    """The line of a page that is being stored, without its place."""
+    exchange, response, original = page.exchange, page.response, page.original
+    is_revisit = original is not None
+    entry = make_entry(
+        exchange.url, str(exchange.status), page.headers, page.digest, response.record, is_revisit=is_revisit
+    )
+    entry.filename = filename
+    entry.fingerprint = page.fingerprint.hex()
+    entry.truncated = exchange.truncated
+    entry.rendered = exchange.rendered is not None
+    if original is not None:
+        entry.refers, entry.original = original.record, original.filename
+    return IndexLine(key_of(exchange.url, response.date), entry)
 
 
 class IndexLine(NamedTuple):
@@ -357,15 +318,8 @@ class Summary(Struct, omit_defaults=True):
 
 _MAGIC = b"SHOALKEY1"
 _HEAD = struct.Struct("<9sI")
-_RUN = re.compile(r"^shoalRun: (.*) (\d+\.\d+)\r?$", re.MULTILINE)
 _KEY = 8
 """Bytes of a fingerprint or a digest that a table has. The line has all of it."""
-
-
-def run_of(info: bytes) -> tuple[str, float]:
-    """The run that a first record names, and when it was created; nothing for a file of another program."""
-    match = _RUN.search(info.decode("utf-8", "replace"))
-    return ("", 0.0) if match is None else (match[1], float(match[2]))
 
 
 class IndexBuilder:
@@ -379,12 +333,12 @@ class IndexBuilder:
         self.is_broken = False
         """Whether an entry could not be kept. Then the index is made from the file."""
 
-    def add(self, key: str, entry: IndexEntry, part: Member | PagePart, length: int) -> None:
-        """Add a page. Its first record is at the beginning of ``part``."""
-        entry.offset, entry.length = str(part[0]), str(length)
-        line = IndexLine(key, entry).encode()
-        self._lines.append(line)
-        self._size += len(line)
+    def add(self, line: IndexLine, offset: int, length: int) -> None:
+        """Add a page. Its first record, compressed, has this place."""
+        line.entry.offset, line.entry.length = str(offset), str(length)
+        data = line.encode()
+        self._lines.append(data)
+        self._size += len(data)
         if self._size >= _BUFFER:
             try:
                 self._spill()
@@ -508,31 +462,10 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
     file.write(data)
 
 
-_LEASE = re.compile(rb"^shoalLease: ([0-9a-f]{32})-([0-9a-f]+)\r$", re.MULTILINE)
-_REQUEST = re.compile(rb"^shoalRequest: ([0-9a-f]{32})\r$", re.MULTILINE)
-
-
-def request_of(metadata: bytes) -> str:
-    """The fingerprint of the request that a metadata record names, in hex; empty if it names none."""
-    match = _REQUEST.search(metadata) or _LEASE.search(metadata)
-    return "" if match is None else match[1].decode()
-
-
-class _Pending(NamedTuple):
-    """A page whose other records may follow."""
-
-    key: str
-    entry: IndexEntry
-    member: Member
-
-
 def index_records(found: Iterable[Member], filename: str, builder: IndexBuilder) -> tuple[str, float]:
     """Add the pages of a WARC file, and return its run. Records of other programs are indexed, too."""
-    run, page = ("", 0.0), None
-
-    def end_page() -> None:
-        if page is not None:
-            builder.add(page.key, page.entry, page.member, page.member.length)
+    run = ("", 0.0)
+    page: tuple[IndexLine, int, int] | None = None  # its other records may follow
 
     for member in found:
         record = parse_record(member.content)
@@ -542,18 +475,41 @@ def index_records(found: Iterable[Member], filename: str, builder: IndexBuilder)
             case "warcinfo":
                 run = run_of(record.block)
             case "response" | "revisit" if _is_http(record):
-                end_page()
-                entry = make_entry(record.headers, record.block[: parse_head(record.block)[2]])
+                if page is not None:
+                    builder.add(*page)
+                entry = _entry_of(record)
                 entry.filename = filename
-                page = _Pending(key_of(entry.url, record.headers.get("warc-date", "")), entry, member)
+                line = IndexLine(key_of(entry.url, record.headers.get("warc-date", "")), entry)
+                page = line, member.offset, member.length
             case "conversion" if page is not None:
-                page.entry.rendered = True
-            case "request" if page is not None and not page.entry.fingerprint:
-                page.entry.fingerprint = _fingerprint(record)
+                page[0].entry.rendered = True
+            case "request" if page is not None and not page[0].entry.fingerprint:
+                page[0].entry.fingerprint = _fingerprint(record)
             case "metadata" if page is not None and (fingerprint := request_of(record.block)):
-                page.entry.fingerprint = fingerprint
-    end_page()
+                page[0].entry.fingerprint = fingerprint
+    if page is not None:
+        builder.add(*page)
     return run
+
+
+def _entry_of(record: Record) -> IndexEntry:
+    """The entry of a response or revisit, as far as this record tells it."""
+    line, received, _ = parse_head(record.block)
+    status = line.split(" ", 2)[1] if " " in line else ""
+    headers, is_revisit = record.headers, record.kind == "revisit"
+    entry = make_entry(
+        record.url,
+        status if status.isascii() and status.isdigit() else "-",
+        received,
+        headers.get("warc-payload-digest", "-"),
+        record.record_id,
+        is_revisit=is_revisit,
+    )
+    entry.truncated = "warc-truncated" in headers
+    if is_revisit:
+        entry.refers = plain_id(headers.get("warc-refers-to", ""))
+        entry.original = headers.get("warc-refers-to-filename", "")
+    return entry
 
 
 def _is_http(record: Record) -> bool:

@@ -12,42 +12,30 @@ import logging
 import os
 import re
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
-
-from msgspec import Struct
+from typing import BinaryIO, NamedTuple
 
 from shoal import __version__
 from shoal.config import WarcSettings
-from shoal.errors import ConfigError, FrontierError, SinkError
-from shoal.http import Request
+from shoal.errors import FrontierError, SinkError
 from shoal.http.exchange import Exchange
-from shoal.messages import pip_install
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
-from shoal.sinks.archive import OPEN, payload_digest
-from shoal.sinks.archive_index import (
-    ARCHIVE_MODE,
-    ENDING,
-    IndexBuilder,
-    IndexEntry,
-    PagePart,
-    key_of,
-    make_entry,
-    members,
-    rebuild_index,
-    run_of,
-    write_index,
-)
+from shoal.sinks.archive import OPEN
+from shoal.sinks.archive_index import ARCHIVE_MODE, ENDING, IndexBuilder, page_line, rebuild_index, write_index
 from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
+from shoal.sinks.warc_records import (
+    Original,
+    PagePart,
+    PageRecords,
+    first_record,
+    members,
+    page_records,
+    read_lease,
+    run_of,
+)
 from shoal.system import chance
-
-if TYPE_CHECKING:
-    from warcio.recordloader import ArcWarcRecord
-    from warcio.statusandheaders import StatusAndHeaders
 
 log = logging.getLogger("shoal.warc")
 
@@ -56,16 +44,6 @@ _MAX_ORIGINALS = 100_000
 _QUESTIONS = 1000
 """How many leases one call asks the frontier about."""
 _UNSAFE = re.compile(r"[^\w.-]")
-_LEASE_FIELD = "shoalLease"
-_REQUEST_FIELD = "shoalRequest"
-_LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
-_ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
-_LEVEL = 6
-"""The level of compression. Level 9 takes far longer and saves one percent."""
-_SECRET = frozenset({b"proxy-authorization"})
-"""Headers for a proxy. They were not sent to the site."""
-_ORIGINAL = b"X-Orig-"
-"""The prefix for the name of a header that does not describe the body in the record."""
 _BLOCK = 1 << 16
 _KIND = b"WARC-Type: "
 
@@ -76,8 +54,7 @@ class WarcArchive:
     def __init__(
         self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
     ) -> None:
-        """ConfigError if a library is missing. ``durable``: the frontier survives a crash of the machine, so the
-        records must too."""
+        """``durable``: the frontier survives a crash of the machine, so the records must too."""
         assert settings.folder is not None
         self._folder = os.path.realpath(settings.folder)
         self._max_bytes = settings.max_file_bytes
@@ -96,11 +73,10 @@ class WarcArchive:
             "shoalRun": mark,
         }
         self._mark = f"shoalRun: {mark}\r\n".encode()
-        self._maker = RecordMaker()
         self._process = chance.token_hex(4)
         self._number = 0
         self._file: WarcFile | None = None
-        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
+        self._unsettled: dict[LeaseKey, tuple[PagePart, str, Original]] = {}
         """Pages in the file that may or may not be done: the frontier has not answered yet."""
         self._originals: dict[str, Original] = {}
 
@@ -126,19 +102,20 @@ class WarcArchive:
     def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
         keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
         records = [
-            self._maker.page(exchange, lease.request, key, self._originals)
+            page_records(exchange, lease.request, key, self._originals.get)
             for key, (lease, exchange) in zip(keys, pages, strict=True)
         ]
         if self._file is None:
             self._file = self._new_file()
         parts = self._file.append(records, durable=self._durable)
-        self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
+        for key, part, page in zip(keys, parts, records, strict=True):
+            self._unsettled[key] = part, page.digest, page.original or page.response
 
     def _new_file(self) -> WarcFile:
         self._number += 1
         now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
         name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
-        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
+        return WarcFile(os.path.join(self._folder, name), first_record(name, self._about), self._run_id)
 
     def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
         """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
@@ -148,12 +125,12 @@ class WarcArchive:
     def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
         if outcome == "leased" or key not in self._unsettled:
             return
-        part, page = self._unsettled.pop(key)
+        part, digest, original = self._unsettled.pop(key)
         if outcome == "lost":
             assert self._file is not None
             self._file.dropped.append(part)
-        elif page.digest not in self._originals:
-            self._originals[page.digest] = page.response
+        elif digest not in self._originals:
+            self._originals[digest] = original
             if len(self._originals) > _MAX_ORIGINALS:
                 del self._originals[next(iter(self._originals))]
 
@@ -212,153 +189,6 @@ class WarcArchive:
         return outcomes
 
 
-# -- records
-#
-# A page has these, each a gzip member of its own: response or revisit, request, rendered page, metadata. The metadata
-# record is the last one. It names the lease of the page, so that a later process can find out whether the page is done.
-
-
-class Original(Struct, frozen=True):
-    """A stored response that a later one with the same payload refers to."""
-
-    record_id: str
-    url: str
-    date: str
-
-
-class PageRecords(Struct, frozen=True):
-    """The compressed records of a page."""
-
-    data: bytes
-    digest: str
-    """The digest of the payload."""
-    response: Original
-    key: str
-    """The key of the page in the index, and its entry there."""
-    entry: IndexEntry
-    length: int
-    """Of the first record."""
-
-
-class RecordMaker:
-    """Makes records. One thread at a time may use it."""
-
-    def __init__(self) -> None:
-        """ConfigError if the library is missing."""
-        try:
-            from warcio import warcwriter
-        except ImportError:
-            raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
-        self._buffer = BytesIO()
-        self._writer = warcwriter.WARCWriter(self._buffer, gzip=False, warc_version="1.1")
-
-    def info(self, filename: str, fields: Mapping[str, str]) -> bytes:
-        """The first record of a file."""
-        return self._packed(self._writer.create_warcinfo_record(filename, fields))
-
-    def page(
-        self, exchange: Exchange, request: Request, lease: LeaseKey, originals: Mapping[str, Original]
-    ) -> PageRecords:
-        """``originals``: stored responses by the digest of their payload."""
-        date = _date(exchange.began)
-        digest = payload_digest(exchange.body)
-        original = originals.get(digest) if exchange.body else None
-        common = {"WARC-Date": date}
-        if exchange.address:
-            common["WARC-IP-Address"] = exchange.address
-        if exchange.truncated:
-            common["WARC-Truncated"] = "unspecified"
-        head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", _described(exchange))
-        if original is None:
-            headers = {**common, "WARC-Payload-Digest": digest}
-            response = self._record("response", exchange.url, headers, head, exchange.body)
-        else:
-            response = self._revisit(exchange.url, common, head, digest, original)
-        record_id = response.rec_headers.get_header("WARC-Record-ID")
-        sent = [(name, value) for name, value in exchange.sent if name.lower() not in _SECRET]
-        request_head = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
-        beside = {"WARC-Date": date, "WARC-Concurrent-To": record_id}
-        records = [response, self._record("request", exchange.url, beside, request_head, exchange.sent_body)]
-        if exchange.rendered is not None:
-            refers = {"WARC-Date": date, "WARC-Refers-To": record_id, "Content-Type": "text/html; charset=utf-8"}
-            records.append(self._record("conversion", exchange.url, refers, None, exchange.rendered))
-        records.append(self._record("metadata", exchange.url, beside, None, _metadata(exchange, request, lease)))
-        entry = make_entry({name.lower(): value for name, value in response.rec_headers.headers}, head.headers_buff)
-        entry.fingerprint = _request_fingerprint(request, lease).hex()
-        entry.rendered = exchange.rendered is not None
-        packed = [self._packed(record) for record in records]
-        made = original or Original(record_id, exchange.url, date)
-        return PageRecords(b"".join(packed), digest, made, key_of(exchange.url, date), entry, len(packed[0]))
-
-    def _record(
-        self, kind: str, url: str, headers: Mapping[str, str], head: StatusAndHeaders | None, body: bytes
-    ) -> ArcWarcRecord:
-        return self._writer.create_warc_record(
-            url, kind, payload=BytesIO(body), length=len(body), warc_headers_dict=headers, http_headers=head
-        )
-
-    def _revisit(
-        self, url: str, headers: Mapping[str, str], head: StatusAndHeaders, digest: str, original: Original
-    ) -> ArcWarcRecord:
-        revisit_headers = {**headers, "WARC-Refers-To": original.record_id}
-        return self._writer.create_revisit_record(
-            url, digest, original.url, original.date, http_headers=head, warc_headers_dict=revisit_headers
-        )
-
-    def _packed(self, record: ArcWarcRecord) -> bytes:
-        """The record as a gzip member."""
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        self._writer.write_record(record)
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS + 16)
-        return packer.compress(self._buffer.getbuffer()) + packer.flush()
-
-
-def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHeaders:
-    """The first line and the headers, byte for byte: the library would change what is not ASCII."""
-    from warcio.statusandheaders import StatusAndHeaders
-
-    lines = [line.rstrip().encode("latin-1", "replace"), *(name + b": " + value for name, value in headers)]
-    head = StatusAndHeaders(line, [])
-    head.headers_buff = b"".join(header_line.translate(_ONE_LINE) + b"\r\n" for header_line in lines) + b"\r\n"
-    head.compute_headers_buffer = lambda header_filter=None: None
-    return head
-
-
-def _described(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """The headers of the response. Those that do not describe the body in the record get another name."""
-    return [(_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received]
-
-
-def _target(url: str) -> str:
-    return url[url.index("/", 8) :]
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _metadata(exchange: Exchange, request: Request, lease: LeaseKey) -> bytes:
-    fields = {"fetchTimeMs": str(round(exchange.elapsed * 1000)), "hopsFromSeed": str(request.depth)}
-    if request.redirects:
-        fields["via"] = request.redirects[-1]
-    fields[_LEASE_FIELD] = f"{lease.fingerprint.hex()}-{lease.token:x}"
-    if (fingerprint := _request_fingerprint(request, lease)) != lease.fingerprint:
-        fields[_REQUEST_FIELD] = fingerprint.hex()
-    return "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
-
-
-def _request_fingerprint(request: Request, lease: LeaseKey) -> bytes:
-    """The lease of a request that may be made again has a fingerprint of its own."""
-    return request.fingerprint() if request.dont_filter else lease.fingerprint
-
-
-def read_lease(metadata: bytes) -> LeaseKey | None:
-    """The lease that a metadata record names; None if it names none."""
-    match = _LEASE.search(metadata)
-    return None if match is None else LeaseKey(bytes.fromhex(match[1].decode()), int(match[2], 16))
-
-
 # -- files
 #
 # A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not
@@ -399,8 +229,7 @@ class WarcFile:
             self._file.sync()
         filename = os.path.basename(self.path)
         for page, part in zip(pages, parts, strict=True):
-            page.entry.filename = filename
-            self._index.add(page.key, page.entry, part, page.length)
+            self._index.add(page_line(page, filename), part.begin, page.length)
         return parts
 
     def finish(self) -> None:
