@@ -14,19 +14,18 @@ import pytest
 from aiohttp import web
 
 from shoal import Request, Response, Spider, crawl
-from shoal.config import HttpSettings, WarcSettings
+from shoal.config import HttpSettings
 from shoal.errors import SinkError
 from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
-from shoal.ports import Completion, Failure, Frontier, Lease, Run
+from shoal.ports import Completion, Failure, Run
 from shoal.sinks import open_sink
-from shoal.sinks.warc import WarcArchive
 from shoal.testing import FakeClock
+from tests.support.archives import Archive, die, exchange, store
 from tests.support.fakes import memory_frontier
 from tests.support.servers import ProxyServer
 from tests.support.warc_files import Found, pages_of, read_file, read_folder, warc_files
 
-RUN = Run(run_id="run", spider="pages", state="running", created_at=1.5)
 BODY = b"<html>" + b"the same words " * 50
 
 
@@ -85,45 +84,9 @@ async def exchange_for(request: Request) -> Exchange:
     return exchange
 
 
-class Archive:
-    """An archive in a folder, with a run in memory."""
-
-    def __init__(self, folder: Path, frontier: Frontier) -> None:
-        self.folder = folder
-        self.frontier = frontier
-
-    async def open(self, run: Run = RUN, **settings: Any) -> WarcArchive:
-        chosen = WarcSettings(folder=str(self.folder), **settings)
-        archive = WarcArchive(chosen, run, self.frontier, durable=True, user_agent="shoal-test")
-        await archive.open()
-        return archive
-
-    async def lease(self, *urls: str) -> list[Lease]:
-        await self.frontier.push([Request(url) for url in urls])
-        return (await self.frontier.lease(len(urls), 60.0)).leases
-
-    async def complete(self, archive: WarcArchive, *leases: Lease) -> None:
-        results = await self.frontier.complete([Completion(lease=lease) for lease in leases])
-        archive.settled(leases, [pushed is not None for pushed in results])
-
-
 @pytest.fixture
 async def warc(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "warc", await memory_frontier(FakeClock()))
-
-
-def exchange(url: str, body: bytes = b"", **fields: Any) -> Exchange:
-    received = [(b"Content-Type", b"text/html")]
-    return Exchange(
-        url=url, method="GET", sent=[(b"Host", b"a.example")], status=200, reason="OK", received=received,
-        body=body or url.encode(), began=1e9, elapsed=0.25, **fields,
-    )  # fmt: skip
-
-
-async def store(warc: Archive, archive: WarcArchive, *urls: str, body: bytes = b"") -> list[Lease]:
-    leases = await warc.lease(*urls)
-    await archive.store([(lease, exchange(lease.request.url, body)) for lease in leases])
-    return leases
 
 
 async def recorded(warc: Archive, request: Request) -> list[Found]:
@@ -267,13 +230,6 @@ async def test_what_the_frontier_did_not_answer_is_asked_later(warc: Archive) ->
     await warc.frontier.fail([Failure(lease=lost, kind="test", reason="test")])
     await archive.close()
     assert pages_of(read_folder(warc.folder)) == {"http://a.example/done": 1}
-
-
-def die(archive: WarcArchive) -> Path:
-    """Leave everything as a killed process does. Returns its open file."""
-    assert archive._file is not None
-    archive._file.abandon()
-    return Path(archive._file.path + ".open")
 
 
 async def test_the_next_process_finishes_the_file_of_a_dead_one(warc: Archive) -> None:

@@ -6,16 +6,21 @@ in the folder is trusted: what is missing, damaged or swapped is an `ArchiveErro
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 import zlib
-from collections.abc import Collection, Iterator
+from array import array
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from shoal.http import Request
 from shoal.sinks.archive_index import (
+    ARCHIVE_MODE,
     ENDING,
     KEYS,
     REVISIT,
@@ -23,12 +28,14 @@ from shoal.sinks.archive_index import (
     FileIndex,
     IndexEntry,
     IndexLine,
+    digest_key,
 )
-from shoal.sinks.warc_records import Record, members, parse_head, parse_record, payload_digest, run_of
+from shoal.sinks.warc_records import Original, Record, members, parse_head, parse_record, payload_digest, run_of
 
 OPEN = ".open"
 _MAX_OPEN = 128
 """Indexes that are open at the same time. Each has up to two files."""
+_FILTER_BYTES = 1 << 23
 _MAX_RECORD = 1 << 30
 _STEP = 1 << 20
 
@@ -80,34 +87,43 @@ class RunFiles(Struct, kw_only=True):
 class ArchiveFolder:
     """An archive that is read. All methods block; one thread at a time may use it."""
 
-    def __init__(self, folder: str, runs: Collection[str] | None = None) -> None:
+    def __init__(self, folder: str, runs: Collection[str] | None = None, *, newest: int | None = None) -> None:
         """``runs``: the IDs of the runs whose pages are found; None: all. Bodies are read wherever they are.
+        ``newest``: use only the newest files, with about so many pages.
 
         ArchiveError if the folder cannot be read. A file that has no index, or a damaged one, is left out: ``faults``
         says so."""
         self.folder = os.path.realpath(folder)
         self.faults: list[ArchiveError] = []
         self._runs = None if runs is None else set(runs)
+        self._newest = newest
         self._open: dict[str, FileIndex] = {}
+        self._filter: PayloadFilter | None = None
         self._paths: list[str] = []
+        self._entries = 0
         self._searched: list[str] = []
         self.refresh()
 
     def refresh(self) -> None:
         """Look for new and removed files."""
         self.faults.clear()
-        found: list[tuple[str, str, str]] = []
+        self._filter = None
+        found: list[tuple[str, str, str, int]] = []
         for path in finished_files(self.folder):
             try:
                 summary = self._index(path).summary
             except ArchiveError as error:
                 self.faults.append(error)
             else:
-                found.append((summary.last, path, summary.run))
+                found.append((summary.last, path, summary.run, summary.tables))
         found.sort(reverse=True)
-        self._paths = [path for _, path, _ in found]
+        if self._newest is not None:
+            pages = accumulate((count for _, _, _, count in found), initial=0)
+            found = [each for each, before in zip(found, pages, strict=False) if before < self._newest]
+        self._paths = [path for _, path, _, _ in found]
+        self._entries = sum(count for _, _, _, count in found)
         runs = self._runs
-        self._searched = [path for _, path, run in found if runs is None or run in runs]
+        self._searched = [path for _, path, run, _ in found if runs is None or run in runs]
         for path in self._open.keys() - set(self._paths):
             self._open.pop(path).close()
 
@@ -144,16 +160,47 @@ class ArchiveFolder:
         found = [Found(index, line) for index in self._indexes(self._searched) for line in index.by_url(url)]
         return sorted(found, key=lambda each: each.line.date, reverse=True)
 
-    def originals(self, digest: str) -> Iterator[Found]:
-        """The responses that have this payload."""
-        for index in self._indexes(self._paths):
-            for line in index.by_digest(digest):
-                if line.entry.mime != REVISIT:
-                    yield Found(index, line)
+    def payload(self, digest: str) -> Original | None:
+        """A response that has this payload, undamaged; None if there is none."""
+        if self._filter is None:
+            self._filter = PayloadFilter(self._indexes(self._paths), self._entries)
+        key = digest_key(digest)
+        for index in self._indexes(self._paths) if self._filter.may_have(key) else ():
+            if index.has_digest(key):
+                for original in self._candidates(index, digest):
+                    with suppress(ArchiveError):
+                        record = read_record(original)
+                        check_payload(original, body_of(record))
+                        date = record.headers.get("warc-date", "")
+                        return Original(record.record_id, record.url, date, original.file.filename)
+        return None
 
-    def _indexes(self, paths: list[str]) -> Iterator[FileIndex]:
+    def _candidates(self, index: FileIndex, digest: str) -> Iterator[Found]:
+        """Responses with a payload, from the file that probably has it to the others. ``index`` has a page with it."""
+        near = [index.path]
+        with suppress(ArchiveError):
+            for line in index.by_digest(digest):
+                hint = os.path.join(os.path.dirname(index.path), line.entry.original.removesuffix(ENDING))
+                if line.entry.original and hint in self._paths:
+                    near.append(hint)
+                    break
+        for path in dict.fromkeys([*near, *self._paths]):
+            with suppress(ArchiveError):
+                yield from self._responses(path, digest)
+
+    def _responses(self, path: str, digest: str) -> Iterator[Found]:
+        index = self._index(path)
+        for line in index.by_digest(digest):
+            if line.entry.mime != REVISIT:
+                yield Found(index, line)
+
+    def _indexes(self, paths: Iterable[str]) -> Iterator[FileIndex]:
         for path in paths:
             yield self._index(path)
+
+    def indexes(self, paths: Collection[str] | None = None) -> Iterator[FileIndex]:
+        """The indexes of files, one after the other: of these, or of all."""
+        return self._indexes(self._paths if paths is None else paths)
 
     # -- read
 
@@ -180,26 +227,15 @@ class ArchiveFolder:
     def _payload(self, found: Found) -> bytes:
         """The payload of a revisit, from the record that has it."""
         reason = "no file has it"
-        for original in self._candidates(found):
+        for original in self._candidates(found.file, found.entry.digest):
             try:
-                record = read_record(original)
-                body = record.block[parse_head(record.block)[2] :]
+                body = body_of(read_record(original))
                 check_payload(original, body)
             except ArchiveError as error:
                 reason = str(error)
             else:
                 return body
-        raise ArchiveError(f"{_place(found)}: the payload of {found.entry.url} is lost: {reason}")
-
-    def _candidates(self, found: Found) -> Iterator[Found]:
-        """Responses with the payload of a revisit; the one that it names first."""
-        hint = os.path.join(os.path.dirname(found.file.path), found.entry.original.removesuffix(ENDING))
-        near = hint if found.entry.original and hint in self._paths else found.file.path
-        with suppress(ArchiveError):
-            for line in self._index(near).by_digest(found.entry.digest):
-                if line.entry.mime != REVISIT:
-                    yield Found(self._index(near), line)
-        yield from self.originals(found.entry.digest)
+        raise ArchiveError(f"{_place(found)}: the payload of {found.entry.url[:200]} is lost: {reason}")
 
     def rendered(self, found: Found) -> bytes | None:
         """The page after its scripts have run; None if it was not rendered."""
@@ -228,20 +264,39 @@ class ArchiveFolder:
             run.revisits += summary.revisits
             run.first = min(run.first or summary.first, summary.first)
             run.last = max(run.last, summary.last)
-            run.bytes += _size_of(path)
+            run.bytes += size_of(path)
         for path in open_files(self.folder):
             key = open_run(path)
             run = found.setdefault(key, _no_files(*key))
             run.open_files.append(path)
-            run.bytes += _size_of(path)
+            run.bytes += size_of(path)
         return sorted(found.values(), key=lambda run: (bool(run.run), run.created), reverse=True)
+
+
+class PayloadFilter:
+    """Knows of nearly every payload that no file has it. Searching 50 files for a new payload would take longer than
+    its page takes."""
+
+    def __init__(self, indexes: Iterable[FileIndex], entries: int) -> None:
+        """``entries``: how many pages they have."""
+        self._bits = bytearray(min(_FILTER_BYTES, 1 << (4 * entries).bit_length()))
+        self._mask = mask = len(self._bits) - 1
+        bits = self._bits
+        for index in indexes:
+            for number in array("Q", index.digest_keys()):
+                bits[number >> 3 & mask] |= 1 << (number & 7)
+
+    def may_have(self, key: bytes) -> bool:
+        number = int.from_bytes(key, sys.byteorder)
+        return bool(self._bits[number >> 3 & self._mask] & 1 << (number & 7))
 
 
 def _no_files(run: str, created: float) -> RunFiles:
     return RunFiles(run=run, created=created, files=[], open_files=[])
 
 
-def _size_of(path: str) -> int:
+def size_of(path: str) -> int:
+    """The bytes of a file with its index. ``path`` is without its ending."""
     size = 0
     for ending in (ENDING, ENDING + OPEN, ".cdxj", KEYS):
         with suppress(OSError):
@@ -276,6 +331,30 @@ def open_run(path: str) -> tuple[str, float]:
     return "", 0.0
 
 
+# -- one prune at a time, and no crawl meanwhile
+
+LOCK = ".lock"
+
+
+class FolderLock:
+    """Keeps an archive from being pruned while crawls write to it: they share the lock, and `prune` has it alone."""
+
+    def __init__(self, folder: str) -> None:
+        """OSError if the folder takes no new files."""
+        self._descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, ARCHIVE_MODE)
+
+    def take(self, *, shared: bool) -> bool:
+        """Whether it is taken. OSError if the file system has no locks."""
+        try:
+            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 # -- records
 
 
@@ -305,6 +384,11 @@ def read_errors(path: str) -> Iterator[None]:
         yield
     except OSError as exc:
         raise ArchiveError(f"cannot read {path}: {exc.strerror or exc}") from exc
+
+
+def body_of(record: Record) -> bytes:
+    """The body of an HTTP message."""
+    return record.block[parse_head(record.block)[2] :]
 
 
 def _pread(found: Found, offset: int, length: int) -> bytes:

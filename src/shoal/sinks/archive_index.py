@@ -32,12 +32,12 @@ from shoal.sinks.warc_records import (
     PagePart,
     PageRecords,
     Record,
-    members,
     parse_head,
     parse_record,
     plain_id,
     request_of,
     run_of,
+    scan,
 )
 from shoal.urls.normalize import join_url, url_fingerprint
 
@@ -291,6 +291,9 @@ def read_line(line: bytes) -> IndexLine:
         raise ArchiveError(f"a line of an index cannot be read: {exc}") from exc
 
 
+Mapped: TypeAlias = mmap.mmap | bytes
+
+
 # -- making an index
 
 
@@ -318,6 +321,7 @@ class Summary(Struct, omit_defaults=True):
 
 _MAGIC = b"SHOALKEY1"
 _HEAD = struct.Struct("<9sI")
+_CHECK = 16
 _KEY = 8
 """Bytes of a fingerprint or a digest that a table has. The line has all of it."""
 
@@ -427,7 +431,7 @@ def fingerprint_key(fingerprint: str) -> bytes | None:
 def write_index(path: str, lines: Iterable[bytes], run: tuple[str, float], warc_bytes: int) -> Summary:
     """Write both files of the index of a WARC file, durably. ``path`` is that of the WARC file without its ending."""
     summary = Summary(run[0], run[1], warc_bytes=warc_bytes)
-    by_fingerprint, by_digest, check = _Table(), _Table(), blake2b(digest_size=16)
+    by_fingerprint, by_digest, check = _Table(), _Table(), blake2b(digest_size=_CHECK)
 
     def write(file: BinaryIO) -> None:
         at = 0
@@ -450,12 +454,16 @@ def write_index(path: str, lines: Iterable[bytes], run: tuple[str, float], warc_
     summary.tables = by_digest.count
     summary.bits = max(1, (by_digest.count // 16).bit_length())
     tables = by_fingerprint.pack(summary.bits) + by_digest.pack(summary.bits)
-    summary.tables_check = blake2b(tables, digest_size=16).hexdigest()
+    summary.tables_check = _check(tables)
     head = _encoder.encode(summary)
     data = _HEAD.pack(_MAGIC, len(head)) + head
     data += bytes(-len(data) % 8) + tables
     os.close(replace_file(path + KEYS, lambda file: _write_all(file, data), mode=ARCHIVE_MODE))
     return summary
+
+
+def _check(content: Mapped) -> str:
+    return blake2b(content, digest_size=_CHECK).hexdigest()
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:
@@ -481,12 +489,12 @@ def index_records(found: Iterable[Member], filename: str, builder: IndexBuilder)
                 entry.filename = filename
                 line = IndexLine(key_of(entry.url, record.headers.get("warc-date", "")), entry)
                 page = line, member.offset, member.length
-            case "conversion" if page is not None:
+            case "conversion" if page is not None and _belongs(record, page[0].entry, "warc-refers-to"):
                 page[0].entry.rendered = True
-            case "request" if page is not None and not page[0].entry.fingerprint:
+            case "request" if page is not None and _belongs(record, page[0].entry) and not page[0].entry.fingerprint:
                 page[0].entry.fingerprint = _fingerprint(record)
-            case "metadata" if page is not None and (fingerprint := request_of(record.block)):
-                page[0].entry.fingerprint = fingerprint
+            case "metadata" if page is not None and _belongs(record, page[0].entry):
+                page[0].entry.fingerprint = request_of(record.block) or page[0].entry.fingerprint
     if page is not None:
         builder.add(*page)
     return run
@@ -516,6 +524,12 @@ def _is_http(record: Record) -> bool:
     return record.headers.get("content-type", "").startswith("application/http")
 
 
+def _belongs(record: Record, entry: IndexEntry, link: str = "warc-concurrent-to") -> bool:
+    """Whether a record belongs to a page. The first record of its own page may be damaged."""
+    named = record.headers.get(link)
+    return record.url == entry.url if named is None else plain_id(named) == entry.record
+
+
 def _fingerprint(record: Record) -> str:
     """Of a request in a file of another program."""
     line, _, at = parse_head(record.block)
@@ -530,7 +544,8 @@ def rebuild_index(path: str, source: str | None = None, *, size: int, dropped: S
     builder = IndexBuilder(os.path.dirname(path))
     try:
         with open(source or path + ENDING, "rb") as file:
-            run = index_records(members(file, end=size), os.path.basename(path) + ENDING, builder)
+            found = (each for each in scan(file, size) if isinstance(each, Member))
+            run = index_records(found, os.path.basename(path) + ENDING, builder)
         if builder.is_broken:
             raise OSError(28, "No space left on device")
         gone = sum(part.end - part.begin for part in dropped)
@@ -542,9 +557,6 @@ def rebuild_index(path: str, source: str | None = None, *, size: int, dropped: S
 # -- reading an index
 
 
-_Mapped: TypeAlias = mmap.mmap | bytes
-
-
 class FileIndex:
     """The index of a WARC file, searched on disk. ArchiveError if it is missing or damaged."""
 
@@ -552,8 +564,8 @@ class FileIndex:
         """``path``: of the WARC file without its ending."""
         self.path = path
         self.filename = os.path.basename(path) + ENDING
-        self._keys: _Mapped = b""
-        self._lines: _Mapped | None = None
+        self._keys: Mapped = b""
+        self._lines: Mapped | None = None
         with self._errors():
             self._keys = _mapped(path + KEYS)
             magic, length = _HEAD.unpack_from(self._keys)
@@ -591,6 +603,19 @@ class FileIndex:
         """Whether a page may have the payload of this key."""
         return self._first(1, key) >= 0
 
+    def is_whole(self, run: tuple[str, float], warc_bytes: int) -> bool:
+        """Whether both files are as they were written, for this run and a WARC file of this size."""
+        summary = self.summary
+        begin = self._tables[0][0]
+        return (summary.run, summary.created, summary.warc_bytes) == (*run, warc_bytes) and (
+            summary.index_check == _check(self.lines) and summary.tables_check == _check(self._keys[begin:])
+        )
+
+    def digest_keys(self) -> bytes:
+        """The keys of all payloads, one after the other."""
+        _, keys = self._tables[1]
+        return self._keys[keys : keys + _KEY * self.summary.tables]
+
     def _first(self, table: int, key: bytes) -> int:
         """The number of the first entry with a key; -1 if there is none."""
         buckets, keys = self._tables[table]
@@ -616,7 +641,7 @@ class FileIndex:
             return read_line(lines[at : lines.find(b"\n", at)])
 
     @property
-    def lines(self) -> _Mapped:
+    def lines(self) -> Mapped:
         if self._lines is None:
             with self._errors(INDEX):
                 self._lines = _mapped(self.path + INDEX)
@@ -667,13 +692,13 @@ class _IndexErrors:
             raise ArchiveError(f"{self._path} {what}; `shoal archive check {folder} --repair` makes it again") from exc
 
 
-def _mapped(path: str) -> _Mapped:
+def _mapped(path: str) -> Mapped:
     with open(path, "rb") as file:
         is_empty = not os.fstat(file.fileno()).st_size  # an empty file cannot be mapped
         return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _bisect(lines: _Mapped, prefix: bytes) -> int:
+def _bisect(lines: Mapped, prefix: bytes) -> int:
     """Where the first line begins that is not before a prefix."""
     low, high = 0, len(lines)
     while low < high:

@@ -7,6 +7,7 @@ frontier which of the pages in the file are done.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -17,13 +18,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
 from typing import BinaryIO, NamedTuple
 
+from msgspec import structs
+
 from shoal import __version__
 from shoal.config import WarcSettings
 from shoal.errors import FrontierError, SinkError
 from shoal.http.exchange import Exchange
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
-from shoal.sinks.archive import OPEN
-from shoal.sinks.archive_index import ARCHIVE_MODE, ENDING, IndexBuilder, page_line, rebuild_index, write_index
+from shoal.sinks.archive import LOCK, OPEN, ArchiveFolder, FolderLock
+from shoal.sinks.archive_index import (
+    ARCHIVE_MODE,
+    ENDING,
+    ArchiveError,
+    IndexBuilder,
+    page_line,
+    rebuild_index,
+    write_index,
+)
 from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
 from shoal.sinks.warc_records import (
     Original,
@@ -41,6 +52,9 @@ log = logging.getLogger("shoal.warc")
 
 _MAX_ORIGINALS = 100_000
 """Payloads that are remembered, so that the same payload is stored once."""
+_MAX_SEARCHED = 2_000_000
+"""Pages of the archive, the newest ones, among which a payload is looked for. A filter needs up to 8 MB for them."""
+_PAUSE = 0.5
 _QUESTIONS = 1000
 """How many leases one call asks the frontier about."""
 _UNSAFE = re.compile(r"[^\w.-]")
@@ -79,6 +93,9 @@ class WarcArchive:
         self._unsettled: dict[LeaseKey, tuple[PagePart, str, Original]] = {}
         """Pages in the file that may or may not be done: the frontier has not answered yet."""
         self._originals: dict[str, Original] = {}
+        self._archive: ArchiveFolder | None = None
+        """What earlier runs and other processes have stored."""
+        self._lock: FolderLock | None = None
 
     async def open(self) -> None:
         """SinkError if it cannot write to the folder."""
@@ -86,7 +103,52 @@ class WarcArchive:
             os.makedirs(self._folder, exist_ok=True)
         except OSError as exc:
             raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
+        await self._take_lock()
         await self._recover()
+        await in_thread(self._look_around)
+
+    async def _take_lock(self) -> None:
+        """Wait until nobody prunes the archive, and keep others from doing that."""
+        with storage_errors(os.path.join(self._folder, LOCK)):
+            self._lock = FolderLock(self._folder)
+        try:
+            is_first = True
+            while not self._lock.take(shared=True):
+                if is_first:
+                    log.warning("waiting: the archive %s is being pruned", self._folder)
+                is_first = False
+                await asyncio.sleep(_PAUSE)
+        except OSError as exc:
+            log.warning("%s has no locks (%s): do not prune the archive during a crawl", self._folder, exc.strerror)
+
+    def _look_around(self) -> None:
+        """Find the files that are finished now."""
+        try:
+            if self._archive is None:
+                self._archive = ArchiveFolder(self._folder, newest=_MAX_SEARCHED)
+            else:
+                self._archive.refresh()
+        except ArchiveError as error:
+            log.warning("%s", error)
+            return
+        for fault in self._archive.faults:
+            log.warning("%s", fault)
+
+    def _original(self, digest: str) -> Original | None:
+        """A stored response with this payload: of this process, or in the files of others."""
+        original = self._originals.get(digest)
+        if original is None and self._archive is not None:
+            original = self._archive.payload(digest)
+            if original is not None:
+                self._remember(digest, original)
+        if original is not None and self._file is not None and original.filename == self._file.name:
+            return structs.replace(original, filename="")
+        return original
+
+    def _remember(self, digest: str, original: Original) -> None:
+        self._originals[digest] = original
+        if len(self._originals) > _MAX_ORIGINALS:
+            del self._originals[next(iter(self._originals))]
 
     # -- pages
 
@@ -101,15 +163,18 @@ class WarcArchive:
 
     def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
         keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
-        records = [
-            page_records(exchange, lease.request, key, self._originals.get)
-            for key, (lease, exchange) in zip(keys, pages, strict=True)
-        ]
         if self._file is None:
             self._file = self._new_file()
+        records = [
+            page_records(exchange, lease.request, key, self._original)
+            for key, (lease, exchange) in zip(keys, pages, strict=True)
+        ]
         parts = self._file.append(records, durable=self._durable)
         for key, part, page in zip(keys, parts, records, strict=True):
-            self._unsettled[key] = part, page.digest, page.original or page.response
+            original = page.original or page.response
+            if not original.filename:
+                original = structs.replace(original, filename=self._file.name)
+            self._unsettled[key] = part, page.digest, original
 
     def _new_file(self) -> WarcFile:
         self._number += 1
@@ -130,9 +195,7 @@ class WarcArchive:
             assert self._file is not None
             self._file.dropped.append(part)
         elif digest not in self._originals:
-            self._originals[digest] = original
-            if len(self._originals) > _MAX_ORIGINALS:
-                del self._originals[next(iter(self._originals))]
+            self._remember(digest, original)
 
     # -- files
 
@@ -146,9 +209,20 @@ class WarcArchive:
         if not self._unsettled:
             await in_thread(self._file.finish)
             self._file = None
+            await in_thread(self._look_around)
 
     async def close(self) -> None:
         """Finish the file of this process, and those that dead processes of the run left in the folder."""
+        try:
+            await self._finish_files()
+        finally:
+            if self._archive is not None:
+                self._archive.close()
+            if self._lock is not None:
+                self._lock.close()
+            self._archive = self._lock = None
+
+    async def _finish_files(self) -> None:
         try:
             if self._file is not None:
                 await self._end_file()
@@ -201,6 +275,7 @@ class WarcFile:
     def __init__(self, path: str, info: bytes, run_id: str) -> None:
         """``path`` is its final name. ``info`` is its first record."""
         self.path = path
+        self.name = os.path.basename(path)
         self._file = GrowingFile(path + OPEN, run_id, mode=ARCHIVE_MODE)
         self._file.open(0, fresh=True)
         try:
@@ -227,9 +302,8 @@ class WarcFile:
         self._file.append(b"".join([page.data for page in pages]))
         if durable:
             self._file.sync()
-        filename = os.path.basename(self.path)
         for page, part in zip(pages, parts, strict=True):
-            self._index.add(page_line(page, filename), part.begin, page.length)
+            self._index.add(page_line(page, self.name), part.begin, page.length)
         return parts
 
     def finish(self) -> None:

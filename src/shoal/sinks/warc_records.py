@@ -11,6 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha1
 from typing import BinaryIO, NamedTuple, TypeAlias
@@ -32,6 +33,7 @@ _ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
 _REVISIT_PROFILE = "http://netpreserve.org/warc/1.1/revisit/identical-payload-digest"
 _FIELDS = "application/warc-fields"
 _BLOCK = 1 << 16
+_GZIP = b"\x1f\x8b\x08"
 _LONGEST_HEAD = 1 << 20
 """How much of a record is read to index it. The headers of a response are far shorter."""
 _LEASE = re.compile(rb"^shoalLease: ([0-9a-f]{32})-([0-9a-f]+)\r$", re.MULTILINE)
@@ -241,6 +243,42 @@ def members(file: BinaryIO, at: int = 0, end: float = math.inf) -> Iterator[Memb
             rest = unpacker.unused_data
         yield Member(at, used, bytes(content))
         at += used
+
+
+class Damage(NamedTuple):
+    """Bytes of a file that are no record."""
+
+    begin: int
+    end: int
+
+
+def scan(file: BinaryIO, end: int) -> Iterator[Member | Damage]:
+    """The records of a file up to an offset, also those after damaged ones."""
+    at = 0
+    while at < end:
+        for member in members(file, at, end):
+            yield member
+            at = member.offset + member.length
+        if at < end:
+            begin, at = at, _next_record(file, at + 1, end)
+            yield Damage(begin, at)
+
+
+def _next_record(file: BinaryIO, at: int, end: int) -> int:
+    """Where the next record begins; the end if there is none."""
+    before = b""
+    while at < end:
+        file.seek(at)
+        data = before + file.read(min(_BLOCK, end - at))
+        start, at = at - len(before), at + len(data) - len(before)
+        place = -1
+        while (place := data.find(_GZIP, place + 1)) >= 0:
+            file.seek(start + place)
+            with suppress(zlib.error):
+                if zlib.decompressobj(zlib.MAX_WBITS + 16).decompress(file.read(1024), 7) == b"WARC/1.":
+                    return start + place
+        before = data[-len(_GZIP) + 1 :]
+    return end
 
 
 class Record(NamedTuple):

@@ -12,6 +12,7 @@ from shoal.cli.options import AsJson, resolve
 from shoal.cli.progress import size
 from shoal.errors import ConfigError
 from shoal.messages import printable
+from shoal.operations.problem import counted
 
 if TYPE_CHECKING:
     from shoal.sinks.archive import RunFiles
@@ -84,6 +85,80 @@ def _run_line(run: RunFiles) -> str:
         f"{_moment(run.first):<19} {_moment(run.last):<19}"
     )
     return line.rstrip() + (f"  {len(run.open_files)} not finished" if run.open_files else "")
+
+
+@archive_app.add(
+    "check",
+    examples="""
+    shoal archive check archive
+    shoal archive check archive --repair
+    """,
+)
+def check_archive(
+    folder: Folder = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make missing and wrong indexes again; remove what belongs to no file.")
+    ] = False,
+) -> int:
+    """Compare each WARC file with its index, and read each page with its body.
+
+    There is one sentence for each fault, and exit code 1 if there are any. --repair makes indexes again, from the WARC
+    files: these are never changed. It may run while crawls write to the folder.
+    """
+    from shoal.sinks.archive_upkeep import check
+
+    chosen, faults, repaired = _chosen(folder), 0, 0
+    for fault in check(chosen, repair=repair):
+        print(f"{'repaired: ' if fault.repaired else ''}{printable(fault.text)}")
+        faults += not fault.repaired
+        repaired += fault.repaired
+    if not faults:
+        print(f"{chosen} is whole" + (f" now: {counted(repaired, 'fault')} repaired" if repaired else ""))
+    return 1 if faults else 0
+
+
+@archive_app.add(
+    "prune",
+    examples="""
+    shoal archive prune archive --keep-runs 3 --dry-run
+    shoal archive prune archive --keep-runs 3
+    shoal archive prune archive --run books_1 --run books_2
+    """,
+)
+def prune_archive(
+    folder: Folder = None,
+    keep_runs: Annotated[
+        int | None, typer.Option("--keep-runs", metavar="N", min=1, help="Keep the newest N runs of the folder.")
+    ] = None,
+    run: Annotated[
+        list[str], typer.Option("--run", metavar="RUN", help="Remove the files of this run. Repeatable.")
+    ] = [],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove the WARC files of old runs.
+
+    Bodies that the pages of other runs refer to are copied into a file of their own first, so every page of the other
+    runs can be read as before. A command that was interrupted can be repeated. The runs of all spiders in a folder
+    count together: give each spider a folder if they run at different times.
+    """
+    from shoal.sinks.archive_upkeep import prune
+
+    if (keep_runs is None) == (not run):
+        raise ConfigError("say what to remove: --keep-runs N keeps the newest runs, --run RUN removes one")
+    chosen = _chosen(folder)
+    pruned = prune(chosen, keep=keep_runs, runs=run, dry_run=dry_run)
+    if not pruned.runs:
+        print(f"nothing to remove: {chosen} has no older runs")
+        return
+    removed, kept = ("would remove", "would keep") if dry_run else ("removed", "kept")
+    for each in pruned.runs:
+        files = counted(len(each.files) + len(each.open_files), "file")
+        print(f"{removed} {printable(each.run)}: {files}, {counted(each.pages, 'page')}")
+    if pruned.kept:
+        where = f" in {pruned.into}" if pruned.into else ""
+        print(f"{kept} the bodies of {counted(pruned.kept, 'page')}{where}: other runs need them")
+    if not dry_run:
+        print(f"freed {size(max(0, pruned.bytes))}")
 
 
 def _moment(digits: str) -> str:
