@@ -21,7 +21,7 @@ from shoal.runs.cluster.node import Node
 
 IMPORTED_LATE = (
     *("shoal.runs.cluster.zookeeper", "shoal.runs.cluster.redis", "shoal.runs.cluster.postgres"),
-    *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.fetch.aiohttp_fetcher", "uvloop"),
+    *("shoal.frontier.redis", "shoal.frontier.postgres", "shoal.fetch.http_fetcher", "uvloop"),
     *("shoal.fetch.layers.cache", "shoal.fetch.sessions.session", "shoal.fetch.layers.robots"),
 )
 

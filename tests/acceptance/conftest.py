@@ -40,12 +40,6 @@ async def secure(tls: ssl.SSLContext) -> AsyncIterator[MisbehavingServer]:
         yield server
 
 
-@pytest.fixture(params=["auto", "aiohttp"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The HTTP client of all crawls of a test."""
-    monkeypatch.setenv("SHOAL_HTTP__CLIENT", request.param)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MB."""

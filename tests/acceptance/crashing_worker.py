@@ -19,7 +19,7 @@ from shoal.crawling.callbacks import CallbackOutput, Callbacks
 from shoal.crawling.leases import SettledState, Settler
 from shoal.crawling.page import ParsedPage
 from shoal.crawling.run_queue import RunQueue
-from shoal.fetch.direct import DirectFetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from shoal.http import Request, Response
 from shoal.ports import Claim, Leased
 from shoal.sinks.drainer import Drainer
@@ -95,14 +95,14 @@ def _after_leasing(fuse: _Fuse) -> None:
 
 
 def _after_fetching(fuse: _Fuse) -> None:
-    original = DirectFetcher.fetch
+    original = HttpFetcher.fetch
 
-    async def fetch(self: DirectFetcher, request: Request, max_body_bytes: int | None = None) -> Response:
+    async def fetch(self: HttpFetcher, request: Request, max_body_bytes: int | None = None) -> Response:
         response = await original(self, request, max_body_bytes)
         fuse.burn([request.url])
         return response
 
-    DirectFetcher.fetch = fetch  # type: ignore[method-assign]
+    HttpFetcher.fetch = fetch  # type: ignore[method-assign]
 
 
 def _after_parsing(fuse: _Fuse) -> None:

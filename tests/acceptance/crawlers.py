@@ -14,7 +14,7 @@ from typing import Any, Self
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        *("tests.acceptance.crawlers", "shoal.runs.worker", "shoal.runs.orchestrator", "shoal.fetch.direct"),
+        *("tests.acceptance.crawlers", "shoal.runs.worker", "shoal.runs.orchestrator", "shoal.fetch.http_fetcher"),
         *(
             "shoal.fetch.sessions.session",
             "shoal.fetch.layers.robots",

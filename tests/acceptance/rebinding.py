@@ -28,12 +28,10 @@ import uvloop
 
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch.aiohttp_fetcher import HttpFetcher
 from shoal.fetch.browser.gateway import Gateway
 from shoal.fetch.browser.gateway_conversation import GatewayLimits
-from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
-from shoal.fetch.page_fetcher import PageFetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from shoal.http import Request
 from tests.support import forking
 from tests.support.servers import answer, read_head
@@ -76,7 +74,7 @@ def fetch_while_rebinding(
     via: str = "fetcher",
 ) -> Outcome:
     """Fetch while each look-up of the name gets the next of these answers, in a cycle. ``via`` says what has the
-    guard: the ``fetcher``, the one with ``aiohttp``, or the ``gateway`` of the browser, which is used as a proxy."""
+    guard: the ``fetcher``, or the ``gateway`` of the browser, which is used as a proxy."""
     task = json.dumps({"answers": answers, "fetches": fetches, "allowed": allowed, "down": down, "via": via})
     with _configured() as folder:
         words = [sys.executable, "-m", "tests.acceptance.rebinding", folder, task]
@@ -156,10 +154,9 @@ async def run(answers: list[list[str]], fetches: int, allowed: list[str], down: 
     gateway = Gateway(guard, GatewayLimits(dns_cache_seconds=0))
     listener = await gateway.open(None)
     if via == "gateway":
-        fetcher: PageFetcher = HttpFetcher(HttpSettings(proxy=listener.url), "test")
+        fetcher = HttpFetcher(HttpSettings(proxy=listener.url), "test")
     else:
-        kind = HttpFetcher if via == "aiohttp" else DirectFetcher
-        fetcher = kind(HttpSettings(dns_cache_seconds=0), "test", guard)
+        fetcher = HttpFetcher(HttpSettings(dns_cache_seconds=0), "test", guard)
     fetched = []
     for _ in range(fetches):
         try:

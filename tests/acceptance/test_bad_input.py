@@ -67,7 +67,6 @@ FAULTS = [
 ]
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(("path", "kind", "message", "retryable"), FAULTS)
 async def test_a_fault(
     bad: MisbehavingServer, caplog: pytest.LogCaptureFixture, path: str, kind: str, message: str, retryable: bool
@@ -90,7 +89,6 @@ async def test_a_fault(
         assert (path if path.startswith("http") else bad.url + path) in warnings[0]
 
 
-@pytest.mark.usefixtures("client")
 async def test_all_faults_in_one_crawl(bad: MisbehavingServer) -> None:
     leaves = [f"/leaf/{number}" for number in range(30)]
     items, summary = await crawl_beside(bad, *(path for path, *_ in FAULTS), *leaves, **{"http.read_timeout": 1})
@@ -99,7 +97,6 @@ async def test_all_faults_in_one_crawl(bad: MisbehavingServer) -> None:
     assert summary.elapsed < allowance(10)
 
 
-@pytest.mark.usefixtures("client")
 async def test_a_page_that_drips_meets_the_total_timeout(bad: MisbehavingServer, caplog: Any) -> None:
     items, summary = await crawl_beside(bad, "/slow-drip", **{"http.total_timeout": 0.4})
     assert items == []
@@ -108,7 +105,6 @@ async def test_a_page_that_drips_meets_the_total_timeout(bad: MisbehavingServer,
     assert summary.elapsed < allowance(3)
 
 
-@pytest.mark.usefixtures("client")
 async def test_a_port_that_hangs_in_the_tls_handshake(bad: MisbehavingServer, caplog: Any) -> None:
     target = bad.url.replace("http://", "https://") + "/"
     _, summary = await crawl_beside(bad, target, **{"http.connect_timeout": 1.0})
@@ -116,7 +112,6 @@ async def test_a_port_that_hangs_in_the_tls_handshake(bad: MisbehavingServer, ca
     assert "within 1 s (http.connect_timeout)" in caplog.text
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("path", ["/huge", "/huge-declared", "/endless-headers"])
 async def test_what_is_too_large_is_not_downloaded(bad: MisbehavingServer, path: str) -> None:
     await crawl_beside(bad, path)
@@ -140,7 +135,6 @@ print(json.dumps([peak() - before, done.summary.dead_kinds, done.summary.lost]))
 """
 
 
-@pytest.mark.usefixtures("client")
 async def test_bombs_do_not_fill_the_memory(bad: MisbehavingServer) -> None:
     """10 GB behind 10 MB of gzip, 256 MB behind 300 bytes of Brotli and 8 KB of Zstandard, and 10 GB as they are."""
     paths = ["/gzip-bomb", "/brotli-bomb", "/zstd-bomb", "/huge", "/huge-declared"]
@@ -195,13 +189,11 @@ async def test_broken_html_is_read_as_far_as_it_goes(bad: MisbehavingServer) -> 
     assert summary.stats.done == 3
 
 
-@pytest.mark.usefixtures("client")
 async def test_an_answer_without_a_body_is_a_page(bad: MisbehavingServer) -> None:
     items, _ = await crawl_beside(bad, "/status/204", "/empty")
     assert [item["h1"] for item in items] == [None, None]
 
 
-@pytest.mark.usefixtures("client")
 async def test_a_redirect_without_a_target_is_no_page(bad: MisbehavingServer, caplog: Any) -> None:
     items, summary = await crawl_beside(bad, "/redirect-no-location", "/status/304")
     assert items == []

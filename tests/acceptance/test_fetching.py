@@ -21,8 +21,6 @@ from tests.support.servers import HUGE, PLAIN, MisbehavingServer, ProxyServer
 
 __all__ = ["event_loop_policy"]
 
-pytestmark = pytest.mark.usefixtures("client")
-
 
 @pytest.fixture
 async def server() -> AsyncIterator[MisbehavingServer]:

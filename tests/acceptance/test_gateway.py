@@ -168,11 +168,8 @@ async def test_https_and_secure_sockets(shop: Shop, browser: Browser, certificat
     await page.goto(f"https://127.0.0.1:{port}/")
     assert await page.evaluate(f"socket('wss://127.0.0.1:{port}/socket')") == "HELLO"
     before = listener.received
-    listener.limit = 100_000
-    assert await page.evaluate("fetch('/large').then(answer => answer.text()).catch(() => 'failed')") == "failed"
-    assert listener.exceeded
-    assert listener.received - before < 1_000_000
-    listener.limit = 100_000
+    await page.evaluate("fetch('/large').then(answer => answer.text())")
+    assert listener.received - before > 1_000_000
     assert await page.evaluate("fetch('/small').then(answer => answer.text())") == "GET /small"
     await context.close()
     await gateway.close()

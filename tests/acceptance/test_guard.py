@@ -6,16 +6,15 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import pytest
 
 from shoal import Request, Response, Spider
 from shoal.config import HttpSettings
 from shoal.errors import ConfigError, FetchError, RequestError
-from shoal.fetch.aiohttp_fetcher import HttpFetcher
-from shoal.fetch.direct import DirectFetcher
 from shoal.fetch.guard import AddressGuard
+from shoal.fetch.http_fetcher import HttpFetcher
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.acceptance.rebinding import PUBLIC, PUBLIC_6, fetch_while_rebinding
 from tests.acceptance.serving import beside, serving
@@ -60,28 +59,18 @@ def forbidden() -> Iterator[Forbidden]:
         yield forbidden
 
 
-Kind: TypeAlias = type[HttpFetcher] | type[DirectFetcher]
-
-
-@pytest.fixture(params=[HttpFetcher, DirectFetcher])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return cast(Kind, request.param)
-
-
-async def fetch(
-    kind: Kind, url: str, *allowed: str, proxy: str | None = None, upstreams: tuple[str, ...] = ()
-) -> Response:
-    fetcher = kind(HttpSettings(), "test", AddressGuard(allowed), upstreams)
+async def fetch(url: str, *allowed: str, proxy: str | None = None, upstreams: tuple[str, ...] = ()) -> Response:
+    fetcher = HttpFetcher(HttpSettings(), "test", AddressGuard(allowed), upstreams)
     try:
         return await fetcher.fetch(Request(url, proxy=proxy))
     finally:
         await fetcher.close()
 
 
-async def refusal(kind: Kind, url: str, *allowed: str) -> str:
+async def refusal(url: str, *allowed: str) -> str:
     """What is said when the address is refused, as it must be."""
     with pytest.raises(FetchError) as caught:
-        await fetch(kind, url, *allowed)
+        await fetch(url, *allowed)
     error = caught.value
     assert (error.kind, error.retryable, error.contacted) == ("address", False, False)
     return str(error)
@@ -91,24 +80,22 @@ async def refusal(kind: Kind, url: str, *allowed: str) -> str:
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-async def test_loopback_is_refused_in_every_spelling(kind: Kind, server: MisbehavingServer, host: str) -> None:
-    message = await refusal(kind, f"http://{host}:{server.url.rpartition(':')[2]}/leaf/1")
+async def test_loopback_is_refused_in_every_spelling(server: MisbehavingServer, host: str) -> None:
+    message = await refusal(f"http://{host}:{server.url.rpartition(':')[2]}/leaf/1")
     assert message.endswith(" is a loopback address, which may not be contacted (serve.allow)")
     assert server.connections == 0
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-async def test_loopback_is_served_in_every_spelling_when_it_is_listed(
-    kind: Kind, server: MisbehavingServer, host: str
-) -> None:
-    response = await fetch(kind, f"http://{host}:{server.url.rpartition(':')[2]}/leaf/1", "127.0.0.0/8")
+async def test_loopback_is_served_in_every_spelling_when_it_is_listed(server: MisbehavingServer, host: str) -> None:
+    response = await fetch(f"http://{host}:{server.url.rpartition(':')[2]}/leaf/1", "127.0.0.0/8")
     assert response.css("h1::text").get() == "Leaf 1"
     assert server.connections == 1
 
 
-async def test_the_refusal_names_the_address(kind: Kind, server: MisbehavingServer) -> None:
+async def test_the_refusal_names_the_address(server: MisbehavingServer) -> None:
     said = "127.0.0.1 is a loopback address, which may not be contacted (serve.allow)"
-    assert await refusal(kind, server.url) == said
+    assert await refusal(server.url) == said
 
 
 @pytest.mark.parametrize(
@@ -130,13 +117,13 @@ async def test_the_refusal_names_the_address(kind: Kind, server: MisbehavingServ
     ],
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_other_addresses_are_refused(kind: Kind, scheme: str, host: str, reason: str) -> None:
-    assert f" is {reason}, " in await refusal(kind, f"{scheme}://{host}:9/")
+async def test_other_addresses_are_refused(scheme: str, host: str, reason: str) -> None:
+    assert f" is {reason}, " in await refusal(f"{scheme}://{host}:9/")
 
 
-async def test_only_what_is_listed_is_open(kind: Kind, server: MisbehavingServer, forbidden: Forbidden) -> None:
-    assert (await fetch(kind, f"{server.url}/leaf/1", "127.0.0.1/32")).ok
-    assert "127.0.0.2" in await refusal(kind, forbidden.url, "127.0.0.1/32")
+async def test_only_what_is_listed_is_open(server: MisbehavingServer, forbidden: Forbidden) -> None:
+    assert (await fetch(f"{server.url}/leaf/1", "127.0.0.1/32")).ok
+    assert "127.0.0.2" in await refusal(forbidden.url, "127.0.0.1/32")
     assert not forbidden.was_contacted()
 
 
@@ -148,28 +135,28 @@ def test_only_http_can_be_asked_for(url: str) -> None:
         Request(url)
 
 
-async def test_no_proxy_connects_in_its_place(kind: Kind, server: MisbehavingServer) -> None:
+async def test_no_proxy_connects_in_its_place(server: MisbehavingServer) -> None:
     async with ProxyServer() as proxy:
         with pytest.raises(FetchError) as caught:
-            await fetch(kind, f"{server.url}/leaf/1", "127.0.0.0/8", proxy=proxy.url)
+            await fetch(f"{server.url}/leaf/1", "127.0.0.0/8", proxy=proxy.url)
         with pytest.raises(ConfigError, match=r'^"http\.proxy" can\'t be used here'):
-            kind(HttpSettings(proxy=proxy.url), "test", AddressGuard(["127.0.0.0/8"]))
+            HttpFetcher(HttpSettings(proxy=proxy.url), "test", AddressGuard(["127.0.0.0/8"]))
     assert (caught.value.kind, caught.value.retryable, caught.value.contacted) == ("proxy", False, False)
     assert proxy.connections == server.connections == 0
 
 
-async def test_what_can_not_be_connected_to_is_another_matter(kind: Kind) -> None:
+async def test_what_can_not_be_connected_to_is_another_matter() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
     with pytest.raises(FetchError) as caught:
-        await fetch(kind, url, "127.0.0.1")
+        await fetch(url, "127.0.0.1")
     assert (caught.value.kind, caught.value.retryable) == ("connect", True)
 
 
 # -- names
 
 
-@pytest.fixture(params=["fetcher", "aiohttp", "gateway"])
+@pytest.fixture(params=["fetcher", "gateway"])
 def via(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -226,9 +213,9 @@ def test_when_the_public_address_is_down_the_others_are_not_tried(
 
 
 @pytest.fixture
-async def guarded(kind: Kind) -> AsyncIterator[type[Spider]]:
+async def guarded() -> AsyncIterator[type[Spider]]:
     """A spider whose innermost layer is a guarded fetcher: robots.txt and each hop of a redirect come through it."""
-    fetcher = kind(HttpSettings(), "test", AddressGuard(["127.0.0.1/32"]))
+    fetcher = HttpFetcher(HttpSettings(), "test", AddressGuard(["127.0.0.1/32"]))
 
     async def through_the_guard(request: Request, fetch: Any) -> Response:
         return await fetcher.fetch(request)
@@ -264,22 +251,22 @@ async def test_a_robots_txt_is_not_followed_to_a_refused_address(
     assert not forbidden.was_contacted()
 
 
-async def test_a_proxy_of_the_operator_gets_only_public_hosts(kind: Kind, server: MisbehavingServer) -> None:
+async def test_a_proxy_of_the_operator_gets_only_public_hosts(server: MisbehavingServer) -> None:
     """Names that may be public are the proxy's to resolve. It is itself at a private address."""
     port = server.url.rpartition(":")[2]
     async with SocksServer() as proxy, ProxyServer() as plain:
         upstreams = (proxy.address(), plain.url)
-        page = await fetch(kind, f"http://shop.test:{port}/leaf/1", proxy=proxy.address(), upstreams=upstreams)
+        page = await fetch(f"http://shop.test:{port}/leaf/1", proxy=proxy.address(), upstreams=upstreams)
         assert page.status == 200
         for host in (*SPELLINGS, "printer", "nas.local", "api.internal"):
             for upstream in upstreams:
                 with pytest.raises((FetchError, RequestError)) as caught:
-                    await fetch(kind, f"http://{host}:{port}/leaf/1", proxy=upstream, upstreams=upstreams)
+                    await fetch(f"http://{host}:{port}/leaf/1", proxy=upstream, upstreams=upstreams)
                 if isinstance(caught.value, FetchError):
                     assert (caught.value.kind, caught.value.contacted) == ("address", False)
         with pytest.raises(FetchError, match="a proxy can't be used here"):
-            await fetch(kind, f"http://shop.test:{port}/", proxy=proxy.address("eve"), upstreams=upstreams)
-        allowed = await fetch(kind, f"{server.url}/leaf/2", "127.0.0.0/8", proxy=plain.url, upstreams=upstreams)
+            await fetch(f"http://shop.test:{port}/", proxy=proxy.address("eve"), upstreams=upstreams)
+        allowed = await fetch(f"{server.url}/leaf/2", "127.0.0.0/8", proxy=plain.url, upstreams=upstreams)
         assert allowed.status == 200
         assert len(proxy.connects) == len(plain.requests) == 1
 

@@ -255,9 +255,6 @@ WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from shoal.cli.main 
 @pytest.mark.parametrize(
     ("module", "extra", "options"),
     [
-        ("aiohttp_socks", "socks", ["--proxy", "socks5://127.0.0.1:9"]),
-        ("aiohttp_socks", "socks", ["--set", "http.proxy=socks5h://127.0.0.1:9"]),
-        ("aiohttp_socks", "socks", ["--tor"]),
         ("playwright", "browser", ["--render"]),
         ("playwright", "browser", ["--render-auto"]),
         ("pyarrow", "parquet", ["-o", "x.parquet"]),

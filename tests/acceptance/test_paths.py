@@ -9,5 +9,5 @@ from scripts.paths import LIMITS, local
 
 def test_a_page_passes_through_few_modules(tmp_path: Path) -> None:
     modules = local(tmp_path)
-    assert {"shoal.crawling.engine", "shoal.fetch.direct", "shoal.sinks.files"} <= set(modules)
+    assert {"shoal.crawling.engine", "shoal.fetch.http_fetcher", "shoal.sinks.files"} <= set(modules)
     assert len(modules) <= LIMITS["local"], modules

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from shoal import Request
-from shoal.fetch import aiohttp_fetcher
-from shoal.messages import pip_install
+from shoal.fetch import http_fetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from tests.acceptance.crawls import Pages, crawl_beside
 from tests.support.servers import MisbehavingServer
 from tests.support.socks_server import Connect, SocksServer
@@ -138,18 +137,11 @@ async def test_a_proxy_that_closes_the_connection(server: MisbehavingServer, cap
     assert "the proxy closed the connection" in caplog.text
 
 
-async def test_the_library_is_missing(server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setitem(sys.modules, "aiohttp_socks", None)
-    _, summary = await crawl_beside(server, spider=through("socks5://127.0.0.1:1", named(server, "/leaf/1")))
-    assert summary.dead_kinds == {"proxy": 1}
-    assert pip_install("socks") in caplog.text
-
-
-async def test_sessions_of_many_proxies_are_closed(
+async def test_connections_through_many_proxies_are_closed(
     server: MisbehavingServer, proxy: SocksServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy service may give each request a user of its own."""
-    monkeypatch.setattr(aiohttp_fetcher, "_MAX_SESSIONS", 3)
+    monkeypatch.setattr(http_fetcher, "_MAX_IDLE", 3)
     proxy._users |= {f"user{number}": "x" for number in range(12)}
 
     class Many(Pages):
@@ -160,14 +152,14 @@ async def test_sessions_of_many_proxies_are_closed(
                     named(server, f"/leaf/{number}"), proxy=proxy.address(f"user{number}"), callback=self.handle
                 )
 
-    open_at_once: list[int] = []
-    close = aiohttp_fetcher.SocksSessions.close
+    idle: list[int] = []
+    close = HttpFetcher.close
 
-    async def closing(sessions: aiohttp_fetcher.SocksSessions) -> None:
-        open_at_once.append(len(sessions._sessions))
-        await close(sessions)
+    async def closing(fetcher: HttpFetcher) -> None:
+        idle.append(fetcher.idle_connections)
+        await close(fetcher)
 
-    monkeypatch.setattr(aiohttp_fetcher.SocksSessions, "close", closing)
+    monkeypatch.setattr(HttpFetcher, "close", closing)
     items, _ = await crawl_beside(server, spider=Many, concurrency=2)
     assert len(items) == 12
-    assert open_at_once == [3]
+    assert idle == [3]

@@ -99,7 +99,7 @@ def test_every_screen_has_a_row_with_its_routes_and_its_commands() -> None:
     rows = table("Read the same from a program")
     modules = SCREENS.glob("*_screens.py")
     screens = {
-        path for each in modules for path in re.findall(r"^add_screen\(router, \"([^\"]+)\"", each.read_text(), re.M)
+        path for each in modules for path in re.findall(r"^@screen\(router, \"([^\"]+)\"", each.read_text(), re.M)
     }
     assert len(screens) > 14
     assert {row.what.split("`")[1] for row in rows} == screens

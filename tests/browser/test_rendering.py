@@ -385,7 +385,7 @@ class Counting:
     async def fetch(self, request: Request) -> Response:
         self.count += 1
         from shoal.config import HttpSettings
-        from shoal.fetch.aiohttp_fetcher import HttpFetcher
+        from shoal.fetch.http_fetcher import HttpFetcher
 
         fetcher = HttpFetcher(HttpSettings(), "shoal-test")
         try:

@@ -19,7 +19,7 @@ from aiohttp import web
 from shoal import Render, Request, Response, crawl
 from shoal.config import BrowserSettings, HttpSettings
 from shoal.fetch.browser.fetcher import BrowserFetcher
-from shoal.fetch.direct import DirectFetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from shoal.fetch.layers import Postponed
 from shoal.fetch.resolving import CaresResolver
 from shoal.fetch.routing import RoutingFetcher
@@ -90,7 +90,7 @@ async def site() -> AsyncIterator[Site]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fetcher() -> AsyncIterator[RoutingFetcher]:
     browser = BrowserFetcher(BrowserSettings(sandbox=False, page_timeout=60.0), "shoal-test")
-    fetcher = RoutingFetcher(DirectFetcher(HttpSettings(), "shoal-test"), lambda: browser)
+    fetcher = RoutingFetcher(HttpFetcher(HttpSettings(), "shoal-test"), lambda: browser)
     yield fetcher
     await fetcher.close()
 

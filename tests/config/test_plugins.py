@@ -205,6 +205,10 @@ def test_an_unknown_client(site_packages: Path) -> None:
         make_fetcher(config)
 
 
+def test_the_former_name_of_our_own_client() -> None:
+    make_fetcher(Config().with_settings({"http.client": "aiohttp", "http.proxy": "socks5://127.0.0.1:9"}))
+
+
 def test_a_client_that_cannot_be_made(site_packages: Path) -> None:
     install(site_packages, "shoal-echo", FETCHER, fetchers="echo = shoal_echo:broken")
     with pytest.raises(PluginError, match="the plugin 'echo' failed: OSError: no library"):

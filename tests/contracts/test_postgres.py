@@ -22,9 +22,8 @@ from shoal.clients import postgres, postgres_schema
 from shoal.clients.postgres import PostgresAddress
 from shoal.errors import FencedError, FrontierError, QueueFullError, RunError, StoreAwayError, StoreError
 from shoal.frontier.postgres import PostgresStore
-from shoal.frontier.postgres.frontier import UNREADABLE
 from shoal.frontier.postgres.store import COMPONENT
-from shoal.frontier.rules import FULL_KIND
+from shoal.frontier.rules import FULL_KIND, UNREADABLE
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, Holder, HostUpdate, Lease, Pushed, Run, Stats
 from shoal.testing.server_faults import wait_until_back

@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 from shoal.errors import StoreRewoundError
-from shoal.frontier.postgres import PostgresStore, columns
+from shoal.frontier import rules
+from shoal.frontier.postgres import PostgresStore
 from shoal.http import Request
 from shoal.ports import Completion, Counts, Failure, Frontier, FrontierOptions, HostUpdate, Run
 from shoal.runs.cluster.postgres import PostgresCoordinator
@@ -46,7 +47,7 @@ async def ask(statement: str, *arguments: Any) -> Any:
 
 
 async def test_a_crawl_through_a_pooler(pooler: PgBouncer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_LINKS", 100)
+    monkeypatch.setattr(rules, "MAX_LINKS", 100)
     url = f"{pooler.url}?schema={schema}"
     stores = await asyncio.gather(*(PostgresStore.open(url) for _ in range(4)))
     await stores[0].create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))

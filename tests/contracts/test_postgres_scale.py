@@ -14,6 +14,7 @@ import pytest
 from shoal.clients import postgres_schema
 from shoal.clients.postgres import PostgresAddress
 from shoal.errors import RunError, StoreAwayError
+from shoal.frontier import rules
 from shoal.frontier.postgres import PostgresStore, columns
 from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.postgres.store import COMPONENT
@@ -76,7 +77,7 @@ async def test_a_page_with_many_links_keeps_nobody_waiting(url: str) -> None:
 
 
 async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_LINKS", 20)
+    monkeypatch.setattr(rules, "MAX_LINKS", 20)
     async with opened(url) as dying, opened(url) as other:
         await dying.push(links(1, start=9999))
         lease = await lease_one(dying)
@@ -84,7 +85,7 @@ async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeyp
         async def no_more(token: int) -> int:
             raise asyncio.CancelledError
 
-        monkeypatch.setattr(dying._stages, "move", no_more)
+        monkeypatch.setattr(dying, "_move_links", no_more)
         with suppress(asyncio.CancelledError):
             await dying.complete([Completion(lease=lease, children=links(2500), duplicates=3)])
         stats = await check_balance(other)
@@ -104,13 +105,13 @@ async def test_links_of_a_client_that_died_are_moved_by_others(url: str, monkeyp
 
 
 async def test_uploads_that_are_not_committed_are_removed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_LINKS", 20)
+    monkeypatch.setattr(rules, "MAX_LINKS", 20)
     chunks = f"SELECT count(*) FROM {PostgresAddress.parse(url).schema}.chunk"
 
     async def upload(frontier: PostgresFrontier, lease: Lease) -> None:
         endings = columns.EndingColumns()
         endings.add(0, Completion(lease=lease, children=links(1500)))
-        await frontier._stages.upload(endings.staged[0].lease, endings.staged[0].children)
+        await frontier._upload(endings.staged[0].lease, endings.staged[0].children)
         assert await ask(url, chunks) == 2
 
     async with opened(url) as frontier:
@@ -139,7 +140,7 @@ async def test_uploads_that_are_not_committed_are_removed(url: str, monkeypatch:
 
 
 async def test_a_large_completion_is_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_LINKS", 20)
+    monkeypatch.setattr(rules, "MAX_LINKS", 20)
     async with opened(url) as frontier:
         await frontier.push(links(1, start=9999))
         large = Completion(lease=await lease_one(frontier), children=links(1500))

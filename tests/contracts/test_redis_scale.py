@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from shoal.errors import RunError
-from shoal.frontier.redis import RedisStore, endings
+from shoal.frontier.redis import RedisStore
+from shoal.frontier.redis.frontier import RedisFrontier
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Frontier, FrontierOptions, HostUpdate, Lease, Pushed, Run
 from shoal.testing.steps import TTL, check_balance, complete, fail, history, lease_names, lease_one, page, push
@@ -102,16 +103,15 @@ async def test_a_page_with_very_many_links_keeps_nobody_waiting(store: RedisStor
 
 async def stage(frontier: Frontier, lease: Lease, children: list[Request], **options: Any) -> None:
     """Complete a page as a client does who dies at once: nobody helps to move its links."""
-    parts = frontier._endings  # type: ignore[attr-defined]
 
     async def nobody(lease: Lease, settled: object) -> object:
         return settled
 
-    parts._move_links = nobody
+    frontier._move_links = nobody  # type: ignore[attr-defined]
     try:
         assert await frontier.complete([Completion(lease=lease, children=children, **options)]) == [Pushed(0, 0)]
     finally:
-        del parts._move_links
+        del frontier._move_links  # type: ignore[attr-defined]
 
 
 async def test_links_that_are_staged_belong_to_the_run(store: RedisStore) -> None:
@@ -156,7 +156,7 @@ async def test_what_was_uploaded_for_nothing_leaves_no_trace(store: RedisStore, 
     assert await frontier.fail([Failure(lease=waits, kind="k", reason="r", children=links(2500))]) == [None]
     ahead[0] += TTL
     retried = await lease_one(frontier)
-    put = frontier._endings._upload  # type: ignore[attr-defined]
+    put = frontier._upload  # type: ignore[attr-defined]
     assert (await put(Completion(lease=retried, children=links(2500)))).chunks == 3
     (key,) = await ask(store, "KEYS", "{}run:1:stage*")
     assert 0 < await ask(store, "PTTL", key) <= 600_000
@@ -171,17 +171,17 @@ async def test_a_stage_that_went_before_its_page_was_completed_is_uploaded_again
 ) -> None:
     frontier = await new_run(store)
     await push(frontier, 1)
-    lease, upload = await lease_one(frontier), endings.Endings._upload
+    lease, upload = await lease_one(frontier), RedisFrontier._upload
     uploads: list[object] = []
 
-    async def slow(self: endings.Endings, ended: Completion) -> object:
+    async def slow(self: RedisFrontier, ended: Completion) -> object:
         made = await upload(self, ended)
         if not uploads:
             await ask(store, "DEL", *(await ask(store, "KEYS", "{}run:1:stage*")))
         uploads.append(made)
         return made
 
-    monkeypatch.setattr(endings.Endings, "_upload", slow)
+    monkeypatch.setattr(RedisFrontier, "_upload", slow)
     assert await frontier.complete([Completion(lease=lease, children=links(2500))]) == [Pushed(2500, 0)]
     assert len(uploads) == 2
     await check_balance(frontier)

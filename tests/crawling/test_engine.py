@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.crawling.engine import Engine
+from shoal.crawling.engine import Drain, Engine, Participation
 from shoal.crawling.onion import make_onion
-from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.run_queue import make_run_queue
 from shoal.crawling.seeder import start_requests
 from shoal.errors import FetchError, RunError, SinkError, SpiderError, StoreAwayError, StoreRewoundError

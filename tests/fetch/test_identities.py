@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ from shoal import Config, Request, Response, Spider
 from shoal.cli.commands.hosts import _print_states
 from shoal.config import IdentitySettings, flatten, load_config
 from shoal.errors import ConfigError, FetchError, ProxyError, StoreAwayError
-from shoal.fetch.aiohttp_fetcher import _explain
 from shoal.fetch.layers import Postponed
 from shoal.fetch.layers.identities import (
     Fault,
@@ -82,22 +80,6 @@ def test_a_short_outage_removes_nobody() -> None:
 def test_free_failures() -> None:
     settings = IdentitySettings(max_blocks=5)
     assert [free_failures(settings, count) for count in (0, 1, 3, 100)] == [0, 0, 2, 5]
-
-
-@pytest.mark.parametrize(
-    ("url", "proxy", "is_proxy"),
-    [
-        ("http://site.example/", "http://a:1", True),
-        ("https://site.example/", "http://a:1", False),  # the tunnel ends at the host
-        ("http://site.example/", "socks5://a:1", False),
-        ("http://site.example/", None, False),
-    ],
-)
-def test_who_did_not_answer_in_time(url: str, proxy: str | None, is_proxy: bool) -> None:
-    timeout = aiohttp.ClientTimeout(total=1, sock_connect=1, sock_read=1)
-    error = _explain(aiohttp.ConnectionTimeoutError(), Request(url), timeout, proxy)
-    assert isinstance(error, ProxyError) is is_proxy
-    assert error.retryable
 
 
 # -- roster

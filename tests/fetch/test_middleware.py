@@ -33,7 +33,7 @@ from shoal.fetch.layers.throttle import (
     parse_retry_after,
 )
 from shoal.fetch.sessions import cookies
-from shoal.fetch.sessions.cookies import CookieJar, read_cookie
+from shoal.fetch.sessions.cookies import Cookie, CookieJar, read_cookie
 from shoal.fetch.sessions.jars import Jars
 from shoal.fetch.sessions.session import Session
 from shoal.http import Request, Response
@@ -942,7 +942,7 @@ def test_several_jars_share_the_limit_in_bytes() -> None:
     jars += [CookieJar(jars=jars.__len__) for _ in range(16)]
     for jar in jars:
         for number in range(1000):
-            jar.store(f"a={'x' * 4000}", f"http://{number}.example.com/")
+            jar.put(Cookie("a", "x" * 4000, f"{number}.example.com", "/", host_only=True))
     assert 16 << 20 < sum(jar._size for jar in jars) <= 32 << 20
 
 

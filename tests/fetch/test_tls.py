@@ -15,8 +15,8 @@ import pytest
 from shoal import Request
 from shoal.config import HttpSettings
 from shoal.errors import FetchError
-from shoal.fetch import connecting, direct
-from shoal.fetch.direct import DirectFetcher
+from shoal.fetch import connecting, http_fetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from tests.support.fakes import eventually
 from tests.support.loops import event_loop_policy
 
@@ -74,13 +74,13 @@ class SecureServer:
 
 
 @pytest.fixture
-async def fetcher() -> AsyncIterator[DirectFetcher]:
-    fetcher = DirectFetcher(HttpSettings(verify_tls=False, read_timeout=20, connect_timeout=20), "test")
+async def fetcher() -> AsyncIterator[HttpFetcher]:
+    fetcher = HttpFetcher(HttpSettings(verify_tls=False, read_timeout=20, connect_timeout=20), "test")
     yield fetcher
     await fetcher.close()
 
 
-async def test_a_connection_serves_many_requests(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_a_connection_serves_many_requests(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate) as server:
         for _ in range(3):
             assert (await fetcher.fetch(Request(server.url))).body == BODY
@@ -88,7 +88,7 @@ async def test_a_connection_serves_many_requests(certificate: Path, fetcher: Dir
 
 
 @pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
-async def test_later_connections_resume_the_session(certificate: Path, fetcher: DirectFetcher, newest: bool) -> None:
+async def test_later_connections_resume_the_session(certificate: Path, fetcher: HttpFetcher, newest: bool) -> None:
     async with SecureServer(certificate, newest=newest, delay=0.5) as server:
         await fetcher.fetch(Request(server.url))
         pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(4)))
@@ -97,11 +97,11 @@ async def test_later_connections_resume_the_session(certificate: Path, fetcher: 
 
 
 async def test_a_fast_server_is_used_over_few_connections(
-    certificate: Path, fetcher: DirectFetcher, monkeypatch: pytest.MonkeyPatch
+    certificate: Path, fetcher: HttpFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request for a host with connections waits a moment for one of them: a handshake costs more."""
-    monkeypatch.setattr(direct, "_CHECK_AFTER", 60.0)  # a server that is always fast enough, on every machine
-    monkeypatch.setattr(direct, "_MAX_WAITS", 16)
+    monkeypatch.setattr(http_fetcher, "_CHECK_AFTER", 60.0)  # a server that is always fast enough, on every machine
+    monkeypatch.setattr(http_fetcher, "_MAX_WAITS", 16)
     async with SecureServer(certificate) as server:
         await fetcher.fetch(Request(server.url))
         pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(33)))
@@ -109,7 +109,7 @@ async def test_a_fast_server_is_used_over_few_connections(
     assert len(server.resumed) == 3  # the first one, and one for every 16 requests that would have waited
 
 
-async def test_a_slow_server_gets_all_requests_at_once(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_a_slow_server_gets_all_requests_at_once(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate, delay=2.0) as server:
         started = asyncio.get_running_loop().time()
         await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(8)))
@@ -117,7 +117,7 @@ async def test_a_slow_server_gets_all_requests_at_once(certificate: Path, fetche
     assert len(server.resumed) == 8
 
 
-async def test_requests_that_wait_for_a_connection_can_be_cancelled(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_requests_that_wait_for_a_connection_can_be_cancelled(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate) as server:
         await fetcher.fetch(Request(server.url))
         tasks = [asyncio.create_task(fetcher.fetch(Request(server.url))) for _ in range(12)]
@@ -132,7 +132,7 @@ async def test_requests_that_wait_for_a_connection_can_be_cancelled(certificate:
     assert not [known for known in fetcher._pool._origins.values() if known.busy or known.waiters]
 
 
-async def test_requests_go_on_when_the_connections_before_them_fail(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_requests_go_on_when_the_connections_before_them_fail(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate, cut=True) as server:
         pages = await asyncio.gather(*(fetcher.fetch(Request(server.url)) for _ in range(12)), return_exceptions=True)
         assert {page.kind if isinstance(page, FetchError) else "?" for page in pages} == {"half body"}
@@ -140,7 +140,7 @@ async def test_requests_go_on_when_the_connections_before_them_fail(certificate:
     await eventually(lambda: fetcher._pool._origins == {})  # the last connection may not be closed yet
 
 
-async def test_closing_wakes_requests_that_wait_for_a_connection(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_closing_wakes_requests_that_wait_for_a_connection(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate, delay=30.0) as server:
         tasks = [asyncio.create_task(fetcher.fetch(Request(server.url))) for _ in range(4)]
         while not server.bodies:
@@ -151,16 +151,14 @@ async def test_closing_wakes_requests_that_wait_for_a_connection(certificate: Pa
     assert {type(each) for each in ended} == {FetchError}
 
 
-async def test_a_connection_that_the_server_closes_is_resumed_too(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_a_connection_that_the_server_closes_is_resumed_too(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate, close=True) as server:
         for _ in range(3):
             assert (await fetcher.fetch(Request(server.url))).body == BODY
     assert server.resumed == [False, True, True]
 
 
-async def test_a_server_that_forgot_the_session_gets_a_full_handshake(
-    certificate: Path, fetcher: DirectFetcher
-) -> None:
+async def test_a_server_that_forgot_the_session_gets_a_full_handshake(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate, close=True) as server:
         await fetcher.fetch(Request(server.url))
         server._server.close()
@@ -174,13 +172,13 @@ async def test_a_server_that_forgot_the_session_gets_a_full_handshake(
     assert another.resumed == [False, True]
 
 
-async def test_a_large_body_is_sent_whole(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_a_large_body_is_sent_whole(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate) as server:
         await fetcher.fetch(Request(server.url, method="POST", body=BODY))
     assert server.bodies == [BODY]
 
 
-async def test_a_body_that_breaks_off(certificate: Path, fetcher: DirectFetcher) -> None:
+async def test_a_body_that_breaks_off(certificate: Path, fetcher: HttpFetcher) -> None:
     async with SecureServer(certificate, cut=True) as server:
         with pytest.raises(FetchError) as error:
             await fetcher.fetch(Request(server.url))
@@ -196,7 +194,7 @@ async def test_a_body_that_breaks_off(certificate: Path, fetcher: DirectFetcher)
     ],
     ids=["closes", "plain HTTP", "alert"],
 )
-async def test_a_server_that_refuses_the_handshake(fetcher: DirectFetcher, answer: bytes, kind: str) -> None:
+async def test_a_server_that_refuses_the_handshake(fetcher: HttpFetcher, answer: bytes, kind: str) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(answer)
@@ -221,7 +219,7 @@ async def test_a_handshake_that_never_ends_is_given_up_and_its_connection_closed
         writer.close()
         closed.release()
 
-    fetcher = DirectFetcher(HttpSettings(verify_tls=False, connect_timeout=0.2), "test")
+    fetcher = HttpFetcher(HttpSettings(verify_tls=False, connect_timeout=0.2), "test")
     async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         while not opened:  # on a busy machine the time may be over before there is a connection
@@ -241,7 +239,7 @@ async def test_a_busy_process_gives_up_a_connection_and_closes_it_once(monkeypat
         time.sleep(0.7)
 
     monkeypatch.setattr(connecting.TlsTransport, "_shake_hands", shake_hands_slowly)
-    fetcher = DirectFetcher(HttpSettings(verify_tls=False, connect_timeout=0.5), "test")
+    fetcher = HttpFetcher(HttpSettings(verify_tls=False, connect_timeout=0.5), "test")
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(FetchError, match="connect_timeout"):
@@ -254,7 +252,7 @@ async def test_a_certificate_for_another_host_is_refused_although_a_session_exis
 ) -> None:
     """Sessions belong to an origin: a resumed one has no certificate that could be checked."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
-    fetcher = DirectFetcher(HttpSettings(), "test")
+    fetcher = HttpFetcher(HttpSettings(), "test")
     async with SecureServer(certificate, close=True) as server:
         assert (await fetcher.fetch(Request(server.url))).body == BODY
         with pytest.raises(FetchError) as error:
@@ -265,7 +263,7 @@ async def test_a_certificate_for_another_host_is_refused_although_a_session_exis
 
 
 async def test_sessions_are_limited_in_number(
-    certificate: Path, fetcher: DirectFetcher, monkeypatch: pytest.MonkeyPatch
+    certificate: Path, fetcher: HttpFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "_MAX_SESSIONS", 1)
     async with SecureServer(certificate, close=True) as first, SecureServer(certificate, close=True) as second:

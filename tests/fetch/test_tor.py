@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from shoal import Request, Response, Spider
 from shoal.config import Config, TorSettings
-from shoal.crawling.engine import Engine
+from shoal.crawling.engine import Engine, Participation
 from shoal.crawling.onion import make_onion
-from shoal.crawling.participation import Participation
 from shoal.crawling.run_queue import make_run_queue
 from shoal.crawling.seeder import start_requests
 from shoal.errors import ConfigError, FetchError, RunError, TorError

@@ -237,7 +237,7 @@ def test_records_are_changed_in_place_and_found_by_text() -> None:
 
 
 def test_workers_have_numbers_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.frontier.memory.requests.MAX_WORKERS", 2)
+    monkeypatch.setattr("shoal.frontier.rules.MAX_WORKERS", 2)
     requests = _requests()
     assert [requests.worker_number(name) for name in ("", "a", "b", "a", "c", "b")] == [0, 1, 2, 1, 0, 2]
     assert [requests.worker_name(number) for number in range(3)] == ["", "a", "b"]

@@ -13,7 +13,7 @@ from shoal.clients.redis import ScriptFolder, load_script
 from shoal.frontier import rules
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.postgres.columns import COMPONENT, CONSTANTS
-from shoal.frontier.redis.layouts import SCRIPTS, lua_constants, lua_literals
+from shoal.frontier.redis.records import SCRIPTS, lua_constants, lua_literals
 
 _TEXTS = (
     rules.LOST_KIND, rules.LOST_EVENT, rules.LOST_REASON, rules.NOTE_EVENT, rules.FAILED_EVENT, rules.WAITS_DETAIL,

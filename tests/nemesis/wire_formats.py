@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import ClassVar
 
 from shoal.clients.redis import load_script
-from shoal.frontier.redis.layouts import SCRIPTS
+from shoal.frontier.redis.records import SCRIPTS
 
 
 class Call(str):

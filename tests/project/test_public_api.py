@@ -21,7 +21,6 @@ SOURCE = Path(shoal.__file__).parent
 
 # Exceptions that never reach a user: they end a step, and the code around it catches them.
 CONTROL_FLOW = {
-    "shoal.api.batch.queries._RefusedError",
     "shoal.fetch.browser.rendering._NotAPageError",
     "shoal.cli.help.OutputClosed",
     "shoal.fetch.connecting.RefusedAddressError",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from shoal.api.batch.session import Progress
-from shoal.api.dashboard.pages import ledger_bar
+from shoal.api.dashboard.pages import bar_parts
 from shoal.api.resources.runs import RequestCounts
 from shoal.crawling.stats import STATE_NAMES, counts, ledger
 from shoal.operations.charts import state_chart
@@ -24,7 +24,7 @@ def test_every_counter_has_the_same_names() -> None:
     assert {word: getattr(STATS, word) for word in WORDS} == WORDS
     assert told["left"] == STATS.left == 7
     spoken = {word.replace("_", " "): count for word, count in WORDS.items()}
-    assert {part.label: part.number for part in ledger_bar(STATS).parts} == spoken
+    assert {part.label: part.number for part in bar_parts(STATS)} == spoken
     assert {series.label for series in state_chart([]).series} == spoken.keys()
     assert WORDS.keys() <= set(RequestCounts.__struct_fields__)
     assert WORDS.keys() <= set(Progress.__struct_fields__)

@@ -280,7 +280,7 @@ async def test_a_store_that_is_away_costs_a_record(
                 raise StoreAwayError("gone")
             return await super().run_state(run_id)
 
-    monkeypatch.setattr(recorder_module, "REPORTED_EVERY", 0.01)
+    monkeypatch.setattr("shoal.runs.reports.REPORTED_EVERY", 0.01)
     monkeypatch.setattr(recorder_module, "_FIRST", (0, 0))
     caplog.set_level(logging.INFO)
     store = await memory_store(kind=Away)

@@ -16,7 +16,7 @@ from aiohttp import web
 from shoal import Request, Response, Spider, crawl
 from shoal.config import HttpSettings
 from shoal.errors import SinkError
-from shoal.fetch.aiohttp_fetcher import HttpFetcher
+from shoal.fetch.http_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
 from shoal.ports import Completion, Failure, Run
 from shoal.sinks import open_sink
@@ -72,7 +72,7 @@ async def site() -> AsyncIterator[str]:
 
 
 async def exchange_for(request: Request) -> Exchange:
-    fetcher = HttpFetcher(HttpSettings(), "shoal-test", knows_addresses=True)
+    fetcher = HttpFetcher(HttpSettings(), "shoal-test")
     exchanges: list[Exchange] = []
     token = captured.set(exchanges)
     try:

@@ -41,7 +41,6 @@ _IMPORTED = (
     *("shoal.cli.commands.runs", "shoal.cli.commands.start", "shoal.cli.commands.audit", "shoal.cli.commands.outputs"),
     *("shoal.cli.progress", "shoal.cli.summary", "shoal.runs.crawl", "shoal.runs.worker", "shoal.runs.orchestrator"),
     *(
-        "shoal.fetch.aiohttp_fetcher",
         "shoal.fetch.layers.cache",
         "shoal.fetch.sessions.session",
         "shoal.fetch.layers.robots",
@@ -57,7 +56,7 @@ _IMPORTED = (
     *("shoal.api.server.app", "uvicorn", "uvicorn.protocols.http.h11_impl", "shoal.cli.commands.serve"),
     *("uvloop", "encodings.idna", "importlib.readers", "typer._adapters", "turbohtml.detect"),
     *(
-        "shoal.fetch.direct",
+        "shoal.fetch.http_fetcher",
         "shoal.fetch.layers.identity_facts",
         "shoal.fetch.layers.throttle",
         "shoal.selector.documents",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, TextIO, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TextIO, TypeAlias, TypeVar, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -58,13 +58,10 @@ class _SafeStream:
 def guard_terminal() -> None:
     """Make sure that printed text cannot control the terminal. Binary output of items is not affected. A process that
     was started without one of the two streams (``2>&-``) writes its text nowhere."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
-    if not isinstance(sys.stdout, _SafeStream):
-        sys.stdout = cast(TextIO, _SafeStream(sys.stdout))
-        sys.stderr = cast(TextIO, _SafeStream(sys.stderr))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 - it stays open
+        if not isinstance(stream, _SafeStream):
+            setattr(sys, name, _SafeStream(stream))
 
 
 def flush_output() -> None:
@@ -302,6 +299,18 @@ class RootGroup(CommandGroup):
                 formatter.write_dl([(f"{name:<{width}}", entry.summary) for name, entry in commands.items()])
 
 
+def option(usage: str, help: str, **details: Any) -> Any:
+    """An option as its help shows it: ``-o, --output FILE``. Without a value it is a flag. ``details``: for Typer."""
+    *others, last = usage.split(", ")
+    name, _, value = last.partition(" ")
+    return typer.Option(*others, name, metavar=value or None, help=help, **details)
+
+
+def argument(name: str, help: str, **details: Any) -> Any:
+    """An argument under the name that its help shows. ``details``: for Typer."""
+    return typer.Argument(metavar=name, help=help, **details)
+
+
 class Commands(typer.Typer):
     """The commands of one module."""
 
@@ -326,30 +335,45 @@ class Commands(typer.Typer):
 
 
 _ConfigFile = Annotated[
-    str | None,
-    typer.Option("--config", metavar="FILE", help="Read this file instead of shoal.toml.", show_default=False),
+    str | None, option("--config FILE", "Read this file instead of shoal.toml.", show_default=False)
 ]
 
 
 def _runnable(function: Callable[..., object]) -> Callable[..., object]:
     """The function of a command with the option ``--config``: it is SHOAL_CONFIG for this process and those that it
-    starts. A coroutine is run until it is done."""
+    starts. A coroutine is run until it is done. A parameter that is a struct stands for the fields of the struct."""
+    types: dict[str, object] = {}
+    defaults: dict[str, object] = {}
+    structs: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if hasattr(parameter.annotation, "__struct_fields__"):
+            structs[name] = parameter.annotation
+            types |= get_type_hints(parameter.annotation, include_extras=True)
+            defaults |= {field: getattr(parameter.default, field) for field in parameter.annotation.__struct_fields__}
+        else:
+            types[name], defaults[name] = parameter.annotation, parameter.default
+    types["config_file"], defaults["config_file"] = _ConfigFile, None
 
     @wraps(function)
-    def run(*args: object, config_file: str | None = None, **options: object) -> object:
+    def run(*, config_file: str | None = None, **options: object) -> object:
         if config_file is not None:
             os.environ["SHOAL_CONFIG"] = os.path.abspath(config_file)
-        result = function(*args, **options)
+        for name, struct in structs.items():
+            options[name] = struct(**{field: options.pop(field) for field in struct.__struct_fields__})
+        result = function(**options)
         if inspect.iscoroutine(result):
             import asyncio
 
             return asyncio.run(result)
         return result
 
-    signature = inspect.signature(function, eval_str=True)
-    added = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ConfigFile)
-    run.__annotations__ = {**function.__annotations__, "config_file": _ConfigFile}
-    cast(_Click, run).__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])
+    run.__annotations__ = types
+    cast(_Click, run).__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+            for name, default in defaults.items()
+        ]
+    )
     return run
 
 

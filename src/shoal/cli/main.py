@@ -147,7 +147,7 @@ def _origin(error: ShoalError) -> str:
     from shoal.config import mask
 
     try:
-        settings = resolve(None, {}, [])
+        settings = resolve()
     except ConfigError:
         return ""
     source = settings.sources.get("frontier", "default")

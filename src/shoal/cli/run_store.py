@@ -7,12 +7,12 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import given, resolve
+from shoal.cli.options import Scrapy, pairs, resolve, settings_of
 from shoal.errors import RunError, ShoalError, SpiderError, StoreError
 from shoal.messages import did_you_mean
 
@@ -36,7 +36,7 @@ def hidden_warnings() -> Iterator[None]:
 
 def current_project() -> str:
     """``project_name`` of the file and the environment."""
-    return resolve(None, {}, []).config.project_name
+    return resolve().config.project_name
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ async def opened_store(url: str | None, *, readonly: bool = False, may_create: b
     command may create it."""
     from shoal.frontier import file_of, join_store
 
-    config = resolve(None, given({"frontier": url}), []).config
+    config = resolve(None, settings_of(frontier=url)).config
     frontier = running_frontier(config.frontier)
     path = file_of(frontier)
     if path is not None and not may_create and not os.path.exists(path):
@@ -155,23 +155,19 @@ _MAX_FILES = 200
 """How many files of a folder are searched for a similar name."""
 
 
-def find_spider(
-    name: str, in_project: str | None = None, *, scrapy: bool = False, settings: Sequence[str] = ()
-) -> tuple[str, Entry | None]:
+def find_spider(name: str, in_project: str | None = None, scrapy: Scrapy = Scrapy()) -> tuple[str, Entry | None]:
     """The reference of a spider (``file.py`` or ``file.py:Class``), and its entry in shoal.toml if it has one.
 
-    ``scrapy``: it is a Scrapy spider. ``in_project`` is its name if ``name`` is the folder of a Scrapy project, and
-    ``settings`` are those of ``-s``."""
+    ``in_project`` is the name of a Scrapy spider, if ``name`` is the folder of its project."""
     from shoal.runs.orchestrator import Registry
     from shoal.spider import SCRAPY
 
-    if settings:
-        from shoal.cli.options import pairs
+    if scrapy.scrapy_settings:
         from shoal.scrapy.adapter import command_line
 
         if not scrapy and not name.startswith(SCRAPY):
             raise SpiderError("-s sets a setting of Scrapy: add --scrapy, or use --set for a setting of Shoal")
-        command_line.update(pairs(list(settings), "-s"))
+        command_line.update(pairs(scrapy.scrapy_settings, "-s"))
     if scrapy:
         return SCRAPY + (name if in_project is None else f"{name}:{in_project}"), None
     if in_project is not None:

@@ -281,22 +281,7 @@ def _code_of(exc: Exception) -> str:
     if status not in (None, "ERR"):
         return str(status)
     match = _CODE.search(str(exc)) if isinstance(exc, exceptions.ResponseError) else None
-    return match[1] if match else _BY_CLASS.get(type(exc), "")
-
-
-_BY_CLASS: dict[type[BaseException], str] = {
-    exceptions.OutOfMemoryError: "OOM",
-    exceptions.ReadOnlyError: "READONLY",
-    exceptions.BusyLoadingError: "LOADING",
-    exceptions.NoPermissionError: "NOPERM",
-    exceptions.TryAgainError: "TRYAGAIN",
-    exceptions.ClusterDownError: "CLUSTERDOWN",
-    exceptions.MasterDownError: "MASTERDOWN",
-    exceptions.MovedError: "MOVED",
-    exceptions.AskError: "ASK",
-    exceptions.ClusterCrossSlotError: "CROSSSLOT",
-}
-"""Older versions of redis-py remove the code from the text."""
+    return match[1] if match else ""
 
 
 def _text_of(exc: Exception) -> str:

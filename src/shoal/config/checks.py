@@ -6,9 +6,9 @@ A check returns the rest of a sentence that begins with the key, or None if the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_network
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from shoal.config import plugins
@@ -44,9 +44,14 @@ def frontier_kind(frontier: object) -> str | None:
     return FRONTIER_KINDS.get(frontier.partition(":")[0]) if isinstance(frontier, str) else None
 
 
-def check_domains(domains: tuple[str, ...]) -> str | None:
-    wrong = [domain for domain in domains if "/" in domain or domain.split() != [domain]]
-    return f'must contain host names such as "example.com", not {wrong[0]!r}' if wrong else None
+def each(check: Callable[[Any], str | None]) -> Callable[[Iterable[Any]], str | None]:
+    """The check of a list: each of its values must pass this one."""
+    return lambda values: next((problem for value in values if (problem := check(value))), None)
+
+
+def check_domain(domain: str) -> str | None:
+    is_valid = "/" not in domain and domain.split() == [domain]
+    return None if is_valid else f'must contain host names such as "example.com", not {domain!r}'
 
 
 def check_one_line(text: str) -> str | None:
@@ -69,29 +74,28 @@ def check_headers(headers: dict[str, str]) -> str | None:
 
 
 def check_proxy(proxy: str | None) -> str | None:
-    if proxy is None:
+    if proxy is None or (_has_server(proxy) and urlsplit(proxy).scheme in ("http", "https", "socks5", "socks5h")):
         return None
+    return f"must be http://, https:// or socks5:// with a host, not {mask(proxy)!r}"
+
+
+def _has_server(url: str) -> bool:
+    """Whether a URL has a host, and no port or a valid one."""
     try:
-        url = urlsplit(proxy)
-        valid = url.scheme in ("http", "https", "socks5", "socks5h") and bool(url.hostname) and url.port != 0
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
     except ValueError:  # invalid port or IPv6 address
-        valid = False
-    return None if valid else f"must be http://, https:// or socks5:// with a host, not {mask(proxy)!r}"
-
-
-def check_proxies(proxies: tuple[str, ...]) -> str | None:
-    return next((problem for proxy in proxies if (problem := check_proxy(proxy))), None)
+        return False
 
 
 def check_tor(url: str | None) -> str | None:
     if url is None:
         return None
-    try:
+    valid = False
+    if _has_server(url):
         place = urlsplit(url)
-        valid = place.scheme in ("socks5", "socks5h") and bool(place.hostname) and bool(place.port)
+        valid = place.scheme in ("socks5", "socks5h") and place.port is not None
         valid = valid and place.username is None and not place.path.strip("/") and not place.query
-    except ValueError:  # invalid port or IPv6 address
-        valid = False
     expected = "must be the SOCKS port of a Tor daemon without user and password, such as socks5://127.0.0.1:9050"
     return None if valid else f"{expected}, not {mask(url)!r}"
 
@@ -100,19 +104,14 @@ def check_proxy_list(entries: tuple[str, ...]) -> str | None:
     """Proxies, and files of proxies: ``@proxies.txt``. The files are read when a crawl starts."""
     if "@" in entries:
         return 'must name a file after the @, such as "@proxies.txt"'
-    return check_proxies(tuple(entry for entry in entries if not entry.startswith("@")))
+    return each(check_proxy)(entry for entry in entries if not entry.startswith("@"))
 
 
-def check_header_sets(sets: tuple[dict[str, str], ...]) -> str | None:
-    return next((problem for headers in sets if (problem := check_headers(headers))), None)
-
-
-def check_networks(networks: tuple[str, ...]) -> str | None:
-    for network in networks:
-        try:
-            ip_network(network)
-        except ValueError:
-            return f'must contain networks or addresses such as "10.0.0.0/8", not {network!r}'
+def check_network(network: str) -> str | None:
+    try:
+        ip_network(network)
+    except ValueError:
+        return f'must contain networks or addresses such as "10.0.0.0/8", not {network!r}'
     return None
 
 
@@ -137,17 +136,13 @@ def find_short_tokens(token: str | None, tokens: dict[str, str]) -> str | None:
     )
 
 
-def check_shared_outputs(outputs: tuple[str, ...]) -> str | None:
-    for output in outputs:
-        try:
-            url = urlsplit(output)
-            schemes = ("postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az")
-            valid = (url.scheme in schemes or url.scheme in plugins.names("sinks")) and url.hostname and url.port != 0
-        except ValueError:
-            valid = False
-        if not valid:
-            return f"must contain URLs such as postgresql://db.example/crawl or s3://bucket/path, not {mask(output)!r}"
-    return None
+def check_shared_output(output: str) -> str | None:
+    schemes = ("postgresql", "postgres", "mysql", "mariadb", "s3", "gs", "az")
+    if _has_server(output) and (
+        urlsplit(output).scheme in schemes or urlsplit(output).scheme in plugins.names("sinks")
+    ):
+        return None
+    return f"must contain URLs such as postgresql://db.example/crawl or s3://bucket/path, not {mask(output)!r}"
 
 
 def check_file_store(store: str) -> str | None:
@@ -157,11 +152,9 @@ def check_file_store(store: str) -> str | None:
     return None
 
 
-def check_sizes(sizes: tuple[str, ...]) -> str | None:
-    for size in sizes:
-        if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", size):
-            return f"must contain sizes such as 120x120, not {size!r}"
-    return None
+def check_size(size: str) -> str | None:
+    is_valid = re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", size)
+    return None if is_valid else f"must contain sizes such as 120x120, not {size!r}"
 
 
 def check_frontier(frontier: str) -> str | None:

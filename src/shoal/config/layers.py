@@ -74,7 +74,11 @@ class Section(msgspec.Struct, metaclass=_Recording, frozen=True, kw_only=True, f
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restored, (type(self), {name: getattr(self, name) for name in self.__struct_fields__}, _explicit(self))
+        return _restored, (
+            type(self),
+            {name: getattr(self, name) for name in self.__struct_fields__},
+            explicit_names(self),
+        )
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         return [(name, self.shown(name)) for name in self.__struct_fields__]
@@ -88,8 +92,9 @@ class Section(msgspec.Struct, metaclass=_Recording, frozen=True, kw_only=True, f
         return self.masks[name](value) if name in self.masks and value is not None else value
 
 
-def _explicit(section: Section) -> frozenset[str]:
-    """The fields that were set. A copy by other means has no record: there, the ones that are not the default."""
+def explicit_names(section: Section) -> frozenset[str]:
+    """The fields that were set, and other names that were recorded. A copy by other means has no record: there, the
+    fields that are not the default."""
     if _EXPLICIT in section.__dict__:
         return frozenset(section.__dict__[_EXPLICIT])
     plain = type(section)()
@@ -105,17 +110,12 @@ def _restored(kind: type[S], fields: Mapping[str, object], explicit: frozenset[s
 def explicit_settings(tree: Section) -> dict[str, object]:
     """The values of a tree that were set explicitly, by dotted key."""
     fields = _fields(tree)
-    return {key: getattr(section, name) for key, (section, name) in fields.items() if name in _explicit(section)}
-
-
-def is_explicit(tree: Section, name: str) -> bool:
-    """Whether this field, or another name without a value, was recorded for the tree."""
-    return name in _explicit(tree)
+    return {key: getattr(section, name) for key, (section, name) in fields.items() if name in explicit_names(section)}
 
 
 def unmark_explicit(tree: Section, name: str, added: Collection[str] = ()) -> None:
     """Record that a field of a new tree was not set explicitly, but these other names were."""
-    tree.__dict__[_EXPLICIT] = _explicit(tree) - {name} | set(added)
+    tree.__dict__[_EXPLICIT] = explicit_names(tree) - {name} | set(added)
 
 
 @cache
@@ -187,7 +187,7 @@ def changed(tree: S, values: Mapping[str, object]) -> S:
 
 def _changed(section: S, values: Mapping[str, object]) -> S:
     fields = {name: getattr(section, name) for name in section.__struct_fields__}
-    return _restored(type(section), {**fields, **values}, _explicit(section) | values.keys())
+    return _restored(type(section), {**fields, **values}, explicit_names(section) | values.keys())
 
 
 def read_settings(

@@ -14,9 +14,9 @@ from shoal.config.checks import frontier_kind, mask
 from shoal.config.layers import (
     Parse,
     build,
+    explicit_names,
     explicit_settings,
     from_text,
-    is_explicit,
     keys,
     masked,
     nearest,
@@ -152,7 +152,7 @@ class _Layer(Struct, frozen=True):
 
 def _layer_of_code(code: Mapping[str, object] | Config | None, redis: Mapping[str, str]) -> _Layer:
     settings = explicit_settings(code) if isinstance(code, Config) else code or {}
-    keeps_redis = isinstance(code, Config) and is_explicit(code, ANY_REDIS) and "frontier" not in settings
+    keeps_redis = isinstance(code, Config) and ANY_REDIS in explicit_names(code) and "frontier" not in settings
     if keeps_redis:
         settings = {**settings, "frontier": _redis_from_environ(redis)}
     return _Layer(settings, lambda key: "code", keeps_redis=keeps_redis)

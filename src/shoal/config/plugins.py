@@ -66,9 +66,10 @@ def installed(kind: Kind) -> list[Plugin]:
     """All plugins of this kind, by name. A name may occur several times, or belong to Shoal: see `problem_of`."""
     from importlib.metadata import entry_points  # slow to import, and needed for unknown names only
 
-    entries = {
-        (entry.name.lower(), entry.value, _package_of(entry)): entry for entry in entry_points(group=f"shoal.{kind}")
-    }
+    entries = {}
+    for entry in entry_points(group=f"shoal.{kind}"):
+        package = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        entries[entry.name.lower(), entry.value, package] = entry
     return [Plugin(kind, name, package, entry) for (name, _, package), entry in sorted(entries.items())]
 
 
@@ -106,7 +107,3 @@ def hint(kind: Kind) -> str:
     """The end of a message about an unknown name: which plugins are installed."""
     usable = names(kind)
     return f"; installed plugins: {', '.join(usable)}" if usable else "; no plugin is installed for it"
-
-
-def _package_of(entry: EntryPoint) -> str:
-    return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"

@@ -12,22 +12,21 @@ from msgspec.structs import force_setattr
 from shoal.config.checks import (
     check_contact,
     check_coordinator,
-    check_domains,
+    check_domain,
     check_file_store,
     check_frontier,
-    check_header_sets,
     check_headers,
-    check_networks,
+    check_network,
     check_one_line,
-    check_proxies,
     check_proxy,
     check_proxy_list,
     check_regexes,
-    check_shared_outputs,
-    check_sizes,
+    check_shared_output,
+    check_size,
     check_token,
     check_tokens,
     check_tor,
+    each,
     frontier_kind,
     linear,
     mask,
@@ -62,7 +61,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class ScopeSettings(Section, frozen=True, kw_only=True):
     """Which URLs a run may crawl."""
 
-    checks = {"allowed_domains": check_domains, "allow": check_regexes, "deny": check_regexes}
+    checks = {"allowed_domains": each(check_domain), "allow": check_regexes, "deny": check_regexes}
     of_others = {"allow": linear, "deny": linear}
 
     allowed_domains: tuple[str, ...] = ()  # with their subdomains; empty: all
@@ -89,7 +88,7 @@ class HttpSettings(Section, frozen=True, kw_only=True):
     max_body_bytes: Count = 32 * 1024 * 1024  # decompressed
     max_header_bytes: Count = 64 * 1024  # one header of a response
     max_redirects: CountFromZero = 10  # in a row
-    client: Text = "auto"  # auto: Shoal's own client, and aiohttp through a proxy; aiohttp; or the name of a plugin
+    client: Text = "auto"  # auto: Shoal's own client, like aiohttp, which once was another; or the name of a plugin
     verify_tls: bool = True  # False accepts any certificate
     proxy: str | None = None  # http://, https:// or socks5://, with user:password@ if the proxy needs it
     headers: dict[str, str] = {}  # sent with every request that does not set them itself
@@ -227,7 +226,7 @@ class FileSettings(Section, frozen=True, kw_only=True):
 class ImageSettings(Section, frozen=True, kw_only=True):
     """Thumbnails of images among the files."""
 
-    checks = {"thumbs": check_sizes}
+    checks = {"thumbs": each(check_size)}
 
     thumbs: tuple[str, ...] = ()  # the largest width and height of each, such as 120x120
     # An image with more pixels gets no thumbnail. Pillow itself refuses more than 178 million.
@@ -249,7 +248,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """A worker on a shared store: how long it may be silent, and what a run may ask of it."""
 
-    checks = {"proxies": check_proxies, "outputs": check_shared_outputs, "metrics_token": check_token}
+    checks = {"proxies": each(check_proxy), "outputs": each(check_shared_output), "metrics_token": check_token}
     masks = {
         "metrics_token": mask_secret,
         "proxies": lambda proxies: tuple(map(mask, proxies)),
@@ -266,7 +265,7 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
 class IdentitySettings(Section, frozen=True, kw_only=True):
     """How the proxies in `proxies` are assigned to hosts, rest and are removed."""
 
-    checks = {"headers": check_header_sets}
+    checks = {"headers": each(check_headers)}
     masks = {"headers": lambda sets: tuple(map(mask_headers, sets))}
 
     hold: Timeout = 600.0  # how long an identity is assigned to a host, unless it is blocked before
@@ -282,7 +281,7 @@ class IdentitySettings(Section, frozen=True, kw_only=True):
 class BrowserSettings(Section, frozen=True, kw_only=True):
     """How pages are rendered in Chromium (`Request(url, render=True)`)."""
 
-    checks = {"public_networks": check_networks}
+    checks = {"public_networks": each(check_network)}
 
     executable: str | None = None  # of Chromium; none: the one of Playwright, or of the system
     sandbox: bool = True  # Chromium's own sandbox; it cannot start as root
@@ -319,7 +318,7 @@ class TorSettings(Section, frozen=True, kw_only=True):
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The HTTP API."""
 
-    checks = {"allow": check_networks, "tokens": check_tokens, "trusted_proxies": check_networks}
+    checks = {"allow": each(check_network), "tokens": check_tokens, "trusted_proxies": each(check_network)}
     masks = {
         "token": mask_secret,
         "tokens": lambda tokens: dict.fromkeys(tokens, "***"),
@@ -367,51 +366,40 @@ class Config(Section, frozen=True, kw_only=True):
     }
     masks = {"frontier": mask, "proxies": lambda proxies: tuple(map(mask, proxies))}
     aliases = {  # the names in Scrapy and in other crawlers
-        "autothrottle_enabled": "throttle.enabled",
-        "autothrottle_max_delay": "throttle.max_delay",
-        "closespider_itemcount": "scope.max_items",
-        "closespider_pagecount": "scope.max_pages",
-        "closespider_timeout": "scope.max_seconds",
-        "concurrent_requests": "concurrency",
-        "concurrent_requests_per_domain": "concurrency_per_host",
-        "cookies_enabled": "cookies",
-        "default_request_headers": "http.headers",
-        "depth_limit": "scope.max_depth",
-        "dupefilter_class": "frontier",
-        "filter_class": "frontier",
-        "filter_type": "frontier",
-        "job_dir": "frontier",
-        "jobdir": "frontier",
-        "max_retry_times": "retry.max_attempts",
-        "project": "project_name",
-        "queue_type": "frontier",
-        "redis_host": "frontier",
-        "redis_port": "frontier",
-        "redis_password": "frontier",
-        "redis_url": "frontier",
-        "run_mode": "mode",
-        "scheduler": "frontier",
-        "scheduler_max_queue_size": "queue.max_size",
-        "dns_timeout": "dns.deadline",
-        "download_maxsize": "http.max_body_bytes",
-        "download_timeout": "http.total_timeout",
-        "files_expires": "files.max_age",
-        "files_store": "files.store",
-        "images_expires": "files.max_age",
-        "images_store": "files.store",
-        "images_thumbs": "images.thumbs",
-        "httpcache_dir": "cache.folder",
-        "httpcache_enabled": "cache.enabled",
-        "httpcache_expiration_secs": "cache.ttl",
-        "proxies_file": "proxies",
-        "proxy_list": "proxies",
-        "rotating_proxy_list": "proxies",
-        "rotating_proxy_list_path": "proxies",
-        "redirect_max_times": "http.max_redirects",
-        "retry_http_codes": "retry.statuses",
-        "retry_times": "retry.max_attempts",
-        "robotstxt_obey": "robots.obey",
-        "urllength_limit": "scope.max_url_length",
+        name: key
+        for key, names in {
+            "throttle.enabled": "autothrottle_enabled",
+            "throttle.max_delay": "autothrottle_max_delay",
+            "scope.max_items": "closespider_itemcount",
+            "scope.max_pages": "closespider_pagecount",
+            "scope.max_seconds": "closespider_timeout",
+            "concurrency": "concurrent_requests",
+            "concurrency_per_host": "concurrent_requests_per_domain",
+            "cookies": "cookies_enabled",
+            "http.headers": "default_request_headers",
+            "scope.max_depth": "depth_limit",
+            "frontier": "dupefilter_class filter_class filter_type job_dir jobdir "
+            "queue_type redis_host redis_port redis_password redis_url scheduler",
+            "retry.max_attempts": "max_retry_times retry_times",
+            "project_name": "project",
+            "mode": "run_mode",
+            "queue.max_size": "scheduler_max_queue_size",
+            "dns.deadline": "dns_timeout",
+            "http.max_body_bytes": "download_maxsize",
+            "http.total_timeout": "download_timeout",
+            "files.max_age": "files_expires images_expires",
+            "files.store": "files_store images_store",
+            "images.thumbs": "images_thumbs",
+            "cache.folder": "httpcache_dir",
+            "cache.enabled": "httpcache_enabled",
+            "cache.ttl": "httpcache_expiration_secs",
+            "proxies": "proxies_file proxy_list rotating_proxy_list rotating_proxy_list_path",
+            "http.max_redirects": "redirect_max_times",
+            "retry.statuses": "retry_http_codes",
+            "robots.obey": "robotstxt_obey",
+            "scope.max_url_length": "urllength_limit",
+        }.items()
+        for name in names.split()
     }
 
     elsewhere = {  # what is not a setting here

@@ -10,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
+from msgspec import Struct
+
+from shoal.config import Config
 from shoal.crawling.leases import LeaseKeeper, Persistence, Settler, StorageWatch, lease_of, lost_before
 from shoal.crawling.onion import Onion
 from shoal.crawling.pacing import FIRST_REPORT, ItemLogKeeper, Pacing, RemotePacing, WaitWatch, Waker
 from shoal.crawling.page import PageHandler, ParsedPage, ReleasedLease, Settlement
-from shoal.crawling.participation import Drain, Participation
 from shoal.crawling.run_queue import RunQueue
-from shoal.crawling.seeder import Seeder
+from shoal.crawling.seeder import Seeder, Source
 from shoal.crawling.stats import Counters, CrawlSnapshot
 from shoal.errors import FencedError, FileStoreError, FrontierError, SinkError, StoreAwayError, StoreRewoundError
 from shoal.ports import Frontier, Lease, Leased
 from shoal.sinks.patience import HURRY, Patience
+from shoal.spider import Spider
 from shoal.system import chance, clock
+
+if TYPE_CHECKING:
+    from shoal.sinks.warc import WarcArchive
 
 log = logging.getLogger("shoal.engine")
 
@@ -34,6 +40,52 @@ _MAX_SLEEP = 15.0  # seconds within which the loop runs at least once, so that h
 _IDLE_POLL = 5.0  # seconds between two calls of ``Spider.idle`` while the spider keeps a finished run open
 _WAIT_FOR_ROUTE = 0.5  # seconds between two checks whether the route to the network is ready
 _RECENT = 1000  # settled leases that are released again if the store goes back in time
+
+
+class Drain(Protocol):
+    """The parts of a drainer that the engine uses. Its owner starts and finishes it."""
+
+    @property
+    def role(self) -> str:
+        """The role that it takes in the run. Empty: none."""
+        ...
+
+    def nudge(self) -> None:
+        """Report new items."""
+
+    async def run(self) -> None: ...
+
+    async def start_over(self) -> None:
+        """After the store went back in time, continue from the cursor that it has now. ``run`` is not running."""
+        ...
+
+
+class Participation(Struct, frozen=True, kw_only=True):
+    """How an engine takes part in a run. A `Plan` is one: it also says how the process begins and ends its part."""
+
+    spider: Spider
+    config: Config
+    source: Source | None = None
+    """Start requests. None: another process pushes them."""
+    run_id: str = ""
+    """For reports why the engine has nothing to do. Empty: it makes none."""
+    shared: bool = False
+    """Other processes, or other crawls of this process, use the frontier too."""
+    near: bool = False
+    """Another process of this machine owns the frontier."""
+    keep_items: bool = True
+    """Keep the item log after all drainers have passed it."""
+    stays: bool = False
+    """Stay when the run is finished: it may get more requests."""
+    may_work: Callable[[], bool] | None = None
+    """Whether this process still holds its slot in a cluster, or its session as a worker. Checked before each page.
+    None: it needs neither."""
+    on_settled: Callable[[], Awaitable[None]] | None = None
+    """Called after pages were stored: the run may have reached a limit."""
+    archive: WarcArchive | None = None
+    """Where the exchanges of pages are kept. None: nowhere."""
+    rejoin: Callable[[], Awaitable[None]] | None = None
+    """Called when this process was fenced; then it starts over. None: a fence ends the work."""
 
 
 class Engine:
@@ -108,7 +160,7 @@ class Engine:
         self.identities = onion.identities
         if onion.identities is not None:
             onion.identities.on_exhausted = self._fail
-        if onion.session is not None and onion.session.login is not None:
+        if onion.session.login is not None:
             onion.session.login.on_hold, onion.session.login.on_ready = self.release_ahead, self.poll_now
 
     # -- the loop
@@ -125,7 +177,7 @@ class Engine:
             except (StoreRewoundError, FencedError) as error:
                 if not self.can_start_over(error):
                     raise
-                await self.start_over(error)
+                await self._start_over(error)
                 if not self.stopping:
                     continue
             failure = self._failure or self._seeder.failure
@@ -134,6 +186,8 @@ class Engine:
             return
 
     async def _run(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption
         for work in (
             self._seeder.keep(),
             self._leases.run(),
@@ -155,7 +209,7 @@ class Engine:
             raise self._interruption
 
     def interrupt(self, error: FrontierError) -> None:
-        """Start over soon: the store went back in time, or this process was fenced."""
+        """Start over soon, or with the next ``run``: the store went back in time, or this process was fenced."""
         self._interruption = error
         self._waker.wake()
 
@@ -164,9 +218,9 @@ class Engine:
         fenced = isinstance(error, FencedError) and self._part.rejoin is not None
         return fenced or isinstance(error, StoreRewoundError)
 
-    async def start_over(self, error: FrontierError) -> None:
+    async def _start_over(self, error: FrontierError) -> None:
         """Drop all work and all that is cached from the store. After a rewind, record it. After a fence, join again.
-        Then ``run`` may be called again. It continues from the store's state, like a new process."""
+        Then continue from the store's state, like a new process."""
         log.error("%s", error)
         leases = [lease_of(settlement) for settlement in self._settled]
         # A rewound store may still hold the leases that were settled last. No other process would release them.
@@ -174,7 +228,6 @@ class Engine:
         self._recent.clear()
         self._settled, self._interruption = [], None
         self._leases.clear()
-        self._queue.forget()
         self._onion.forget()
         if isinstance(error, FencedError) and self._part.rejoin is not None:
             await self._persist(self._part.rejoin)
@@ -185,11 +238,10 @@ class Engine:
         await self._persist(lambda: self._frontier.release(leases, contacted=True))
         await self._seeder.start_over()
         if not self.stopping:
-            for drain in self._drains:
-                await drain.start_over()
+            await self.reopen()
 
     async def reopen(self) -> None:
-        """Prepare another ``run``, because the run has requests again after its outputs were finished."""
+        """Prepare another ``run``: the run has requests again after its outputs were finished, or the store changed."""
         self._queue.forget()
         for drain in self._drains:
             await drain.start_over()
@@ -292,7 +344,7 @@ class Engine:
             return _WAIT_FOR_ROUTE
         nonce = chance.token_bytes(16)  # so that a repeat after a lost answer returns the same leases
         leased = await self._persist(lambda: self._queue.next_requests(room, nonce=nonce))
-        if self._onion.session is not None and leased.leases:
+        if leased.leases:
             self._onion.session.jars.seen(leased.cookies)
         leases = await self._isolate_suspects(leased.leases)
         if self.stopping:  # the stop came during the call
@@ -458,7 +510,7 @@ class Engine:
             if self._part.on_settled is not None and not self.stopping:
                 await self._part.on_settled()
         except StoreRewoundError:
-            self._settled = batch + self._settled  # `start_over` releases their leases
+            self._settled = batch + self._settled  # `_start_over` releases their leases
             raise
         except SinkError as error:
             self._archive_failed(error, batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from shoal.crawling.page import ParsedPage, ReleasedLease, Settlement
@@ -341,14 +342,15 @@ class Settler:
         if failures:
             outcomes |= await self._fail(failures)
         for contacted in (True, False):
-            released = [
-                settlement
+            leases = [
+                settlement.lease
                 for settlement in batch
                 if isinstance(settlement, ReleasedLease) and settlement.contacted is contacted
             ]
-            if released:
-                outcomes |= await self._release(released, contacted=contacted)
-        return [outcomes[id(settlement)] for settlement in batch]
+            if leases:
+                await self._persist(partial(self._frontier.release, leases, contacted=contacted))
+                self._queue.uncount(len(leases))
+        return [outcomes.get(id(settlement), "released") for settlement in batch]
 
     async def _complete(self, parsed: list[ParsedPage]) -> dict[int, SettledState]:
         completions = [page.completion for page in parsed]
@@ -364,8 +366,12 @@ class Settler:
                 [completion.lease for completion in completions], [pushed is not None for pushed in results]
             )
         refused = sum(pushed.refused for pushed in results if pushed is not None)
-        if refused:
-            self._count_refused(refused)
+        if refused and not self._counters.links_refused:
+            log.warning(
+                "the queue is full (queue.max_size): links that do not fit are refused. "
+                "`shoal retry-failed` queues them when there is room"
+            )
+        self._counters.links_refused += refused
         await self._queue.log_pushed(children, duplicates, refused=bool(refused))
         if self._learns:
             for page, pushed in zip(parsed, results, strict=True):
@@ -388,20 +394,6 @@ class Settler:
         outcomes: list[SettledState] = ["lost" if state is None else state for state in states]
         self._count(failures, outcomes)
         return {id(failure): outcome for failure, outcome in zip(failures, outcomes, strict=True)}
-
-    async def _release(self, released: list[ReleasedLease], *, contacted: bool) -> dict[int, SettledState]:
-        leases = [settlement.lease for settlement in released]
-        await self._persist(lambda: self._frontier.release(leases, contacted=contacted))
-        self._queue.uncount(len(leases))
-        return {id(settlement): "released" for settlement in released}
-
-    def _count_refused(self, links: int) -> None:
-        if not self._counters.links_refused:
-            log.warning(
-                "the queue is full (queue.max_size): links that do not fit are refused. "
-                "`shoal retry-failed` queues them when there is room"
-            )
-        self._counters.links_refused += links
 
     def _count(self, settled: Sequence[Completion | Failure], outcomes: Sequence[SettledState]) -> None:
         items, picked = 0, self._counters.picked

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from shoal.config import Config, HttpSettings
 from shoal.errors import BrowserError, ConfigError, FetchError, FrontierError, PluginError, RequestError, ShoalError
+from shoal.fetch.bodies import FREE_BYTES, BodyBudget, BodyRoom, body_room
 from shoal.fetch.guard import AddressGuard
 from shoal.fetch.layers import Postponed, wrap
 from shoal.fetch.layers.identity_facts import IdentityFacts, all_proxies, make_roster
-from shoal.fetch.page_fetcher import FREE_BYTES, BodyBudget, BodyRoom, body_room
 from shoal.fetch.routing import RoutingFetcher
 from shoal.http import Render, Request, Response
 from shoal.http.rendering import RenderChoice
@@ -28,17 +28,15 @@ from shoal.system import clock
 from shoal.urls.normalize import Scope, host_of
 
 if TYPE_CHECKING:
-    from shoal.fetch.aiohttp_fetcher import HttpFetcher
-    from shoal.fetch.direct import DirectFetcher
+    from shoal.fetch.http_fetcher import HttpFetcher
     from shoal.fetch.layers.identities import Identities
     from shoal.fetch.layers.robots import Robots
-    from shoal.fetch.page_fetcher import PageFetcher
     from shoal.fetch.routing import Renderer
     from shoal.fetch.sessions.session import Session
     from shoal.fetch.tor.layer import TorLayer
 
 OWN_CLIENTS = ("auto", "aiohttp")
-"""The value of ``http.client`` for Shoal's own client."""
+"""The values of ``http.client`` for Shoal's own client. ``aiohttp`` once was another one."""
 
 
 class Route(Protocol):
@@ -62,36 +60,33 @@ class Onion(NamedTuple):
     """A fetcher with its layers."""
 
     fetch: Fetch
-    on_lease: Callable[[Lease], None] = lambda lease: None
-    """Called with each lease before its page is fetched."""
-    forget: Callable[[], None] = lambda: None
-    """Drops what the layers cached from the store."""
-    fetch_robots: Fetch | None = None
-    """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
-    routes: Sequence[Route] = ()
-    """What all requests need."""
-    session: Session | None = None
+    session: Session
     """The cookies of the run, and its login."""
-    identities: Identities | None = None
+    routes: Sequence[Route]
+    """What all requests need."""
+    identities: Identities | None
+    robots: Robots | None
+    on_lease: Callable[[Lease], None]
+    """Called with each lease before its page is fetched."""
+    fetch_robots: Fetch | None
+    """Fetches only the robots.txt that applies to a request. See `Robots.fetch_first`."""
+
+    def forget(self) -> None:
+        """Drop what the layers cached from the store."""
+        self.session.forget()
+        if self.robots is not None:
+            self.robots.forget()
 
 
-def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> PageFetcher:
+def make_http_fetcher(config: Config, guard: AddressGuard | None = None) -> HttpFetcher:
     """The HTTP fetcher of a configuration. With a guard, it uses only the proxies in ``proxies``."""
+    from shoal.fetch.http_fetcher import HttpFetcher
+
     proxies = all_proxies(config.proxies) if config.proxies else ()
-    return _http_client(config.http.client)(
-        _http_settings(config), config.sent_user_agent, guard, proxies, max_file_bytes=config.files.max_bytes,
-        knows_addresses=config.warc.folder is not None, dns=config.dns,
+    return HttpFetcher(
+        _http_settings(config), config.sent_user_agent, guard, proxies,
+        max_file_bytes=config.files.max_bytes, dns=config.dns,
     )  # fmt: skip
-
-
-def _http_client(name: str) -> type[HttpFetcher | DirectFetcher]:
-    if name == "aiohttp":
-        from shoal.fetch.aiohttp_fetcher import HttpFetcher
-
-        return HttpFetcher
-    from shoal.fetch.direct import DirectFetcher
-
-    return DirectFetcher
 
 
 def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:
@@ -106,7 +101,7 @@ def make_plugged_fetcher(config: Config, *, is_guarded: bool) -> Fetcher:
     if make is None:
         names = [*OWN_CLIENTS, *plugins.names("fetchers")]
         raise ConfigError(
-            f'"http.client" must be "auto", "aiohttp" or the name of a plugin, not {name!r}{did_you_mean(name, names)}'
+            f'"http.client" must be "auto" or the name of a plugin, not {name!r}{did_you_mean(name, names)}'
             f"{plugins.hint('fetchers')}"
         )
     try:
@@ -130,7 +125,8 @@ def make_fetcher(
     ``networks``: private addresses that may be contacted. All other private ones are refused. None: no limit.
     ``render``: for requests without a choice of their own. ``scope`` and ``hosts``: see `RoutingFetcher`.
     """
-    _check_packages(config, render)
+    if isinstance(render, Render) and not _is_installed("playwright"):
+        raise ConfigError(f"rendering needs Playwright: {pip_install('browser')}")
     guard = None if networks is None else AddressGuard(networks)
     if config.http.client not in OWN_CLIENTS:
         http = make_plugged_fetcher(config, is_guarded=guard is not None)
@@ -145,17 +141,6 @@ def make_fetcher(
         scope=scope,
         hosts=hosts,
     )
-
-
-def _check_packages(config: Config, render: RenderChoice) -> None:
-    """ConfigError if a package is missing that pages will need."""
-    proxies = [config.http.proxy or "", *(all_proxies(config.proxies) if config.proxies else ())]
-    needs_socks = config.tor.enabled or any(proxy.startswith("socks5") for proxy in proxies)
-    if needs_socks and not _is_installed("aiohttp_socks"):
-        name = "Tor" if config.tor.enabled else "a SOCKS proxy"
-        raise ConfigError(f"{name} needs aiohttp-socks: {pip_install('socks')}")
-    if isinstance(render, Render) and not _is_installed("playwright"):
-        raise ConfigError(f"rendering needs Playwright: {pip_install('browser')}")
 
 
 def _is_installed(module: str) -> bool:
@@ -237,19 +222,11 @@ def make_onion(
     page = fetcher.fetch if may_work is None else _guarded(fetcher.fetch, may_work)
     fetch = wrap(page, [layer for layer in layers if layer is not None])
     routes = [route for route in (tor, session.login) if route is not None]
-    onion = Onion(fetch, routes=routes, session=session, identities=identities, forget=session.forget)
-    if throttle is not None:
-        onion = onion._replace(on_lease=throttle.adopt)
-    if robots is None:
-        return onion
-
-    def forget() -> None:
-        robots.forget()
-        session.forget()
-
-    return onion._replace(
-        fetch=wrap(fetch, [robots]), forget=forget, fetch_robots=partial(robots.fetch_first, fetch=fetch)
-    )
+    on_lease = (lambda lease: None) if throttle is None else throttle.adopt
+    fetch_robots = None if robots is None else partial(robots.fetch_first, fetch=fetch)
+    if robots is not None:
+        fetch = wrap(fetch, [robots])
+    return Onion(fetch, session, routes, identities, robots, on_lease, fetch_robots)
 
 
 def _ask_before_navigating(fetcher: Fetcher, scope: Scope, robots: Robots | None, hosts: Hosts) -> None:
@@ -290,7 +267,7 @@ def _guarded(fetch: Fetch, may_work: Callable[[], bool]) -> Fetch:
 
 def preload() -> None:
     """Import the modules of a crawl ahead of time: a standby process may have to start at once."""
-    for name in ("direct", "layers.cache", "layers.robots", "layers.throttle", "sessions.session"):
+    for name in ("http_fetcher", "layers.cache", "layers.robots", "layers.throttle", "sessions.session"):
         importlib.import_module(f"shoal.fetch.{name}")
 
 

@@ -182,24 +182,20 @@ class PageHandler:
                 await response.release()
 
     def _parsed(self, lease: Lease, response: Response, collected: CallbackOutput) -> ParsedPage:
-        forbidden = ""
+        notes = [_dropped(collected.dropped)] if collected.dropped else []
         if self._directives is not None and lease.request.callback != FILE_CALLBACK:  # a file's item is its page's
-            forbidden = self._directives.apply(response, collected)
+            notes += filter(None, [self._directives.apply(response, collected)])
+        notes += response.flags
         admitted = self._queue.admit(collected.links, lease.request)
         admitted.children += collected.files
         self.counters.out_of_scope += admitted.out_of_scope
         self.counters.too_deep += admitted.too_deep
-        note = _dropped(collected.dropped) if collected.dropped else ""
-        if forbidden:
-            note = f"{note}; {forbidden}" if note else forbidden
-        if response.flags:
-            note = "; ".join((note, *response.flags) if note else response.flags)
         if admitted.left_out:
             self.counters.left_out += admitted.left_out
             most = self._queue.scope.max_links
             left_out = f"{admitted.left_out} links were left out: the limit is {most} (scope.max_links)"
             log.warning("%s url=%s", left_out, lease.request.url)
-            note = f"{note}; {left_out}" if note else left_out
+            notes.append(left_out)
         if log.isEnabledFor(logging.DEBUG):
             counts = len(collected.items), len(admitted.children)
             log.debug("crawled url=%s status=%d items=%d requests=%d", response.url, response.status, *counts)
@@ -210,7 +206,7 @@ class PageHandler:
             status=response.status,
             duplicates=admitted.duplicates + collected.duplicates,
             contacted=not response.from_cache,
-            note=note,
+            note="; ".join(notes),
             item_errors=collected.errors,
         )
         return ParsedPage(completion, admitted)

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
-from typing import cast
+from typing import TypeAlias, cast
 
 from shoal.config import Config
 from shoal.crawling.leases import Persistence
-from shoal.crawling.participation import Source
 from shoal.crawling.run_queue import RunQueue
 from shoal.crawling.stats import Counters
 from shoal.errors import FrontierError, QueueFullError, RequestError, SpiderError, describe
@@ -22,6 +21,9 @@ from shoal.spider import Spider
 from shoal.system import chance, clock
 
 log = logging.getLogger("shoal.seeder")
+
+Source: TypeAlias = Callable[[], AsyncIterator[Request | RequestError]]
+"""Yields the start requests, always the same ones in the same order. For an invalid URL it yields the error."""
 
 _BATCH = 500
 _FLUSH_EVERY = 0.1  # seconds that requests of a slow start() wait at most
@@ -65,7 +67,8 @@ class Seeder:
         self._counters = counters
         self._pushed = pushed
         self._claim: Claim | None = None
-        self._position = 0
+        self.position = 0
+        """How many start requests are stored in the frontier, or were out of scope."""
         self.added = self.duplicates = self.out_of_scope = 0
         """Counts of the requests that this seeder pushed."""
         self._batch: list[Request] = []
@@ -75,16 +78,11 @@ class Seeder:
         self.failure: SpiderError | None = None
         """The error of ``start``. Requests before it are crawled, and the run stays unfinished."""
 
-    @property
-    def position(self) -> int:
-        """How many start requests are stored in the frontier, or were out of scope."""
-        return self._position
-
     async def start_over(self) -> None:
         """The store went back in time: drop the position, and release the role if it is still held."""
         claim, self._claim = self._claim, None
         self._batch = []
-        self._position = 0
+        self.position = 0
         if claim is not None:
             await self._persist(lambda: self._frontier.relinquish(claim))
 
@@ -123,7 +121,7 @@ class Seeder:
 
     async def _seed(self, source: Source) -> None:
         assert self._claim is not None
-        self._position = skip = self._claim.position
+        self.position = skip = self._claim.position
         ended = asyncio.Event()
         timer = asyncio.create_task(self._flush_in_time(ended))
         try:
@@ -159,11 +157,11 @@ class Seeder:
         """Why no start request was pushed, if none was. Empty if another process seeds."""
         if self._source is None:
             return ""
-        if self._bad_url is not None and not self._position:
+        if self._bad_url is not None and not self.position:
             count = self._counters.errors["bad url"]
             which = "the only start URL is wrong" if count == 1 else f"all {count} start URLs are wrong, for example"
             return f"{which}: {self._bad_url}"
-        return "none of the start requests is in scope" if self._position else "the spider has no start requests"
+        return "none of the start requests is in scope" if self.position else "the spider has no start requests"
 
     def _log_bad_url(self, error: RequestError) -> None:
         self._bad_url = self._bad_url or error
@@ -201,11 +199,11 @@ class Seeder:
             batch, self._batch = self._batch, []
             inside = [request for request in batch if self._scope.refuses(request.url) is None]
             try:
-                pushed = await self._push(inside, b"%d" % (self._position + len(batch)))
+                pushed = await self._push(inside, b"%d" % (self.position + len(batch)))
             except BaseException:
                 self._batch[:0] = batch  # the next batch must not move the cursor past it
                 raise
-            self._position += len(batch)
+            self.position += len(batch)
             self.added += pushed.added
             self.duplicates += pushed.duplicates
             self.out_of_scope += len(batch) - len(inside)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from shoal.crawling.outcome import Outcome
 from shoal.fetch.layers.identity_facts import IdentityCounts
@@ -21,27 +22,21 @@ _HOST_KINDS = frozenset({"connect", "dns", "half body", "protocol", "reset", "ti
 """Kinds of failures without a status that say something about the host."""
 
 
-class Latency:
+class Latency(Struct):
     """A histogram of fetch times."""
 
-    __slots__ = ("counts", "seconds")
-
-    BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+    BOUNDS: ClassVar = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
     """The upper bound of each bucket, in seconds. The last bucket has none."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(self.BOUNDS) + 1)
-        self.seconds = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(Latency.BOUNDS) + 1))
+    seconds: float = 0.0
 
     def measured(self, seconds: float) -> None:
         self.counts[bisect_left(self.BOUNDS, seconds)] += 1
         self.seconds += seconds
 
     def __add__(self, other: Latency) -> Latency:
-        total = Latency()
-        total.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
-        total.seconds = self.seconds + other.seconds
-        return total
+        counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        return Latency(counts, self.seconds + other.seconds)
 
 
 class PickedItems:

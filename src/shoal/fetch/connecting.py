@@ -20,13 +20,9 @@ from shoal.fetch.resolving import Caller, Names, ResolvedAddress
 
 _NEXT_ADDRESS_AFTER = 0.25  # seconds until the next address is tried beside one that does not answer (RFC 8305)
 
-HOST_REPLIES = {3: "network unreachable", 4: "host unreachable", 5: "connection refused", 6: "TTL expired"}
-"""The replies of RFC 1928 that say something about the host. Others say something about the proxy."""
-_NOT_ALLOWED = 2
-
 
 class RefusedAddressError(OSError):
-    """The guard refuses an address. The text is always the same: aiohttp replaces errors with different texts."""
+    """The guard refuses an address. The text is always the same: aiohappyeyeballs replaces different errors."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(errno.EACCES, "the address is refused")
@@ -47,16 +43,10 @@ class Connector:
             raise RefusedAddressError(address, reason)
         return socket.socket(family, kind, protocol)
 
-    async def connect(self, host: str, port: int) -> socket.socket:
-        """Return a connected socket. OSError if there is none: `socket.gaierror`, `RefusedAddressError` or another."""
-        return await self.connect_to(await self.resolve(host), port)
-
     async def connect_to(self, addresses: Sequence[ResolvedAddress], port: int) -> socket.socket:
-        """Return a socket that is connected to one of the addresses. OSError if there is none."""
-        return await self.open_socket([address.target(port) for address in addresses])
-
-    async def open_socket(self, targets: Sequence[AddrInfoType]) -> socket.socket:
-        """Return a socket that is connected to one of the targets. OSError if there is none."""
+        """Return a socket that is connected to one of the addresses. OSError if there is none: `RefusedAddressError` or
+        another."""
+        targets = [address.target(port) for address in addresses]
         loop = cast(AbstractEventLoop, _ConnectingLoop(get_running_loop()))
         try:
             return await aiohappyeyeballs.start_connection(
@@ -116,19 +106,6 @@ def unresolved(host: str, error: BaseException | None) -> FetchError:
     return FetchError(message, kind="dns", retryable=True, contacted=False)
 
 
-def through_proxy(host: str, reason: str) -> str:
-    return f"no connection to {host} through the proxy: {reason}"
-
-
-def refused_by_socks(host: str, reply: int, text: object) -> FetchError:
-    """The error of a page that a SOCKS proxy did not connect to. ``reply``: its code of RFC 1928."""
-    who = "the host did not answer the proxy" if reply in HOST_REPLIES else "the proxy refused"
-    message, is_allowed = through_proxy(host, f"{who}: {text}"), reply != _NOT_ALLOWED
-    error = FetchError(message, kind="proxy", retryable=is_allowed, contacted=False)
-    error.socks_reply = reply
-    return error
-
-
 def system_text(exc: OSError) -> str:
     """The system's text for an error. Event loops replace it with an address."""
     return os.strerror(exc.errno) if exc.errno and exc.errno > 0 else one_line(exc)
@@ -136,11 +113,16 @@ def system_text(exc: OSError) -> str:
 
 def one_line(exc: BaseException) -> str:
     """The text of an error, cut: some quote pages of bytes."""
-    message = getattr(exc, "message", "")
-    if not isinstance(message, str):  # aiohttp keeps half a response there
-        message = "the response is incomplete"
-    text = " ".join((message or str(exc) or type(exc).__name__).split())
+    text = " ".join((str(exc) or type(exc).__name__).split())
     return text if len(text) <= 160 else text[:160] + "..."
+
+
+def without_verification() -> ssl.SSLContext:
+    """Accepts any certificate (`http.verify_tls` = false)."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 # TLS for connections of Shoal's own HTTP client. It resumes sessions, and needs little memory for idle connections.
@@ -161,13 +143,13 @@ class TlsClient:
     def __init__(self, context: ssl.SSLContext) -> None:
         context.set_alpn_protocols(["http/1.1"])
         context.options |= ssl.OP_NO_RENEGOTIATION  # so that writing never has to wait for the server
-        self._context = context
+        self.context = context
         self._sessions: dict[str, ssl.SSLSession] = {}
 
     def start(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, origin: str, name: str) -> ssl.SSLObject:
         """A TLS connection that resumes the last session with this origin, if there is one."""
         session = self._sessions.get(origin)
-        return self._context.wrap_bio(incoming, outgoing, server_hostname=name, session=session)
+        return self.context.wrap_bio(incoming, outgoing, server_hostname=name, session=session)
 
     def remember(self, origin: str, tls: ssl.SSLObject) -> None:
         """Keep the session for the next connection to this origin. Call it after a response: TLS 1.3 sends what is

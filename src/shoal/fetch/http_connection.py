@@ -8,15 +8,15 @@ import re
 import ssl
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from shoal.errors import FetchError
+from shoal.fetch.bodies import FREE_BYTES, BodyRoom
 from shoal.fetch.connecting import TlsTransport, one_line, system_text
-from shoal.fetch.page_fetcher import FREE_BYTES, BodyRoom
 from shoal.system import clock
 
 # Reads responses that break the rules of HTTP, but whose meaning is clear, as curl and browsers do.
@@ -42,16 +42,13 @@ class LenientParser:
     def __init__(self, reader: HttpConnection) -> None:
         self._reader = reader
         self._data = bytearray()
-        self._step: Callable[[], bool] = self._read_head
         self._status = 0
         self._version = "1.1"
-        self._left = 0
-        """Bytes that are missing of the body or of a chunk."""
+        self._reading = self._read()
 
     def feed_data(self, data: bytes | memoryview) -> None:
         self._data += data
-        while self._step():
-            pass
+        next(self._reading, None)
 
     def get_status_code(self) -> int:
         return self._status
@@ -62,20 +59,65 @@ class LenientParser:
     def should_keep_alive(self) -> bool:
         return False
 
+    # -- generators: each yields when it needs more bytes
+
+    def _read(self) -> Iterator[None]:
+        reader, length, is_chunked = self._reader, None, False
+        while self._status < 200:
+            while (end := _HEAD_END.search(self._data)) is None:
+                if not _START.match(self._data):
+                    raise HttpParserError("Bad status line")
+                yield
+            length, is_chunked = self._read_head(self._take(end.end())[: end.start()])
+            if self._status == 101:
+                raise HttpParserError("an upgrade that nobody asked for")
+            if self._status < 200:
+                reader.on_message_complete()
+        if self._status in _NO_BODY:
+            length, is_chunked = 0, False
+        if is_chunked:
+            yield from self._read_chunks()
+        elif length is not None:
+            yield from self._read_part(length)
+        else:
+            while True:  # the end of the connection is the end of the body
+                reader.on_body(self._take(len(self._data)))
+                yield
+        reader.on_message_complete()
+
+    def _read_chunks(self) -> Iterator[None]:
+        size = -1
+        while size:
+            if line := (yield from self._read_line()):  # an empty one is the end of the chunk before
+                match = _CHUNK_SIZE.fullmatch(line)
+                if match is None:
+                    raise HttpParserError("Invalid character in chunk size")
+                size = int(match[1], 16)
+                yield from self._read_part(size)
+        while (yield from self._read_line()):
+            self._reader.on_header(b"", b"")  # a trailer
+
+    def _read_part(self, size: int) -> Iterator[None]:
+        """Read the body, or a chunk."""
+        while size:
+            if part := self._take(size):
+                self._reader.on_body(part)
+                size -= len(part)
+            else:
+                yield
+
+    def _read_line(self) -> Generator[None, None, bytes]:
+        while (end := self._data.find(b"\n")) < 0:
+            yield
+        return self._take(end + 1).strip(b"\r\n")
+
     def _take(self, count: int) -> bytes:
         data = bytes(self._data[:count])
         del self._data[:count]
         return data
 
-    # -- steps: each returns whether there may be more to read
-
-    def _read_head(self) -> bool:
-        end = _HEAD_END.search(self._data)
-        if end is None:
-            if not _START.match(self._data):
-                raise HttpParserError("Bad status line")
-            return False
-        head = self._take(end.end())[: end.start()]
+    def _read_head(self, head: bytes) -> tuple[int | None, bool]:
+        """Read a head. Return the length of the body, and whether it is in chunks."""
         first, _, rest = head.lstrip(b"\r\n").partition(b"\n")
         status = _STATUS_LINE.fullmatch(first)
         if status is None:
@@ -84,10 +126,9 @@ class LenientParser:
             raise HttpParserError("NUL in a header")
         self._version, self._status = status[1].decode(), int(status[2])
         reader = self._reader
-        reader.on_status(status[3] or b"")
+        reader.on_status((status[3] or b"").strip())
         headers = list(_headers(rest))
         codings = b",".join(value for name, value in headers if name.lower() == b"transfer-encoding").lower()
-        is_chunked = codings.rpartition(b",")[2].strip() == b"chunked"
         length = None if codings else _length(headers)
         for name, value in headers:
             if name.lower() != b"content-length":
@@ -95,78 +136,7 @@ class LenientParser:
         if length is not None:
             reader.on_header(b"Content-Length", b"%d" % length)
         reader.on_headers_complete()
-        self._begin_body(length, is_chunked=is_chunked)
-        return True
-
-    def _begin_body(self, length: int | None, *, is_chunked: bool) -> None:
-        if self._status < 200:
-            if self._status == 101:
-                raise HttpParserError("an upgrade that nobody asked for")
-            self._reader.on_message_complete()
-        elif self._status in _NO_BODY or (length == 0 and not is_chunked):
-            self._end()
-        elif is_chunked:
-            self._step = self._read_chunk_size
-        elif length is None:
-            self._step = self._read_rest
-        else:
-            self._left, self._step = length, self._read_body
-
-    def _read_rest(self) -> bool:
-        """The end of the connection is the end of the body."""
-        if self._data:
-            self._reader.on_body(self._take(len(self._data)))
-        return False
-
-    def _read_body(self) -> bool:
-        if self._read_part():
-            self._end()
-        return False
-
-    def _read_part(self) -> bool:
-        """Read the next bytes of the body or of a chunk. Return whether it is complete."""
-        part = self._take(self._left)
-        self._left -= len(part)
-        if part:
-            self._reader.on_body(part)
-        return not self._left
-
-    def _read_chunk_size(self) -> bool:
-        end = self._data.find(b"\n")
-        if end < 0:
-            return False
-        line = self._take(end + 1).strip(b"\r\n")
-        if line:  # an empty one is the end of the chunk before
-            size = _CHUNK_SIZE.fullmatch(line)
-            if size is None:
-                raise HttpParserError("Invalid character in chunk size")
-            self._left = int(size[1], 16)
-            self._step = self._read_chunk if self._left else self._read_trailer
-        return True
-
-    def _read_chunk(self) -> bool:
-        if not self._read_part():
-            return False
-        self._step = self._read_chunk_size
-        return True
-
-    def _read_trailer(self) -> bool:
-        end = self._data.find(b"\n")
-        if end < 0:
-            return False
-        if self._take(end + 1).strip(b"\r\n"):
-            self._reader.on_header(b"", b"")
-            return True
-        self._end()
-        return False
-
-    def _end(self) -> None:
-        self._step = self._ignore
-        self._reader.on_message_complete()
-
-    def _ignore(self) -> bool:
-        self._data.clear()
-        return False
+        return length, codings.rpartition(b",")[2].strip() == b"chunked"
 
 
 def _headers(lines: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -373,7 +343,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif not self.answered_at and self._received > _MAX_HEAD * self._limits.max_header_bytes:
             self._fail(self._invalid("Too many headers"))
         elif self._received > _OVERHEAD * self._limits.max_body_bytes + _MAX_UNUSED:
-            self._fail(too_large(self._limits.max_body_bytes))
+            self._fail(_too_large(self._limits.max_body_bytes))
         elif self._early is not None:
             self._early = None if self.body else self._early + self._buffer[:nbytes]
 
@@ -461,7 +431,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._parser = self._new_parser()
             self._finish()
         elif self._declared is not None and self._declared > self._limits.max_body_bytes and self.status != 304:
-            self._fail(too_large(self._limits.max_body_bytes))
+            self._fail(_too_large(self._limits.max_body_bytes))
 
     def on_body(self, part: bytes) -> None:
         self._unparsed = 0
@@ -469,7 +439,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._waiter is None:
             return
         if len(body) + len(part) > self._limits.max_body_bytes:
-            self._fail(too_large(self._limits.max_body_bytes))
+            self._fail(_too_large(self._limits.max_body_bytes))
         elif not body:
             self.body = part
         elif isinstance(body, bytearray):  # not a list of parts: a server that sends single bytes would fill the memory
@@ -553,7 +523,7 @@ def _unsent(transport: asyncio.Transport | None) -> int:
     return transport.get_write_buffer_size() + queued
 
 
-def too_large(limit: int) -> FetchError:
+def _too_large(limit: int) -> FetchError:
     message = f"the body is larger than {limit} bytes (http.max_body_bytes; files.max_bytes for files)"
     return FetchError(message, kind="too large", retryable=False)
 

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from shoal.frontier.host_policy import (
     DEFAULT_HOST,
@@ -36,46 +36,26 @@ from shoal.frontier.host_policy import (
 from shoal.ports import FrontierOptions, HostState, HostUpdate
 
 
-class Sharer(Protocol):
-    """A run, as the others on its hosts see it."""
-
-    options: FrontierOptions
-    run_id: str
-    called: float
-    """When it last leased or ended a lease."""
-    asked: float
-    """When it last leased, if it got less than it wanted. Else 0."""
-    is_resting: bool
-    """Whether it is paused or over."""
-
-    def wants(self, host: str) -> bool:
-        """Whether it has ready requests for a host."""
-        ...
-
-
-class _Use:
+class _Use(Struct):
     """How one run uses a host."""
 
-    __slots__ = ("seen", "used")
-
-    def __init__(self, used: float, seen_at: float) -> None:
-        self.used = used
-        """Its turns, divided by its weight."""
-        self.seen = seen_at
-        """When it last asked for the host."""
+    used: float
+    """Its turns, divided by its weight."""
+    seen: float
+    """When it last asked for the host."""
 
 
 class Turns:
     """The runs that share one host. Most hosts have one run, and no `Turns`."""
 
-    def __init__(self, host: str, user: Sharer, in_flight: int, seen_at: float) -> None:
+    def __init__(self, host: str, user: LaneTable[Any], in_flight: int, seen_at: float) -> None:
         """``user``: the run that has used the host alone. Its turns in flight count, or its last turn."""
         self._host = host
         self._time = 0.0
         """Where a run starts that comes or returns. It only grows."""
-        self._uses: dict[Sharer, _Use] = {user: _Use(max(1, in_flight) / user.options.weight, seen_at)}
+        self._uses: dict[LaneTable[Any], _Use] = {user: _Use(max(1, in_flight) / user.options.weight, seen_at)}
 
-    def join(self, run: Sharer, seen_at: float) -> None:
+    def join(self, run: LaneTable[Any], seen_at: float) -> None:
         """Note that a run uses the host. A run that was away gets no credit for that time."""
         use = self._uses.get(run)
         if use is None:
@@ -85,28 +65,28 @@ class Turns:
         else:
             use.used, use.seen = max(use.used, self._time), seen_at
 
-    def leave(self, run: Sharer) -> None:
+    def leave(self, run: LaneTable[Any]) -> None:
         self._uses.pop(run, None)
 
-    def drop_gone(self, run: Sharer, now: float) -> bool:
+    def drop_gone(self, run: LaneTable[Any], now: float) -> bool:
         """Drop the runs that are gone. Returns whether any other than ``run`` is left."""
         for other in [other for other in self._uses if other is not run and not self._is_live(other, now)]:
             del self._uses[other]
         return len(self._uses) > (run in self._uses)
 
-    def _is_live(self, run: Sharer, now: float) -> bool:
+    def _is_live(self, run: LaneTable[Any], now: float) -> bool:
         delay = run.options.delay
         if run.is_resting or not is_live(run.called, delay, now):
             return False
         return run.wants(self._host) or is_live(self._uses[run].seen, delay, now)
 
-    def rival_delay(self, run: Sharer, now: float) -> RivalDelay | None:
+    def rival_delay(self, run: LaneTable[Any], now: float) -> RivalDelay | None:
         """The longest delay of the others."""
         rivals = [other for other in self._uses if other is not run and self._is_live(other, now)]
         delays = [RivalDelay(rival.options.delay, rival.run_id) for rival in rivals]
         return max(delays, key=lambda rival: rival.delay, default=None)
 
-    def take(self, run: Sharer, concurrency: int, due: float, now: float) -> bool:
+    def take(self, run: LaneTable[Any], concurrency: int, due: float, now: float) -> bool:
         """Take one turn. False if it is the turn of another run that asks for it."""
         use, weight, least = self._uses[run], run.options.weight, inf
         for other, other_use in self._uses.items():
@@ -153,7 +133,7 @@ class Host:
         """When the last fetch from this host ended."""
         self.last_lane: Lane[Any] | None = None
         """The lanes of a host are a chain: most hosts have one lane and need no list."""
-        self.user: Sharer | Turns | None = None
+        self.user: LaneTable[Any] | Turns | None = None
         """The run that has asked for this host, or `Turns` if several want it."""
 
     def apply(self, update: HostUpdate, now: float) -> None:
@@ -251,8 +231,12 @@ class LaneTable(Generic[Queue]):
     def __init__(self, hosts: dict[str, Host], options: FrontierOptions, run_id: str = "") -> None:
         self.options = options
         self.run_id = run_id
-        self.called = self.asked = 0.0
+        self.called = 0.0
+        """When the run last leased or ended a lease."""
+        self.asked = 0.0
+        """When it last leased, if it got less than it wanted. Else 0."""
         self.is_resting = False
+        """Whether it is paused or over."""
         self.by_name: dict[str, Lane[Queue]] = {}
         self._hosts = hosts
         self._due: list[tuple[float, int, int, Lane[Queue]]] = []
@@ -284,6 +268,7 @@ class LaneTable(Generic[Queue]):
         return lane
 
     def wants(self, host: str) -> bool:
+        """Whether the run has ready requests for a host."""
         lane = self.by_name.get(host)
         return lane is not None and lane.best is not None
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from shoal.errors import ShoalError, StoreRewoundError
+from shoal.ports import Lease, Leased
 from shoal.system import clock
 
 _INTERVAL = 0.1  # seconds between two of the older receipts
@@ -152,12 +153,14 @@ class ServerClock:
         return None if self._offset is None else clock.now() + self._offset + self._timeout
 
 
-T = TypeVar("T")
+Granted = TypeVar("Granted", bound="Leased | list[Lease | None]")
+"""What ``lease`` and ``reissue`` return."""
 
 
-async def release_if_cancelled(call: Coroutine[object, None, T], release: Callable[[T], Awaitable[object]]) -> T:
-    """Return the result of ``call``, which grants leases or a role. If the caller is cancelled, finish the call and
-    pass its result to ``release``.
+async def release_if_cancelled(
+    call: Coroutine[object, None, Granted], release: Callable[..., Awaitable[object]]
+) -> Granted:
+    """Return the result of a call that grants leases. If the caller is cancelled, finish the call and ``release`` them.
 
     A call that was sent to a store happens even if its caller is cancelled. Without this, nobody would work on those
     leases until they expire.
@@ -167,5 +170,9 @@ async def release_if_cancelled(call: Coroutine[object, None, T], release: Callab
         return await asyncio.shield(job)
     except asyncio.CancelledError:
         with suppress(ShoalError):
-            await release(await job)
+            granted = await job
+            if isinstance(granted, Leased):
+                await release(granted.leases)
+            else:  # the former holders of reissued leases may have contacted the hosts
+                await release([lease for lease in granted if lease], contacted=True)
         raise

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from html.entities import html5
 from itertools import chain
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -133,22 +133,10 @@ _MAX_MARKS = 20
 """How many ``>`` the attribute values of a tag may contain."""
 
 
-class MarkupHandler(Protocol):
-    """Receives the parts of a file. Names are without their namespace, in lower case."""
-
-    def start(self, name: str, attributes: str) -> None:
-        """A start tag. ``read_attributes`` reads its attributes."""
-
-    def end(self, name: str) -> None: ...
-
-    def text(self, text: str) -> None:
-        """A text, or a part of one."""
-
-
 class Scanner:
-    """Splits text that arrives in portions into tags and texts."""
+    """Splits text that arrives in portions into tags and texts. Names are without their namespace, in lower case."""
 
-    def __init__(self, handler: MarkupHandler, max_tags: int) -> None:
+    def __init__(self, handler: _Entries, max_tags: int) -> None:
         """SitemapError after ``max_tags`` tags, complete or not."""
         self._handler = handler
         self._max_tags = self._left = max_tags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -85,13 +86,9 @@ def run_events(
     for rewind in rewinds:
         lost = "" if rewind.lost_seconds is None else f"at most {rewind.lost_seconds:.0f} s of changes are lost"
         events.append(RunEvent(at=rewind.at, what="the store went back in time", detail=lost))
-    events = sorted(events, key=_newest)[:limit]
+    events = sorted(events, key=attrgetter("at"), reverse=True)[:limit]
     events += [RunEvent(at=action.at, who=action.who, what=action.what, detail=action.detail) for action in actions]
-    return sorted(events, key=_newest)
-
-
-def _newest(event: RunEvent) -> float:
-    return -event.at
+    return sorted(events, key=attrgetter("at"), reverse=True)
 
 
 def _of_process(process: RunProcess, reported_at: float | None) -> Iterator[RunEvent]:

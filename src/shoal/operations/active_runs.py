@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -109,10 +110,9 @@ def _failing_hosts(live: Sequence[ProcessReport]) -> tuple[HostFailures, ...]:
 
 
 def _sum_kinds(failing: Sequence[FailingHost]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for host in failing:
-        for kind, count in host.kinds.items():
-            total[kind] = total.get(kind, 0) + count
+        total.update(host.kinds)
     return dict(sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -172,7 +172,7 @@ def find_stalls(
     if snapshot.run.state not in ("queued", "running") or (snapshot.run.state == "running" and snapshot.stats.finished):
         return
     begun = snapshot.run.created_at if snapshot.run.state == "queued" else 0.0
-    idle_since = max(begun, activity.worked_at) or _unchanged_since(marks, _processes_key(snapshot), 0, snapshot.at)
+    idle_since = max(begun, activity.worked_at) or _unchanged_since(marks, _key(snapshot, "processes"), 0, snapshot.at)
     if not snapshot.processes and snapshot.at - max(idle_since, answering_since) >= limits.no_worker_after:
         yield _no_worker(snapshot, idle_since)
     else:
@@ -199,7 +199,7 @@ def _stalled(
     silence = snapshot.at - since
     busy = [host for host in snapshot.hosts if host.ready]
     delay = min((host.delay for host in busy if host.blocked_for <= 0), default=0.0)
-    held_since = _unchanged_since(marks, _login_key(snapshot), int(True), snapshot.at)
+    held_since = _unchanged_since(marks, _key(snapshot, "login"), int(True), snapshot.at)
     on_hold = snapshot.logs_in and snapshot.at - held_since >= limits.login_after
     patience = (min(limits.login_after, limits.stalled_after) if on_hold else limits.stalled_after) + 2 * delay
     if snapshot.run.state != "running" or not stats.remaining or silence < patience:
@@ -409,8 +409,8 @@ def find_output_problems(
     """An output that nobody writes to, or one that lags."""
     if output.finished or not output.lag:
         return
-    since = _unchanged_since(marks, _output_key(snapshot, output), output.written, snapshot.at)
-    unheld_since = _unchanged_since(marks, _held_key(snapshot, output), 0, snapshot.at)
+    since = _unchanged_since(marks, _key(snapshot, output.name), output.written, snapshot.at)
+    unheld_since = _unchanged_since(marks, _key(snapshot, output.name, "held"), 0, snapshot.at)
     if not output.held and snapshot.processes and snapshot.at - unheld_since >= limits.output_missing_after:
         yield of_run(
             snapshot.run, "output_missing", "critical", f"no process writes to output {short(output.name)}",
@@ -435,12 +435,12 @@ def find_output_problems(
 def marks_of(marks: Mapping[str, Mark], snapshot: RunSnapshot, at: float) -> dict[str, Mark]:
     """The marks of a run after a snapshot. See `advance_marks`."""
     ended = snapshot.stats.done + snapshot.stats.dead
-    counted = [(snapshot.run.run_id, ended, snapshot.changed_at), (_processes_key(snapshot), snapshot.processes, at)]
-    counted.append((_login_key(snapshot), int(snapshot.logs_in), at))
+    counted = [(snapshot.run.run_id, ended, snapshot.changed_at), (_key(snapshot, "processes"), snapshot.processes, at)]
+    counted.append((_key(snapshot, "login"), int(snapshot.logs_in), at))
     for output in snapshot.outputs:
         if output.lag:
-            counted.append((_output_key(snapshot, output), output.written, at))
-            counted.append((_held_key(snapshot, output), int(output.held), at))
+            counted.append((_key(snapshot, output.name), output.written, at))
+            counted.append((_key(snapshot, output.name, "held"), int(output.held), at))
     return {key: (count, _unchanged_since(marks, key, count, since)) for key, count, since in counted}
 
 
@@ -449,17 +449,5 @@ def _unchanged_since(marks: Mapping[str, Mark], key: str, count: int, since: flo
     return min(mark[1], since) if mark is not None and mark[0] == count else since
 
 
-def _processes_key(snapshot: RunSnapshot) -> str:
-    return f"{snapshot.run.run_id}/processes"
-
-
-def _login_key(snapshot: RunSnapshot) -> str:
-    return f"{snapshot.run.run_id}/login"
-
-
-def _output_key(snapshot: RunSnapshot, output: OutputState) -> str:
-    return f"{snapshot.run.run_id}/{output.name}"
-
-
-def _held_key(snapshot: RunSnapshot, output: OutputState) -> str:
-    return f"{_output_key(snapshot, output)}/held"
+def _key(snapshot: RunSnapshot, *what: str) -> str:
+    return "/".join((snapshot.run.run_id, *what))

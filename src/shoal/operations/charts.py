@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
+from shoal.crawling.stats import STATE_NAMES
 from shoal.operations.snapshot import ACTIVE, OVER
 from shoal.ports import Run, Store
 from shoal.runs.samples import RunSample, SampleHistory
 
+STATES = ("done", "dead", "leased", "waiting", "ready")
+"""The states of requests, in the order in which charts and bars show them. They are also the colours."""
 MAX_POINTS = 240
 _MIN_STEP = 10.0
 """Seconds between two points of a speed: samples are 5 seconds apart."""
@@ -37,17 +40,11 @@ class Chart(Struct, frozen=True):
 def state_chart(samples: Sequence[RunSample]) -> Chart:
     """How many requests of a run were in each state."""
     shown = _thinned(samples)
-    lines: tuple[tuple[str, str, Callable[[RunSample], int]], ...] = (
-        ("done", "done", lambda sample: sample.done),
-        ("failed", "dead", lambda sample: sample.dead),
-        ("in flight", "leased", lambda sample: sample.leased),
-        ("waiting", "waiting", lambda sample: sample.waiting),
-        ("ready", "ready", lambda sample: sample.ready),
-    )
-    return Chart(
-        [sample.at for sample in shown],
-        [Series(label, colour, [float(value(sample)) for sample in shown]) for label, colour, value in lines],
-    )
+    series = [
+        Series(STATE_NAMES.get(state, state), state, [float(getattr(sample, state)) for sample in shown])
+        for state in STATES
+    ]
+    return Chart([sample.at for sample in shown], series)
 
 
 def speed_chart(histories: Iterable[Sequence[RunSample]], start: float, end: float) -> Chart:
@@ -76,13 +73,13 @@ def _speeds(
     total = [0.0] * (len(edges) - 1)
     for samples in histories:
         times = [sample.at for sample in samples]
-        counts = [_value_at(times, samples, edge, value) for edge in edges]
+        counts = [value_at(times, samples, edge, value) for edge in edges]
         for number, (before, after) in enumerate(zip(counts, counts[1:], strict=False)):
             total[number] += max(0.0, after - before) / (edges[number + 1] - edges[number])
     return [round(speed, 3) for speed in total]
 
 
-def _value_at(
+def value_at(
     times: Sequence[float], samples: Sequence[RunSample], at: float, value: Callable[[RunSample], int]
 ) -> float:
     """The value of a counter at a time. It grows evenly between two samples, and is constant before the first and after

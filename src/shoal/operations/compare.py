@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -66,10 +66,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: list[Difference]
 
 
-async def read_figures(store: Store, run: Run, now: float | None = None) -> RunFigures:
+async def read_figures(store: Store, run: Run) -> RunFigures:
     """The figures of a run. RunError if it was deleted meanwhile."""
     frontier = await store.frontier(run.run_id)
-    until = run.ended_at if run.ended_at is not None else clock.time() if now is None else now
+    until = clock.time() if run.ended_at is None else run.ended_at
     stats, outcome = await frontier.stats(), await read_outcome(store, run, frontier)
     return RunFigures(
         run_id=run.run_id, spider=run.spider, state=run.state, created_at=run.created_at,
@@ -93,7 +93,7 @@ def compare(a: RunFigures, b: RunFigures) -> Comparison:
         Difference("failed", "count", a.stats.dead, b.stats.dead),
         *(
             Difference(f"failed: {kind}", "count", a.failed_kinds.get(kind, 0), b.failed_kinds.get(kind, 0))
-            for kind in _names(a.failed_kinds, b.failed_kinds)
+            for kind in sorted({*a.failed_kinds, *b.failed_kinds})
         ),
         Difference("left", "count", a.stats.remaining, b.stats.remaining),
         Difference("duration", "seconds", a.seconds, b.seconds),
@@ -101,13 +101,9 @@ def compare(a: RunFigures, b: RunFigures) -> Comparison:
     ]
     shares, others = _shares(a.coverage), _shares(b.coverage)
     differences += [
-        Difference(f"field {name}", "share", shares.get(name), others.get(name)) for name in _names(shares, others)
+        Difference(f"field {name}", "share", shares.get(name), others.get(name)) for name in sorted({*shares, *others})
     ]
     return Comparison(a=a, b=b, differences=differences)
-
-
-def _names(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
-    return sorted({*a, *b})
 
 
 def _speed(figures: RunFigures) -> float:

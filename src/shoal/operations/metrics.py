@@ -118,23 +118,11 @@ def of_vitals(vitals: Vitals) -> list[Family]:
     ]
     if vitals.looped_at is not None:
         moment = clock.time() - (clock.monotonic() - vitals.looped_at)
-        families.append(
-            _gauge(
-                "shoal_worker_heartbeat_timestamp_seconds",
-                "Last heartbeat of the process's loop: at least every 15 seconds, also while it is idle.",
-                labels,
-                round(moment, 3),
-            )
-        )
+        text = "Last heartbeat of the process's loop: at least every 15 seconds, also while it is idle."
+        families.append(_gauge("shoal_worker_heartbeat_timestamp_seconds", text, labels, round(moment, 3)))
     if vitals.loop_age is not None:
-        families.append(
-            _gauge(
-                "shoal_worker_loop_age_seconds",
-                "Seconds since the event loop of the process last ran: up to 1, unless a callback blocks it.",
-                labels,
-                round(vitals.loop_age, 3),
-            )
-        )
+        text = "Seconds since the event loop of the process last ran: up to 1, unless a callback blocks it."
+        families.append(_gauge("shoal_worker_loop_age_seconds", text, labels, round(vitals.loop_age, 3)))
     if vitals.identities is not None:
         families += of_identities(vitals.identities, labels)
     if vitals.standing is not None:
@@ -186,14 +174,11 @@ def of_depth(stats: Stats, labels: Labels) -> list[Family]:
     """Only the requests by state, for short-lived runs."""
     counted = ledger(stats)
     depth = {state: counted[state] for state in _STATES}
+    imbalance = stats.pushed - sum(depth.values())
+    text = "Pushed requests that are in no state: 0, unless something was lost."
     return [
         _by_label("shoal_requests", "gauge", "Requests of the run, by state.", labels, "state", depth),
-        _gauge(
-            "shoal_ledger_imbalance",
-            "Pushed requests that are in no state: 0, unless something was lost.",
-            labels,
-            stats.pushed - sum(depth.values()),
-        ),
+        _gauge("shoal_ledger_imbalance", text, labels, imbalance),
     ]
 
 

@@ -137,7 +137,10 @@ class SnapshotTaker:
                 continue
             self._last[run.run_id] = snapshot
             snapshots.append(snapshot)
-        self._forget_all_but({snapshot.run.run_id for snapshot in snapshots})
+        listed = {snapshot.run.run_id for snapshot in snapshots}
+        for by_run in (self._seen, self._changed, self._details, self._last, self._frontiers):
+            for run_id in by_run.keys() - listed:
+                del by_run[run_id]
         limits = {run_id: limit for (run_id, _), limit in self._limits.items() if limit is not None}
         return StoreSnapshot(at=now, runs=tuple(snapshots), recent=tuple(self._ended[1]), limits=limits)
 
@@ -147,11 +150,6 @@ class SnapshotTaker:
         for run in runs:
             key = run.run_id, run.ended_at
             self._limits[key] = before[key] if key in before else await limit_of(self._store, run)
-
-    def _forget_all_but(self, names: set[str]) -> None:
-        for by_run in (self._seen, self._changed, self._details, self._last, self._frontiers):
-            for name in by_run.keys() - names:
-                del by_run[name]
 
     def _shown(self, runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if run.spider not in self._without]

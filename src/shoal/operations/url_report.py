@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from shoal.errors import ItemError, RequestError
 from shoal.fetch.layers.robots import fact_name, read_rules
 from shoal.http import Request
 from shoal.item import decode_item
+from shoal.operations.charts import value_at
 from shoal.ports import Documents, Frontier, History, HostState, LoggedItem, RequestState
 from shoal.runs.reports import read_processes
 from shoal.runs.samples import SKEW, RunSample, read_history
@@ -243,19 +245,8 @@ def find_range(samples: Sequence[RunSample], at: float | None, last: int) -> tup
     end = samples[after].items if after < len(samples) else last
     if end - first <= _MAX_SEARCHED:
         return first, end
-    middle = _items_at(samples, at, last)
+    middle = int(value_at(times, samples, at, attrgetter("items"))) if times and at <= times[-1] else last
     return max(first, middle - _MAX_SEARCHED // 2), min(end, middle + _MAX_SEARCHED // 2)
-
-
-def _items_at(samples: Sequence[RunSample], at: float, last: int) -> int:
-    """Estimate how many items there were at a time, from the samples before and after it."""
-    after = bisect_left([sample.at for sample in samples], at)
-    if after == len(samples):
-        return last
-    if after == 0:
-        return samples[0].items
-    a, b = samples[after - 1], samples[after]
-    return a.items + int((b.items - a.items) * (at - a.at) / (b.at - a.at))
 
 
 def _ended_at(history: History) -> float | None:

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, TypeVar
 from shoal.config import Config, NewRunPolicy, Resolved, config_for, mask
 from shoal.config.checks import frontier_kind
 from shoal.config.layers import keys, nearest
-from shoal.crawling.participation import Source
 from shoal.crawling.run_queue import frontier_options
-from shoal.crawling.seeder import start_requests, url_requests
+from shoal.crawling.seeder import Source, start_requests, url_requests
 from shoal.crawling.stats import Summary
 from shoal.errors import ConfigError, RunError, ShoalError, SinkError, SpiderError, StoreBusyError, StoreError
 from shoal.fetch.resolving import allow_many_lookups
 from shoal.frontier import file_of, open_store
 from shoal.frontier.local.places import ProcessWatch
-from shoal.frontier.local.server import open_owned, serving
+from shoal.frontier.local.server import open_owned, patiently, serving
 from shoal.frontier.memory import MemoryStore
 from shoal.messages import did_you_mean
 from shoal.ports import Frontier, Run, Sink, Store
@@ -39,7 +38,7 @@ from shoal.sinks.files import CollectSink
 from shoal.sinks.patience import Patience
 from shoal.sinks.takeover import ROLE_TTL, StandbyDrainer
 from shoal.spider import Spider, create_spider, importing
-from shoal.system import chance, clock
+from shoal.system import chance
 
 if TYPE_CHECKING:
     from shoal.fetch.sessions.stored import SessionImport
@@ -439,7 +438,7 @@ def _is_same_file(first: str, second: str) -> bool:
 
 
 _PATIENCE = 1.5
-_BETWEEN_TRIES = 0.05
+"""Seconds that a file may be busy: an owner exits shortly after its last client."""
 
 
 class ServedStore(NamedTuple):
@@ -457,7 +456,7 @@ async def open_served(
 
     ``name``: how a store in memory is announced. ``on_change``: called when another process changed something."""
     file, watch = file_of(url), ProcessWatch()
-    store = await _open_in_time(file, watch)
+    store = await patiently(partial(open_owned, file, watch), StoreBusyError, _PATIENCE)
     stack.push_async_callback(store.close)
     try:
         server = await stack.enter_async_context(serving(store, watch, file, name))
@@ -466,15 +465,3 @@ async def open_served(
         frontier_log.warning("other commands cannot use this frontier while this process runs: %s", exc)
         return ServedStore(store, "")
     return ServedStore(store, url if file is not None else f"local:{server.path}")
-
-
-async def _open_in_time(file: str | None, watch: ProcessWatch) -> Store:
-    """Open a store. Wait a moment if the file is busy: an owner exits shortly after its last client."""
-    until = clock.monotonic() + _PATIENCE
-    while True:
-        try:
-            return await open_owned(file, watch)
-        except StoreBusyError:
-            if clock.monotonic() > until:
-                raise
-            await asyncio.sleep(_BETWEEN_TRIES)

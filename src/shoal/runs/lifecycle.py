@@ -30,20 +30,10 @@ from shoal.frontier.memory.store import MemoryStore
 from shoal.http import Request
 from shoal.http.rendering import Render, render_choice
 from shoal.ports import Frontier, Holder, Run, RunState, Sink, Stats, Store
+from shoal.runs import run_end
 from shoal.runs.plan import Output, Plan
 from shoal.runs.recorder import RecordedProcess, RunRecorder, recording
 from shoal.runs.run_choice import finished_at
-from shoal.runs.run_end import (
-    announce_end,
-    announced_end,
-    failed_url,
-    last_stats,
-    page_limit,
-    passed_limit,
-    read_facts,
-    store_limit,
-    store_outcome,
-)
 from shoal.runs.worker_session import new_worker_id
 from shoal.selector.selectors import QueryUsage
 from shoal.selector.selectors import current as current_queries
@@ -144,7 +134,7 @@ class RunLifecycle:
         self.engine.release_ahead()
         self.engine.poll_now()
         if announces and self._plan.shared:
-            announcing = partial(announce_end, self._store, self.run_id, limit)
+            announcing = partial(run_end.announce_end, self._store, self.run_id, limit)
             self._announcing = asyncio.create_task(self._persist(announcing))
 
     async def check_limits(self, counters: Counters | None = None) -> None:
@@ -153,14 +143,14 @@ class RunLifecycle:
         if self.limit is not None or self.engine is None:
             return
         items = (await self._persist(self._frontier.stats)).items if scope.max_items is not None else 0
-        limit = passed_limit(scope, counters or self.engine.counters, items)
+        limit = run_end.passed_limit(scope, counters or self.engine.counters, items)
         if limit is not None:
             self.end_run(limit)
 
     async def check_end(self) -> None:
         """End the run if another process has announced its end."""
         if self.limit is None and self._plan.shared:
-            limit = await announced_end(self._store, self.run_id)
+            limit = await run_end.announced_end(self._store, self.run_id)
             if limit is not None:
                 self.end_run(limit, announces=False)
 
@@ -277,7 +267,8 @@ class RunLifecycle:
             from shoal.fetch.sessions.stored import new_epoch, usable_cookies  # few crawls need them
 
             jar = cookies.jars.jar(plan.imported.jar)
-            await cookies.jars.add(jar, usable_cookies(plan.imported.file), new_epoch())
+            imported = {cookie.key: cookie for cookie in usable_cookies(plan.imported.file)}
+            await cookies.jars.publish(jar, imported, new_epoch())
         part = msgspec.structs.replace(
             plan,
             config=config,
@@ -357,8 +348,8 @@ class RunLifecycle:
         state = await self._store.run_state(self.run_id)
         has_more = state == "finished" and not (await self._frontier.stats()).finished
         if has_more and self._plan.resumes:
-            await announce_end(self._store, self.run_id, None)
-        elif has_more and await announced_end(self._store, self.run_id) is not None:
+            await run_end.announce_end(self._store, self.run_id, None)
+        elif has_more and await run_end.announced_end(self._store, self.run_id) is not None:
             has_more = False  # a worker does not undo what ended the run; `shoal resume` does
         if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
             await self._move_to("running")
@@ -385,17 +376,11 @@ class RunLifecycle:
                 if await self._end():
                     return
                 await engine.reopen()
-                continue
             except (StoreRewoundError, FencedError) as exc:
                 if self.error is not None or engine.stopping:
                     log.error("%s", exc)
                     return
-                interruption = exc
-            try:
-                await engine.start_over(interruption)
-            except ShoalError as exc:
-                self.error = exc
-                return
+                engine.interrupt(exc)  # the next `run` starts over
 
     # -- the end
 
@@ -502,15 +487,15 @@ class RunLifecycle:
         """Store with the run the limit at which it stops, if any. See `shoal.runs.run_end`."""
         if self._plan.process is not None:  # not for a batch, which has its own limits
             stats = await self._frontier.stats()
-            limit = page_limit(self._plan.config.scope.max_pages, stats)
+            limit = run_end.page_limit(self._plan.config.scope.max_pages, stats)
             if self.limit is not None and not stats.finished:
                 limit = msgspec.structs.replace(self.limit, left=stats.remaining)
-            await store_limit(self._store, self.run_id, limit)
+            await run_end.store_limit(self._store, self.run_id, limit)
 
     async def _decide(self) -> None:
         """Decide the outcome of the run, and store it with the run."""
         plan, counters = self._plan, self._engine.counters
-        facts = await read_facts(self._frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
+        facts = await run_end.read_facts(self._frontier, expects_items=bool(plan.output_names or plan.spider.pipelines))
         facts = msgspec.structs.replace(
             facts,
             why_nothing=self._engine.why_nothing,
@@ -519,14 +504,14 @@ class RunLifecycle:
         )
         facts = msgspec.structs.replace(facts, rule=self._ask_spider(facts))
         self._outcome, self._decided_on = decide(facts, plan.config.outcome.max_failed), facts.stats
-        await store_outcome(self._store, self.run_id, self._outcome)
+        await run_end.store_outcome(self._store, self.run_id, self._outcome)
 
     async def _spoil_outcome(self, reason: str) -> None:
         """Make the outcome failed, because a hook of the spider or of a pipeline failed after the end."""
         if self._outcome is not None:
             self._outcome = self._outcome.with_failed_hooks((reason,))
             with suppress(FrontierError):
-                await store_outcome(self._store, self.run_id, self._outcome)
+                await run_end.store_outcome(self._store, self.run_id, self._outcome)
 
     def _ask_spider(self, facts: RunFacts) -> str:
         try:
@@ -540,7 +525,7 @@ class RunLifecycle:
 
     async def _summarize(self, started: float) -> Summary:
         deadline = self._deadline if self.stopping else None
-        stats, kinds = await last_stats(self._frontier, deadline)
+        stats, kinds = await run_end.last_stats(self._frontier, deadline)
         at_limit = self.queue.limit_reached or self.limit is not None
         state = "finished" if stats.finished else "limit" if at_limit else "stopped"
         return Summary(
@@ -554,7 +539,7 @@ class RunLifecycle:
             elapsed=clock.monotonic() - started,
             outputs=self._plan.output_names,
             keeps_items=bool(self._outputs or self._plan.spider.pipelines or self._plan.keep_items),
-            failed_url=await failed_url(self._frontier, deadline) if kinds else "",
+            failed_url=await run_end.failed_url(self._frontier, deadline) if kinds else "",
             unmatched=self.queries.unmatched(),
             limit=self.limit,
             outcome=self._outcome if self.error is None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.crawling.participation import Drain, Participation
+from shoal.crawling.engine import Drain, Participation
 from shoal.crawling.run_queue import RunQueue
 from shoal.ports import Fetcher, Frontier, FrontierOptions, Holder
 from shoal.runs.recorder import RecordedProcess

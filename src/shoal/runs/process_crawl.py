@@ -84,7 +84,7 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, int] = {}
     errors: dict[str, int] = {}
     drop_reasons: dict[str, int] = {}
-    latency: tuple[list[int], float] | None = None
+    latency: Latency = msgspec.field(default_factory=Latency)
     own: dict[str, int] = {}
     """What the spider has counted with ``self.stats.inc``."""
     error: str = ""
@@ -104,20 +104,16 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
             numbers={name: getattr(counters, name) for name in _NUMBERS},
             errors=dict(counters.errors),
             drop_reasons=dict(counters.drop_reasons),
-            latency=(list(counters.latency.counts), counters.latency.seconds),
+            latency=counters.latency,
         )
 
     def add_to(self, total: Counters) -> None:
         """Add these counters to those of all processes."""
-        own = Counters()
-        for name, value in self.numbers.items():
-            setattr(own, name, value)
-        own.errors = Counter(self.errors)
-        own.drop_reasons = Counter(self.drop_reasons)
-        if self.latency is not None:
-            own.latency = Latency()
-            own.latency.counts, own.latency.seconds = self.latency
-        total.add(own)
+        for name, count in self.numbers.items():
+            setattr(total, name, getattr(total, name) + count)
+        total.errors.update(self.errors)
+        total.drop_reasons.update(self.drop_reasons)
+        total.latency += self.latency
 
 
 class CrawlPart(Crawl):

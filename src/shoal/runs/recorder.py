@@ -29,21 +29,8 @@ from shoal.frontier import share_store
 from shoal.http import Request
 from shoal.item import Record, decode_item
 from shoal.ports import Stats, Store
-from shoal.runs.reports import (
-    IDLE_EVERY,
-    MAX_HOSTS,
-    RECENT,
-    REPORTED_EVERY,
-    SHORT,
-    CodeErrors,
-    FieldCounts,
-    ProcessReport,
-    ProcessRole,
-    RecentItems,
-    fold_reports,
-    process_key,
-    recent_items_key,
-)
+from shoal.runs import reports
+from shoal.runs.reports import CodeErrors, FieldCounts, ProcessReport, ProcessRole, RecentItems
 from shoal.runs.samples import RunSample, SampleHistory
 from shoal.system import chance, clock, threads
 
@@ -98,15 +85,16 @@ class RunRecorder:
         self._stats = stats
         self._clock = clock
         self._history = SampleHistory(store, run_id)
-        self._report = _OwnDocument(store, process_key(run_id, process.name))
-        self._items = _OwnDocument(store, recent_items_key(run_id, process.name))
+        self._report = _OwnDocument(store, reports.process_key(run_id, process.name))
+        self._items = _OwnDocument(store, reports.recent_items_key(run_id, process.name))
         self._started_at = clock()
         self._fields = FieldCounts()
         self._recent: deque[str] = deque(maxlen=_MAX_ITEMS)
         self._has_new_items = False
         self._pages = _Window(_RATE_SECONDS)
-        self._callback_errors, self._item_errors, self._forbidden = (_Window(RECENT, begins=0) for _ in range(3))
-        self._forbidden_lately = _Window(SHORT, begins=0)
+        recent = (_Window(reports.RECENT, begins=0) for _ in range(3))
+        self._callback_errors, self._item_errors, self._forbidden = recent
+        self._forbidden_lately = _Window(reports.SHORT, begins=0)
         self._next_sample = self._next_items = self._next_report = 0.0
         self._reported = (-1, -1, -1)
         self._next_fold = clock() + _FOLD_EVERY * chance.uniform(0.5, 1.5)
@@ -117,29 +105,27 @@ class RunRecorder:
         self._count_items()  # from now on
         await asyncio.sleep(chance.uniform(*_FIRST))
         while True:
-            try:
-                async with asyncio.timeout(_TIMEOUT):
-                    await self.record()
-            except (ShoalError, OSError) as exc:  # the store is away
-                log.debug("could not record run %s: %s", self._run_id, exc)
-            except Exception:  # a defect must not end the crawl
-                log.exception("could not record run %s", self._run_id)
-            await asyncio.sleep(REPORTED_EVERY * chance.uniform(0.9, 1.1))
+            await self._try_to_record(_TIMEOUT)
+            await asyncio.sleep(reports.REPORTED_EVERY * chance.uniform(0.9, 1.1))
 
     async def close(self) -> None:
         """Write the last sample and the last report. This does not wait for a store that does not answer."""
+        await self._try_to_record(_LAST_TIMEOUT, last=True)
+
+    async def _try_to_record(self, seconds: float, *, last: bool = False) -> None:
         try:
-            async with asyncio.timeout(_LAST_TIMEOUT):
-                await self.record(last=True)
+            async with asyncio.timeout(seconds):
+                await self.record(last=last)
         except (ShoalError, OSError) as exc:  # the store is away
-            log.debug("could not record the end of run %s: %s", self._run_id, exc)
-        except Exception:  # a defect must not fail the crawl
-            log.exception("could not record the end of run %s", self._run_id)
+            log.debug("could not record run %s: %s", self._run_id, exc)
+        except Exception:  # a defect must not end or fail the crawl
+            log.exception("could not record run %s", self._run_id)
 
     async def record(self, *, last: bool = False) -> None:
         """Write what is due now."""
         now = self._clock()
-        is_due = last or self._has_news() or not self._next_report - IDLE_EVERY <= now < self._next_report
+        has_news = _done(self._vitals()) != self._reported
+        is_due = last or has_news or not self._next_report - reports.IDLE_EVERY <= now < self._next_report
         if not is_due and now < self._next_sample:
             return
         if await self._store.run_state(self._run_id) is None:
@@ -147,7 +133,7 @@ class RunRecorder:
         self._count_items()
         if is_due:
             await self._report.write(self._make_report(now, ended=last))
-            self._reported, self._next_report = _done(self._vitals()), now + IDLE_EVERY
+            self._reported, self._next_report = _done(self._vitals()), now + reports.IDLE_EVERY
         if self._has_new_items and (last or now >= self._next_items):
             self._has_new_items, self._next_items = False, now + _ITEMS_EVERY
             await self._items.write(RecentItems(now, list(self._recent)))
@@ -159,11 +145,8 @@ class RunRecorder:
         if await store.run_state(self._run_id) is not None:
             report = self._make_report(self._clock(), ended=False)
             report = msgspec.structs.replace(report, loop_age=round(age, 1), blocked_by=by)
-            await _OwnDocument(store, process_key(self._run_id, self._process.name)).write(report)
+            await _OwnDocument(store, reports.process_key(self._run_id, self._process.name)).write(report)
             self._reported = (-1, -1, -1)
-
-    def _has_news(self) -> bool:
-        return _done(self._vitals()) != self._reported
 
     async def _sample(self, now: float, *, last: bool) -> None:
         stats = await self._stats()
@@ -172,7 +155,7 @@ class RunRecorder:
         self._next_sample = 0.0 if stored else now + chance.uniform(*_STANDBY)
         if stored and not last and now >= self._next_fold:
             self._next_fold = now + _FOLD_EVERY
-            await fold_reports(self._store, self._run_id, now - _SILENT)
+            await reports.fold_reports(self._store, self._run_id, now - _SILENT)
 
     def _count_items(self) -> None:
         records = []
@@ -265,7 +248,7 @@ def _errors(window: _Window, now: float, total: int, last: CodeError | None) -> 
 def _failing_hosts(counters: Counters) -> dict[str, FailingHost]:
     """Those with the most attempts."""
     failing = sorted(counters.failing_hosts.items(), key=lambda pair: -pair[1].attempts)
-    return dict(failing[:MAX_HOSTS])
+    return dict(failing[: reports.MAX_HOSTS])
 
 
 def _done(vitals: Vitals) -> tuple[int, int, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -81,9 +82,9 @@ class ProcessReport(ProcessFigures, frozen=True, kw_only=True):
     """Whether it has stopped, normally or with an error."""
     error: str = ""
     """The error that ended its part in the run."""
-    items_counted: dict[str, int] = {}
+    items_counted: Mapping[str, int] = {}
     """Items whose fields were counted, by type: at most 50 per second."""
-    fields: dict[str, dict[str, int]] = {}
+    fields: Mapping[str, Mapping[str, int]] = {}
     """How many of them have a value in a field, by type and field; 0 for a field that never has one. Fields after the
     first 200 count as ``...``."""
     user_agent: str = ""
@@ -131,15 +132,15 @@ class FieldCounts:
     """Counts which fields of items have a value: neither null nor empty."""
 
     def __init__(self) -> None:
-        self.items: dict[str, int] = {}
-        self.fields: dict[str, dict[str, int]] = {}
+        self.items: Counter[str] = Counter()
+        self.fields: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._names = 0
 
     def count(self, kind: str, record: Record) -> None:
         if kind not in self.items and len(self.items) >= MAX_FIELDS:
             kind = OTHER_FIELDS
-        self.items[kind] = self.items.get(kind, 0) + 1
-        counts = self.fields.setdefault(kind, {})
+        self.items[kind] += 1
+        counts = self.fields[kind]
         for name, value in record.items():
             if name not in counts:
                 name = self._new_name(name, counts)
@@ -147,7 +148,7 @@ class FieldCounts:
             if value is not None and (value or not isinstance(value, (str, bytes, list, dict))):
                 counts[name] += 1
 
-    def _new_name(self, name: str, counts: dict[str, int]) -> str:
+    def _new_name(self, name: str, counts: Mapping[str, int]) -> str:
         name = name if len(name) <= MAX_NAME else name[:MAX_NAME] + "..."
         if name in counts:
             return name
@@ -166,23 +167,24 @@ def sum_errors(errors: Iterable[CodeErrors]) -> CodeErrors:
 
 def field_coverage(reports: Iterable[ProcessReport]) -> list[FieldCoverage]:
     """The coverage of all fields in the items of these processes, by type and field."""
-    items: dict[str, int] = {}
-    fields: dict[tuple[str, str], int] = {}
-    for report in reports:
-        _add_counts(items, report.items_counted)
-        for kind, counts in report.fields.items():
-            for field, filled in counts.items():
-                fields[kind, field] = fields.get((kind, field), 0) + filled
+    items, fields = _sum_fields(reports)
     return [
-        FieldCoverage(type=kind, field=field, filled=filled, items=items.get(kind, 0))
-        for (kind, field), filled in sorted(fields.items())
+        FieldCoverage(type=kind, field=field, filled=filled, items=items[kind])
+        for kind, counts in sorted(fields.items())
+        for field, filled in sorted(counts.items())
         if field != OTHER_FIELDS
     ]
 
 
-def _add_counts(total: dict[str, int], more: dict[str, int]) -> None:
-    for name, count in more.items():
-        total[name] = total.get(name, 0) + count
+def _sum_fields(reports: Iterable[ProcessReport]) -> tuple[Counter[str], dict[str, Counter[str]]]:
+    """``items_counted`` and ``fields`` of several processes."""
+    items: Counter[str] = Counter()
+    fields: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for report in reports:
+        items.update(report.items_counted)
+        for kind, counts in report.fields.items():
+            fields[kind].update(counts)
+    return items, fields
 
 
 # -- documents
@@ -264,17 +266,12 @@ async def fold_reports(documents: Documents, run_id: str, silent_before: float) 
 
 def _sum(earlier: ProcessReport | None, more: Sequence[ProcessReport]) -> ProcessReport:
     every = [*more] if earlier is None else [earlier, *more]
-    counted: dict[str, int] = {}
-    fields: dict[str, dict[str, int]] = {}
-    for report in every:
-        _add_counts(counted, report.items_counted)
-        for kind, counts in report.fields.items():
-            _add_counts(fields.setdefault(kind, {}), counts)
+    items, fields = _sum_fields(every)
     return ProcessReport(
         name=EARLIER, role="earlier", ended=True,
         started_at=min(report.started_at for report in every), at=max(report.at for report in every),
         pages=sum(report.pages for report in every), items=sum(report.items for report in every),
-        failed=sum(report.failed for report in every), items_counted=counted, fields=fields,
+        failed=sum(report.failed for report in every), items_counted=items, fields=fields,
         callback_errors=sum_errors(report.callback_errors for report in every),
         item_errors=sum_errors(report.item_errors for report in every),
         replaced=tuple(report.name for report in more),

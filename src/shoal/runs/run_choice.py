@@ -82,7 +82,7 @@ async def _to_resume(store: Store, runs: list[Run], wanted: WantedRun) -> Run | 
         newest = newest or run
         if newest.state != "finished":
             break
-        if run.state == "running" and await _reopened_at(store, run.run_id) > newest.created_at:
+        if run.state == "running" and (await _reopening(store, run.run_id).read() or 0.0) > newest.created_at:
             return run
     return None if newest is not None and newest.state == "finished" and wanted.new == "after_finish" else newest
 
@@ -100,10 +100,6 @@ async def mark_reopened(documents: Documents, run_id: str) -> None:
     """Record that a finished run is reopened now. Then the next crawl of its spider continues it, even if there is a
     newer run that is finished."""
     await _reopening(documents, run_id).change(lambda _: clock.time())
-
-
-async def _reopened_at(documents: Documents, run_id: str) -> float:
-    return await _reopening(documents, run_id).read() or 0.0
 
 
 def _reopening(documents: Documents, run_id: str) -> StoredValue[float]:

@@ -48,10 +48,7 @@ class RunSample(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, stats: Stats, at: float) -> RunSample:
-        return cls(
-            round(at, 3), stats.pushed, stats.ready, stats.waiting, stats.leased, stats.done, stats.dead, stats.items,
-            stats.incoming, stats.duplicates,
-        )  # fmt: skip
+        return cls(round(at, 3), *(getattr(stats, name) for name in cls.__struct_fields__ if name != "at"))
 
     @property
     def stats(self) -> Stats:
@@ -177,14 +174,10 @@ class SampleHistory:
         changed = await self._newest.change(choose)
         return changed is not None and changed.taker == taker
 
-    async def read(self) -> list[RunSample]:
-        """All samples, oldest first."""
-        return await self._read(0)
-
-    async def _read(self, from_level: int) -> list[RunSample]:
-        newest = await self._newest.read()
-        by_time = {sample.at: sample for sample in (newest.samples if newest is not None else ())}
-        for _, stored in self._older[from_level:]:
+    async def read(self, without: int = 0) -> list[RunSample]:
+        """All samples, oldest first. ``without``: leave out so many of the documents with the oldest ones."""
+        by_time = {sample.at: sample for sample in await self.read_newest()}
+        for _, stored in self._older[without:]:
             by_time.update((sample.at, sample) for sample in await stored.read() or ())
         return [by_time[at] for at in sorted(by_time)]
 
@@ -195,7 +188,7 @@ class SampleHistory:
 
     async def read_day(self) -> list[RunSample]:
         """The samples of the last day, oldest first."""
-        return await self._read(1)
+        return await self.read(without=1)
 
 
 def _with_newest(recent: RecentSamples | None, sample: RunSample, taker: str, *, final: bool) -> RecentSamples:

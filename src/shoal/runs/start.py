@@ -18,9 +18,8 @@ from shoal.config import Config, Count, Seconds, Weight
 from shoal.config.checks import check_regexes, linear, unmarked
 from shoal.config.layers import read_settings
 from shoal.crawling.leases import Persistence
-from shoal.crawling.participation import Source
 from shoal.crawling.run_queue import frontier_options, make_run_queue
-from shoal.crawling.seeder import Seeder, start_requests, url_requests
+from shoal.crawling.seeder import Seeder, Source, start_requests, url_requests
 from shoal.crawling.stats import Counters
 from shoal.errors import ConfigError, RequestError, RunError, SinkError, StoreRewoundError
 from shoal.http import Request
@@ -202,19 +201,15 @@ def _settings(
     spider: Spider, config: Config, seeds: Seeds, urls: Sequence[str] | None, urls_file: str | None,
     outputs: Sequence[str],
 ) -> RunSettings:  # fmt: skip
-    options = frontier_options(config)
+    options = msgspec.structs.asdict(frontier_options(config))
+    del options["in_memory"]  # each worker has its own
     return RunSettings(
         seeds=seeds,
         urls_file=_name_of(urls, urls_file),
         arguments=dict(spider.arguments),
         outputs=tuple(outputs),
         code=code_hash(spider),
-        max_attempts=options.max_attempts,
-        delay=options.delay,
-        concurrency_per_host=options.concurrency_per_host,
-        weight=options.weight,
-        max_queue_size=options.max_queue_size,
-        overflow=options.overflow,
+        **options,
         keep_items=config.items.keep,
         scope=msgspec.to_builtins(msgspec.structs.asdict(config.scope))
         | {"allow": unmarked(config.scope.allow), "deny": unmarked(config.scope.deny)},

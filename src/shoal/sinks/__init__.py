@@ -242,9 +242,8 @@ def _parse_sqlite(spec: str, rest: str) -> _Target:
 def _with_options(kind: _Kind, path: str, spec: str, query: str) -> _Target:
     options, forms = dict(parse_qsl(query, keep_blank_values=True)), _FILE_OPTIONS[kind] | _IDENTITY
     try:
-        if options.keys() - forms.keys() or options.get("replace", "yes") != "yes":
-            raise ValueError
-        if options.get("identity", "path") != "path":
+        has_wrong_value = options.get("replace", "yes") != "yes" or options.get("identity", "path") != "path"
+        if options.keys() - forms.keys() or has_wrong_value:
             raise ValueError
         table_options = _table_options(kind, options)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -79,6 +80,7 @@ class Connection(Protocol):
 
     The methods up to ``run`` are called by the event loop, the others only by steps that ``run`` runs. A driver that
     blocks runs these in a thread: there no call waits, and the whole transaction needs only one switch of threads.
+    The methods with a body fit a driver that does not block.
     """
 
     async def open(self, *, creates: bool = True) -> None:
@@ -96,18 +98,22 @@ class Connection(Protocol):
         """Why a call failed, and what to do."""
         ...
 
-    async def run(self, steps: Coroutine[Any, Any, T]) -> T: ...
+    async def run(self, steps: Coroutine[Any, Any, T]) -> T:
+        return await steps
 
-    async def pause(self, seconds: float) -> None: ...
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def begin(self, tables: Sequence[str] = (), statement: str = "", longer: int = 1) -> int:
         """Begin a transaction, lock the tables against changes of their columns if that is possible here, and run a
         statement. Return how many rows it changed."""
         ...
 
-    async def commit(self) -> None: ...
+    async def commit(self) -> None:
+        await self.execute("COMMIT")
 
-    async def rollback(self) -> None: ...
+    async def rollback(self) -> None:
+        await self.execute("ROLLBACK")
 
     async def execute(self, statement: str, longer: int = 1) -> int:
         """Return how many rows it changed. It may take ``longer`` times the timeout."""
@@ -124,7 +130,8 @@ class Connection(Protocol):
         ends."""
         ...
 
-    def batch(self, rows: Iterable[Row]) -> Batch: ...
+    def batch(self, rows: Iterable[Row]) -> Batch:
+        return Batch(rows)
 
     async def insert(self, target: Target, columns: Columns, batch: Batch) -> int:
         """Write the rows of a batch, without the fields that have no column. Return how many rows were inserted, less
@@ -150,6 +157,11 @@ async def poll_lock(connection: Connection, name: str, take: str, timeout: float
         if clock.monotonic() > deadline:
             raise TimeoutError(f"another process is still changing the table {name!r}")
         await connection.pause(chance.uniform(0.01, MAX_PAUSE))
+
+
+def quoted(name: str) -> str:
+    """A name as standard SQL quotes it."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def listed_keys(keys: Iterable[str]) -> str:

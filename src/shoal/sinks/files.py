@@ -23,10 +23,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from shoal.errors import DECODING_ERRORS, SinkError
+from shoal.errors import SinkError
 from shoal.item import Record, decode_item
 from shoal.ports import LoggedItem, OutputCount
-from shoal.sinks.keys import Rejects, TableOptions
+from shoal.sinks.keys import Rejects, TableOptions, read_state
 from shoal.sinks.storage import GrowingFile, checksum, in_thread, owner_of, storage_errors, unwritten
 
 LARGE = 1 << 20  # bytes; a longer write runs in a thread
@@ -53,7 +53,7 @@ _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 class GrowingFileSink(ABC):
     """The steps that outputs with a `GrowingFile` have in common."""
 
-    def __init__(self, path: str, options: TableOptions) -> None:
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
         self._file = GrowingFile(path, options.run_id, replaces=options.replaces)
         self._rejects = Rejects(self._file.path, options.on_reject)
         self._seq = 0
@@ -66,10 +66,7 @@ class GrowingFileSink(ABC):
 
     def _load(self, state: bytes) -> Saved | None:
         """Decode a state; None if the run has not written to the file yet. SinkError for the state of another run."""
-        try:
-            saved = _decode_saved(state) if state else None
-        except DECODING_ERRORS as exc:
-            raise SinkError(f"can't read the saved position in {self._file.path}: {exc}") from exc
+        saved = read_state(state, _decode_saved, self._file.path)
         if saved is not None and saved.run != self._file.run_id:
             raise self._file.changed(f"belongs to run {saved.run} by its saved position")
         return saved
@@ -131,9 +128,6 @@ class GrowingFileSink(ABC):
 
 class JsonLinesSink(GrowingFileSink):
     """One JSON object per line, in UTF-8. Bytes become base64; NaN and infinities become null."""
-
-    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
-        super().__init__(path, options)
 
     def _locate(self, saved: Saved) -> tuple[int, bytes]:
         return saved.offset, self._file.tail(saved.offset)

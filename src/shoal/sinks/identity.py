@@ -96,14 +96,10 @@ def _role_of(name: str, path: str, identity: str, roles: list[RoleState]) -> str
         return identity + options
     for role in roles:
         place, identity_of_role = split_role(role.role)
-        if identity_of_role == identity and _options_of(place) == options:
+        path, mark, table = place.rpartition(_TABLE)
+        if identity_of_role == identity and options == (mark + table if path else ""):
             return f"{place}#{identity}"
     return f"{name}#{identity}"
-
-
-def _options_of(place: str) -> str:
-    path, mark, table = place.rpartition(_TABLE)
-    return mark + table if path else ""
 
 
 def _roles_at(name: str, roles: list[RoleState]) -> list[RoleState]:

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from shoal.ports import LoggedItem, Takeovers, common_position, with_takeover
 
 
 log = logging.getLogger("shoal.sinks")
+
+T = TypeVar("T")
 
 _MAX_LOGGED = 20
 
@@ -162,13 +164,13 @@ class SavedProgress(msgspec.Struct):
 
 
 _encode_saved = msgspec.msgpack.Encoder().encode
-_decode_saved = msgspec.msgpack.Decoder(SavedProgress).decode
+decode_progress = msgspec.msgpack.Decoder(SavedProgress).decode
 
 
-def read_progress(state: bytes, name: str) -> SavedProgress | None:
+def read_state(state: bytes, decode: Callable[[bytes], T], name: str) -> T | None:
     """Decode a state; None if there is none. SinkError if it can't be read. ``name`` is the output in messages."""
     try:
-        return _decode_saved(state) if state else None
+        return decode(state) if state else None
     except DECODING_ERRORS as exc:
         raise SinkError(f"can't read the saved position in {name}: {exc}") from exc
 
@@ -196,7 +198,7 @@ class WriteProgress:
         """Items that the output could not take."""
 
     def open(self, state: bytes, epoch: int) -> None:
-        saved = read_progress(state, self._name)
+        saved = read_state(state, decode_progress, self._name)
         if saved is not None and saved.key != self._key:
             raise SinkError(
                 f"this run started to write {self._name} with {_option(saved.key)}, but now it has "

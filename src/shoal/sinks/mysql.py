@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from shoal.clients.errors import Severity
 from shoal.errors import SinkError
 from shoal.messages import pip_install
-from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock, run_blocking
+from shoal.sinks.dialects import REWRITE_FACTOR, Connection, Dialect, Rows, TableColumn, Target, poll_lock, run_blocking
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.tables import (
     Batch,
@@ -134,7 +134,7 @@ MYSQL = Dialect(
 )
 
 
-class MySQLConnection:
+class MySQLConnection(Connection):
     """A connection of PyMySQL. It blocks."""
 
     def __init__(self, server: DatabaseServer) -> None:
@@ -241,12 +241,6 @@ class MySQLConnection:
         """Tables are locked one by one: see ``columns``."""
         self._connected.begin()
         return await self.execute(statement, longer) if statement else 0
-
-    async def commit(self) -> None:
-        self._connected.commit()
-
-    async def rollback(self) -> None:
-        self._connected.rollback()
 
     async def execute(self, statement: str, longer: int = 1) -> int:
         return self._query(statement, longer)[0]

@@ -34,7 +34,7 @@ from shoal.messages import pip_install
 from shoal.ports import LoggedItem, OutputCount, Takeovers, common_position, with_takeover
 from shoal.sinks.csvfile import encode_header, encode_rows, escape_formula
 from shoal.sinks.files import LARGE
-from shoal.sinks.keys import Reject, Rejects, TableOptions
+from shoal.sinks.keys import Reject, Rejects, TableOptions, read_state
 from shoal.sinks.storage import in_thread, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.system import chance
@@ -182,10 +182,7 @@ class ObjectSink:
         return self._start_at(saved, self._stored.manifest)
 
     def _read_state(self, state: bytes) -> _Saved:
-        try:
-            saved = _decode(state) if state else _Saved(self._options.run)
-        except DECODING_ERRORS as exc:
-            raise SinkError(f"can't read the saved position in {self._place.name}: {exc}") from exc
+        saved = read_state(state, _decode, self._place.name) or _Saved(self._options.run)
         if saved.run != self._options.run:
             raise SinkError(f"{self._place.name}: the saved position belongs to run {saved.run}, not to this one")
         return saved

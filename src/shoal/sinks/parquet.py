@@ -19,29 +19,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from shoal.errors import DECODING_ERRORS, OutputChangedError, OutputTakenError, SinkError
+from shoal.errors import OutputChangedError, OutputTakenError, SinkError
 from shoal.item import as_text
 from shoal.messages import pip_install
 from shoal.ports import LoggedItem, OutputCount
-from shoal.sinks.keys import Reject, Rejects, TableOptions
-from shoal.sinks.storage import (
-    BLOCK,
-    TEMPORARY,
-    changed,
-    checksum,
-    fence,
-    in_thread,
-    is_at,
-    lock,
-    newest_epoch,
-    owner_of,
-    replace_file,
-    set_owner,
-    stat_of,
-    storage_errors,
-    taken,
-    unwritten,
-)
+from shoal.sinks import storage
+from shoal.sinks.keys import Reject, Rejects, TableOptions, read_state
+from shoal.sinks.storage import in_thread, stat_of, storage_errors, unwritten
 from shoal.sinks.tables import rows_within
 from shoal.system import chance
 
@@ -208,31 +192,28 @@ class ParquetSink:
 
     def _load(self, state: bytes) -> _Saved:
         run_id = self._options.run_id
-        try:
-            saved = _decode(state) if state else _Saved(chance.token_hex(4), 0, run_id, rows=0)
-        except DECODING_ERRORS as exc:
-            raise SinkError(f"can't read the saved position in {self._path}: {exc}") from exc
+        saved = read_state(state, _decode, self._path) or _Saved(chance.token_hex(4), 0, run_id, rows=0)
         if saved.run_id != run_id:
             raise self._changed(f"belongs to run {saved.run_id} by its saved position")
         return saved
 
     def _changed(self, what: str) -> OutputChangedError:
-        return changed(self._path, what, self._options.run_id)
+        return storage.changed(self._path, what, self._options.run_id)
 
     def _open(self, saved: _Saved, epoch: int) -> None:
         self._close()
         if os.path.isdir(self._path):
             raise SinkError(f"can't write {self._path}: it is a folder; give the name of a file")
         if not saved.parts and not self._options.replaces and self._is_taken():
-            raise taken(self._path, None)
+            raise storage.taken(self._path, None)
         with storage_errors(self._path):
             self._lock_folder()
         try:
             with self._errors():
-                newest = newest_epoch(self._path, self._options.run_id)
+                newest = storage.newest_epoch(self._path, self._options.run_id)
                 if 0 < epoch < newest:
                     raise OutputTakenError(self._path, newest)
-                fence(self._lock, self._path, self._options.run_id, epoch)
+                storage.fence(self._lock, self._path, self._options.run_id, epoch)
                 self._find_parts(saved)
         except BaseException:
             self._close()
@@ -247,8 +228,8 @@ class ParquetSink:
             with suppress(FileNotFoundError):
                 descriptor = os.open(self._folder, os.O_RDONLY)
                 try:
-                    lock(descriptor, self._path)
-                    if is_at(descriptor, self._folder):
+                    storage.lock(descriptor, self._path)
+                    if storage.is_at(descriptor, self._folder):
                         self._lock, descriptor = descriptor, -1
                         return
                 finally:
@@ -264,7 +245,7 @@ class ParquetSink:
         sizes = {path: status.st_size for path in parts if (status := stat_of(path)) is not None}
         if len(sizes) < len(parts):
             raise self._changed(f"or its folder {self._folder} lacks {len(parts) - len(sizes)} of {saved.parts} parts")
-        if parts and checksum(_tail(parts[-1])) != saved.check:
+        if parts and storage.checksum(_tail(parts[-1])) != saved.check:
             raise self._changed(f"has different content in its part {parts[-1]}")
         rows, fields = self._merged[-1] if self._merged else 0, dict[str, None]()
         for source in [*([self._path] if self._merged else []), *parts]:
@@ -282,17 +263,17 @@ class ParquetSink:
     def _is_taken(self) -> bool:
         """Whether another run wrote the file, or parts of it."""
         with suppress(FileNotFoundError):
-            if os.path.getsize(self._path) and owner_of(self._path) != self._options.run_id:
+            if os.path.getsize(self._path) and storage.owner_of(self._path) != self._options.run_id:
                 return True
         with suppress(FileNotFoundError):
-            return any(True for _ in self._own_files()) and owner_of(self._folder) != self._options.run_id
+            return any(True for _ in self._own_files()) and storage.owner_of(self._folder) != self._options.run_id
         return False
 
     def _settle(self) -> None:
         """Remove what was written after the saved state, as the only writer."""
         if self._is_settled:
             return
-        set_owner(self._lock, self._options.run_id)
+        storage.set_owner(self._lock, self._options.run_id)
         if len(self._mark(self._saved.run).rows) > self._saved.parts:
             self._replace_merged()
         for path in self._own_files():
@@ -301,9 +282,9 @@ class ParquetSink:
         self._is_settled = True
 
     def _replace_merged(self) -> None:
-        descriptor = replace_file(self._path, self._merge)
-        set_owner(descriptor, self._options.run_id)
-        fence(descriptor, self._path, self._options.run_id, self._epoch)
+        descriptor = storage.replace_file(self._path, self._merge)
+        storage.set_owner(descriptor, self._options.run_id)
+        storage.fence(descriptor, self._path, self._options.run_id, self._epoch)
         self._merged_status = os.fstat(descriptor)
         os.close(descriptor)
 
@@ -320,7 +301,7 @@ class ParquetSink:
 
     def _own_files(self) -> Iterator[str]:
         for name in os.listdir(self._folder):
-            if _PART.fullmatch(name.removesuffix(TEMPORARY)):
+            if _PART.fullmatch(name.removesuffix(storage.TEMPORARY)):
                 yield os.path.join(self._folder, name)
 
     def _part(self, run: str, number: int) -> str:
@@ -349,9 +330,10 @@ class ParquetSink:
                 self._settle()
                 table = make_table(rows)
                 path = self._part(saved.run, saved.parts)
-                os.close(replace_file(path, lambda file: pq.write_table(table, file)))
+                os.close(storage.replace_file(path, lambda file: pq.write_table(table, file)))
                 self._part_sizes[path] = os.path.getsize(path)
-                saved.parts, saved.check, saved.rows = saved.parts + 1, checksum(_tail(path)), before + table.num_rows
+                saved.parts, saved.rows = saved.parts + 1, before + table.num_rows
+                saved.check = storage.checksum(_tail(path))
         saved.rejected += len(items) - (saved.rows or 0) + before
         self._saved = saved
         self._items, self._size, self._seq, self._fields = [], 0, items[-1].seq, fields
@@ -367,7 +349,7 @@ class ParquetSink:
     def _check(self) -> None:
         """OutputChangedError if a part or the merged file is not as this process left it."""
         with storage_errors(self._path):
-            if self._part_sizes and not is_at(self._lock, self._folder):
+            if self._part_sizes and not storage.is_at(self._lock, self._folder):
                 raise self._changed(f"lacks its folder {self._folder}, which was removed, moved or replaced")
             for path, size in self._part_sizes.items():
                 status = stat_of(path)
@@ -486,5 +468,5 @@ def _row_groups(source: str) -> Iterator[pa.Table]:
 def _tail(path: str) -> bytes:
     """The last block of a part."""
     with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - BLOCK))
+        file.seek(max(0, os.path.getsize(path) - storage.BLOCK))
         return file.read()

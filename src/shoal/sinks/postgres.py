@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from shoal.clients.errors import Severity
 from shoal.errors import SinkError
 from shoal.messages import pip_install
-from shoal.sinks.dialects import REWRITE_FACTOR, Dialect, Rows, TableColumn, Target, poll_lock
+from shoal.sinks.dialects import REWRITE_FACTOR, Connection, Dialect, Rows, TableColumn, Target, poll_lock, quoted
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
-from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, Row, json_of, text_of
+from shoal.sinks.tables import Batch, Change, Columns, DatabaseServer, Group, Kind, Naming, json_of, text_of
 from shoal.sinks.tablesink import TableSink
 
 try:
@@ -71,12 +71,8 @@ _CLOSE_TIMEOUT = 5.0  # seconds
 
 def postgres_sink(server: DatabaseServer, options: TableOptions | None = None) -> TableSink:
     """The sink for a PostgreSQL database."""
-    prefix = "" if server.schema is None else f"{_quote(server.schema)}."
+    prefix = "" if server.schema is None else f"{quoted(server.schema)}."
     return TableSink(server.name, POSTGRES, lambda: PostgresConnection(server), options, prefix=prefix)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _string(text: str) -> str:
@@ -97,7 +93,7 @@ POSTGRES = Dialect(
         forbidden=re.compile("\0"),
         reserved=frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}),
     ),
-    quote=_quote,
+    quote=quoted,
     string=_string,
     kinds={name: kind for kind, name in _TYPES.items()},
     create=(
@@ -118,7 +114,7 @@ POSTGRES = Dialect(
 )
 
 
-class PostgresConnection:
+class PostgresConnection(Connection):
     """A connection of asyncpg."""
 
     def __init__(self, server: DatabaseServer) -> None:
@@ -195,23 +191,11 @@ class PostgresConnection:
             case _:
                 return text
 
-    async def run(self, steps: Coroutine[Any, Any, T]) -> T:
-        return await steps
-
-    async def pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
     async def begin(self, tables: Sequence[str] = (), statement: str = "", longer: int = 1) -> int:
         """The server times out a little earlier than this client, and so can say what it waited for."""
         timeout = int(self._server.timeout * 900)
         locks = "".join(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE;" for table in tables)
         return await self.execute(_BEGIN.format(timeout if longer == 1 else 0, timeout) + locks + statement, longer)
-
-    async def commit(self) -> None:
-        await self.execute("COMMIT")
-
-    async def rollback(self) -> None:
-        await self.execute("ROLLBACK")
 
     async def execute(self, statement: str, longer: int = 1, *values: Sequence[object]) -> int:
         count = (await self._call(self._connected.execute(statement, *values), longer)).rpartition(" ")[2]
@@ -258,9 +242,6 @@ class PostgresConnection:
             known = self._described[table] = version, [TableColumn(*column) for column in described]
         return known[1] or None
 
-    def batch(self, rows: Iterable[Row]) -> Batch:
-        return Batch(rows)
-
     async def insert(self, target: Target, columns: Columns, batch: Batch) -> int:
         count = 0
         for group in batch.groups:
@@ -277,12 +258,13 @@ class PostgresConnection:
             column = columns.column_for(field)
             if column not in columns:
                 continue
-            kind, number = columns.kinds[column], len(names) + 1
-            names.append(_quote(column))
+            kind, type_, number = columns.kinds[column], columns.types[column], len(names) + 1
+            names.append(quoted(column))
             values.append(_cells(kind, cells))
             sources.append(f"${number}::{_TYPES[kind or Kind.TEXT]}[]")
             inner.append(f"c{number}")
-            cast = "" if kind is not None else _cast(columns.types[column])
+            # A user chose the type: it gets text, and the server converts it. A cast would cut a text that is too long.
+            cast = "" if kind is not None or type_.startswith("character") else f"::{type_}"
             outer.append(f"c{number}{cast}")
             is_comparable = is_comparable and not cast
         conflict = _update_clause(names[1:], comparable=is_comparable) if target.replaces else "NOTHING"
@@ -301,16 +283,11 @@ class PostgresConnection:
 
 def _alteration(change: Change) -> str:
     """The clause of ALTER TABLE for one change."""
-    column, kind = _quote(change.column), _TYPES[change.new]
+    column, kind = quoted(change.column), _TYPES[change.new]
     if change.old is None:
         return f"ADD COLUMN IF NOT EXISTS {column} {kind}"
     as_text = _AS_TEXT.get(change.old, "{}::text").format(column)
     return f"ALTER COLUMN {column} TYPE {kind} USING {as_text if change.new is Kind.TEXT else f'{column}::{kind}'}"
-
-
-def _cast(kind: str) -> str:
-    """For a column whose type the user chose: it gets text, and the server converts it."""
-    return "" if kind.startswith("character") else f"::{kind}"  # a cast would cut a text that is too long
 
 
 def _update_clause(columns: Sequence[str], *, comparable: bool) -> str:

@@ -20,7 +20,7 @@ from shoal.clients import errors
 from shoal.clients.errors import Severity
 from shoal.errors import SinkError
 from shoal.item import as_text
-from shoal.sinks.dialects import Dialect, Rows, TableColumn, Target, run_blocking
+from shoal.sinks.dialects import Connection, Dialect, Rows, TableColumn, Target, quoted, run_blocking
 from shoal.sinks.keys import KEY, RUN, SEQ, TableOptions
 from shoal.sinks.storage import in_thread, storage_errors
 from shoal.sinks.tables import Batch, Change, Columns, Naming, Row
@@ -39,17 +39,13 @@ def sqlite_sink(path: str, options: TableOptions | None = None) -> TableSink:
     return TableSink(path, SQLITE, lambda: SQLiteConnection(path), options)
 
 
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _string(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
 SQLITE = Dialect(
     naming=Naming(fold=str.lower, forbidden=re.compile("\0")),
-    quote=_quote,
+    quote=quoted,
     string=_string,
     kinds={},
     create=(
@@ -69,7 +65,7 @@ SQLITE = Dialect(
 )
 
 
-class SQLiteConnection:
+class SQLiteConnection(Connection):
     """A connection to a file. It blocks."""
 
     def __init__(self, path: str) -> None:
@@ -165,9 +161,6 @@ class SQLiteConnection:
         self._connected.execute("BEGIN IMMEDIATE")
         return await self.execute(statement) if statement else 0
 
-    async def commit(self) -> None:
-        self._connected.execute("COMMIT")
-
     async def rollback(self) -> None:
         self._roll_back()
 
@@ -202,7 +195,7 @@ class SQLiteConnection:
         return count
 
     async def _insert_alike(self, target: Target, columns: Columns, fields: Sequence[str], rows: list[Row]) -> int:
-        names = [RUN, SEQ, *(_quote(columns.column_for(field)) for field in fields)]
+        names = [RUN, SEQ, *(quoted(columns.column_for(field)) for field in fields)]
         updates = "UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in names)
         deleted = await self.execute(target.deletion(row.key for row in rows)) if target.replaced else 0
         inserted = self._connected.executemany(
@@ -214,7 +207,7 @@ class SQLiteConnection:
 
     async def alter(self, table: str, changes: Sequence[Change]) -> None:
         for change in changes:
-            await self.execute(f"ALTER TABLE {table} ADD COLUMN {_quote(change.column)}")
+            await self.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(change.column)}")
 
 
 def _identity(path: str) -> tuple[int, int]:

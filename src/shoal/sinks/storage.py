@@ -244,9 +244,10 @@ class GrowingFile:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise SinkError(f"can't write {self.path}: it is not a regular file")
-                if not fresh:
-                    self._check_owner(descriptor)
-                elif status.st_size and not self._replaces and (owner := owner_of(descriptor)) != self.run_id:
+                owner = owner_of(descriptor)
+                if not fresh and owner not in (None, self.run_id):
+                    raise self.changed(f"was replaced by run {owner}")
+                if fresh and status.st_size and not self._replaces and owner != self.run_id:
                     raise taken(self.path, owner)
                 if status.st_size < size:
                     raise self.changed(f"has {status.st_size} bytes, but had {size}")
@@ -278,11 +279,6 @@ class GrowingFile:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # the last writer replaced the file before it released the lock
-
-    def _check_owner(self, descriptor: int) -> None:
-        owner = owner_of(descriptor)
-        if owner is not None and owner != self.run_id:
-            raise self.changed(f"was replaced by run {owner}")
 
     def changed(self, what: str) -> OutputChangedError:
         return changed(self.path, what, self.run_id)

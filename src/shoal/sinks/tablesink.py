@@ -37,7 +37,8 @@ from shoal.sinks.keys import (
     SavedProgress,
     TableOptions,
     WriteProgress,
-    read_progress,
+    decode_progress,
+    read_state,
 )
 from shoal.sinks.tables import (
     Batch,
@@ -502,17 +503,15 @@ class TableSink:
     # -- count
 
     async def count(self, state: bytes) -> OutputCount:
+        saved = read_state(state, decode_progress, self._name)
         sink = TableSink(self._name, self._dialect, self._connect, self._options, prefix=self._prefix)
-        return await sink._count(read_progress(state, self._name))
-
-    async def _count(self, saved: SavedProgress | None) -> OutputCount:
-        self._connection = self._connect()
+        sink._connection = self._connect()
         try:
-            async with self._errors("read") as connection:
+            async with sink._errors("read") as connection:
                 await connection.open(creates=False)
-                return await connection.run(self._count_rows(saved))
+                return await connection.run(sink._count_rows(saved))
         finally:
-            await self._disconnect()
+            await sink._disconnect()
 
     async def _count_rows(self, saved: SavedProgress | None) -> OutputCount:
         rows: Rows = []

@@ -43,7 +43,9 @@ class StandbyDrainer:
         down is waited for."""
         self._frontier = frontier
         self._make_sink = make_sink
-        self._role = role
+        self._name = role
+        self.role = PREFIX + role
+        """The role that it takes in the run."""
         self._ttl = ttl
         self._current: Drainer | None = None
         self._patience = Patience(patience, first_pause=2 * _POLL)
@@ -55,11 +57,6 @@ class StandbyDrainer:
         self._reported = ""
         """Why it stands by, as the log says."""
         self._starting: asyncio.Task[bool] | None = None
-
-    @property
-    def role(self) -> str:
-        """The role that it takes in the run."""
-        return PREFIX + self._role
 
     def nudge(self) -> None:
         """Notify it of new items."""
@@ -162,14 +159,14 @@ class StandbyDrainer:
     async def _start(self) -> bool:
         patience = Patience(min(self._hand_over, self._patience.left))
         drainer = self._latest = Drainer(
-            self._frontier, self._make_sink(), self._role, ttl=self._ttl, patience=patience
+            self._frontier, self._make_sink(), self._name, ttl=self._ttl, patience=patience
         )
         has_started = await drainer.try_start()
         self._reported = ""
         if not has_started:
             return False
         self._current = drainer
-        log.info("this process writes the items to %s", output_name(self._role))
+        log.info("this process writes the items to %s", output_name(self.role))
         return True
 
     async def abandon(self) -> None:
@@ -184,6 +181,6 @@ class StandbyDrainer:
             last_item = (await self._frontier.stats()).items
         except StoreAwayError:  # it may answer again soon
             return False
-        mine = roles.get(PREFIX + self._role)
+        mine = roles.get(self.role)
         cursor = Cursor() if mine is None else read_cursor(mine.cursor)
         return cursor.position >= last_item and cursor.is_closed is not False

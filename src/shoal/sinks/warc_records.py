@@ -92,7 +92,9 @@ def page_records(exchange: Exchange, request: Request, lease: LeaseKey, original
     about = f"WARC-Target-URI: {exchange.url}\r\nWARC-Date: {date}\r\n"
     digest = payload_digest(exchange.body)
     original = originals(digest) if exchange.body else None
-    received = _described(exchange)
+    received = [  # headers that do not describe the body in the record get another name
+        (_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received
+    ]
     head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", received)
     record, kind, body, more = _new_id(), "response", exchange.body, f"WARC-Payload-Digest: {digest}\r\n"
     if exchange.address:
@@ -157,11 +159,6 @@ def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
         head = b"\r\n".join([each.translate(_ONE_LINE) for each in lines])
     return head
-
-
-def _described(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """The headers of the response. Those that do not describe the body in the record get another name."""
-    return [(_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received]
 
 
 def _target(url: str) -> str:

@@ -166,7 +166,6 @@ async def test_a_tunnel_with_tls(certificate: Path, client: Client, listener: Li
         client.writer.write(b"GET /leaf/3 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await client.reply()).body == b"<h1>Leaf 3</h1>"
     assert listener.received > 500
-    assert listener.sent > 300
 
 
 async def test_a_websocket_through_a_tunnel(listener: Listener) -> None:

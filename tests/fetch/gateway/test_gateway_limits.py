@@ -11,7 +11,7 @@ import pytest
 
 from shoal.fetch.browser.gateway import Gateway, Listener
 from tests.fetch.gateway.client import Client, Conversing, Scripted, listening, until
-from tests.support.servers import MisbehavingServer, StreamServer, read_body, read_head
+from tests.support.servers import MisbehavingServer, read_body, read_head
 
 
 @pytest.fixture
@@ -24,85 +24,6 @@ def deaf() -> Iterator[str]:
             filler.setblocking(False)
             filler.connect_ex(listening.getsockname())
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-
-class Sink(StreamServer):
-    """Reads everything and answers nothing. `heard` counts the bytes."""
-
-    heard = 0
-
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            self.heard += len(data)
-
-
-# -- bytes
-
-
-@pytest.mark.parametrize("path", ["/huge", "/huge-declared"])
-async def test_a_response_without_end(path: str, site: MisbehavingServer, client: Client, listener: Listener) -> None:
-    listener.limit = 1_000_000
-    client.writer.write(f"GET {site.url}{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await client.reply()
-    assert listener.exceeded
-    assert 1_000_000 < listener.received < 3_000_000
-    failure = listener.failure("127.0.0.1", int(site.url.rpartition(":")[2]))
-    assert failure is not None
-    assert (failure.kind, failure.retryable) == ("too large", False)
-    assert "1000000 bytes (browser.max_bytes)" in str(failure)
-
-
-async def test_the_limit_can_be_set_again(site: MisbehavingServer, listener: Listener) -> None:
-    async def status() -> int:
-        client = await Client.to(listener)
-        try:
-            return (await client.get(f"{site.url}/leaf/1")).status
-        finally:
-            client.close()
-
-    listener.limit = 0
-    assert [await status(), await status()] == [403, 403]
-    assert listener.refused == {"too large": 2}
-    listener.limit = 10_000
-    assert not listener.exceeded
-    assert await status() == 200
-    listener.limit = None
-    assert await status() == 200
-
-
-async def test_what_a_tunnel_sends_counts_too(client: Client, listener: Listener) -> None:
-    async with Sink() as site:
-        listener.limit = 1_000_000
-        assert (await client.connect(site.url)).status == 200
-        client.writer.write(bytes(900_000))
-        await until(lambda: site.heard == 900_000)
-        assert (listener.sent, listener.exceeded) == (900_000, False)
-        client.writer.write(bytes(200_000))
-        assert await client.ended()
-        assert listener.exceeded
-        await until(lambda: listener.refused == {"too large": 1})
-    assert site.heard < 1_000_001
-
-
-async def test_an_upload_counts_too(client: Client, listener: Listener) -> None:
-    async with Sink() as site:
-        listener.limit = 100_000
-        head = f"POST {site.url}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"
-        client.writer.write(head.encode() + bytes(1_000_000))
-        assert (await client.reply()).status == 403
-
-
-async def test_a_limit_for_all_connections_together(site: MisbehavingServer, listener: Listener) -> None:
-    listener.limit = 2000
-    clients = [await Client.to(listener) for _ in range(40)]
-    statuses = [(await each.get(f"{site.url}/leaf/1")).status for each in clients]
-    assert statuses[0] == 200
-    assert statuses[-1] == 403
-    assert statuses == sorted(statuses)
-    assert listener.received + listener.sent < 2500
-    for each in clients:
-        each.close()
 
 
 # -- connections

@@ -60,7 +60,7 @@ async def test_the_guard_decides_about_the_address(site: MisbehavingServer, host
     assert str(failure).startswith(f"{host.strip('[]')} is a loopback address, which may not be contacted")
     assert listener.refused == {"address": 2}
     assert site.connections == 0
-    assert (listener.received, listener.sent) == (0, 0)
+    assert listener.received == 0
 
 
 async def test_what_the_guard_allows(site: MisbehavingServer) -> None:
@@ -147,7 +147,7 @@ async def test_what_a_socks_proxy_answers(socks: SocksServer, host: str, message
         assert (await client.get(f"http://{host}:1/")).status == 502
         failure = failure_of(listener, host, 1)
         client.close()
-    assert str(failure) == f"no connection to {host} through the proxy: {message}"
+    assert str(failure) == f"no connection to {host} (through the proxy): {message}"
     assert (failure.kind, failure.retryable, failure.contacted) == ("proxy", retryable, False)
 
 
@@ -197,10 +197,7 @@ async def test_a_proxy_that_is_down_or_silent(scheme: str) -> None:
         assert (await client.connect("http://shop.test:80")).status == 502
         failure = failure_of(listener, "shop.test", 80)
         assert (failure.kind, failure.retryable) == ("proxy", True)
-        assert (
-            str(failure)
-            == "no connection to shop.test through the proxy: no connection to the proxy: Connection refused"
-        )
+        assert str(failure) == "no connection to the proxy 127.0.0.1:1: Connection refused"
         client.close()
     async with (
         Conversing(silent) as proxy,

@@ -1,28 +1,23 @@
 """Checks that a caller's CSS or XPath query is cheap: one that visits each node of a page a few times.
 
 In both languages one line can take hours: nested conditions, axes that visit the whole page from each of its nodes,
-regular expressions. The parsers here accept only a subset that is known to be cheap.
+regular expressions. The grammars here accept only a subset that is known to be cheap.
 
-They look one token ahead and never backtrack, and no token is ambiguous. So their time is linear in the length of the
-query, which is limited too.
+The grammars are regular expressions that never backtrack: every repetition is possessive (``*+``), and alternatives
+begin differently. So their time is linear in the length of the query, which is limited too.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from re import Pattern
 from typing import NamedTuple
 
 MAX_LENGTH = 200
 _MAX_STEPS = (20, 5)
 """Maximum steps of a path without `//`, and of one with it."""
 _MAX_CONDITIONS = 4
-_MAX_PATHS = 5
 _MAX_PSEUDOS = 5
-_MAX_SELECTORS = 4
-_MAX_COMBINATORS = 6
-_MAX_ALTERNATIVES = 5
 
 _CSS = (
     "a CSS query of a batch must be valid CSS, with at most 6 combinators, and only simple selectors within :has(), "
@@ -38,15 +33,49 @@ _XPATH = (
     "no axes, and conditions on attributes, text() and positions; functions such as count() and string() may enclose it"
 )
 
+_S = r"\s*+"
+_STRING = r"""(?:"[^"]*+"|'[^']*+')"""
+
 
 def check_css(query: str) -> None:
     """ValueError if the query may be expensive. It may accept invalid CSS."""
-    _check(_Css(query), query, _CSS)
+    problem = _CSS if len(query) > MAX_LENGTH or not _CSS_GRAMMAR.fullmatch(query) else _find_costly_pseudos(query)
+    if problem:
+        raise ValueError(f"{query!r:.80}: {problem}")
 
 
 def check_xpath(query: str) -> None:
     """ValueError if the query may be expensive. It may accept invalid XPath."""
-    _check(_XPath(query), query, _XPATH)
+    is_path = len(query) <= MAX_LENGTH and _PATHS.fullmatch(_PREDICATE.sub("[]", query)) is not None
+    if is_path and all(map(_CONDITIONS.fullmatch, _PREDICATE.findall(query))):
+        shape = _shape_of(query)
+        if shape.steps <= _MAX_STEPS[shape.has_descendants] and shape.conditions <= _MAX_CONDITIONS:
+            return
+    raise ValueError(f"{query!r:.80}: {_XPATH}")
+
+
+# -- XPath: a union of up to 5 paths, optionally within one function
+
+_NAME = r"[^\W\d][\w.-]*+"
+_QUALIFIED = rf"{_NAME}(?::(?:{_NAME}|\*))?+(?![:(])"  # not an axis (::) or a function
+_ATTRIBUTE = rf"@(?:{_QUALIFIED}|\*(?![:(]))"
+_TEXT = rf"text\({_S}\)"
+_VALUE = (
+    rf"(?:(?:position|last)\({_S}\)|normalize-space\({_S}(?:{_TEXT}|{_ATTRIBUTE}){_S}\)|{_STRING}"
+    rf"|\d++(?:\.\d++)?+|{_TEXT}|{_ATTRIBUTE})"
+)
+_TEST = (
+    rf"(?:(?:contains|starts-with)\({_S}{_VALUE}{_S},{_S}{_VALUE}{_S}\)"
+    rf"|{_VALUE}(?:{_S}(?:[!<>]=|[=<>-]){_S}{_VALUE}){{0,2}}+)"
+)
+_CONDITION = rf"{_S}(?:not\({_S}{_TEST}{_S}\)|{_TEST}){_S}"
+_CONDITIONS = re.compile(rf"{_CONDITION}(?:(?:and|or)(?![\w.-]){_CONDITION})*+")
+_PREDICATE = re.compile(rf"\[((?:{_STRING}|[^]'\"])*+)\]")
+_STEP = rf"(?:{_ATTRIBUTE}|{_TEXT}|(?:{_QUALIFIED}|\*){_S}(?:\[\]{_S})*+)"  # with the predicates emptied
+_PATH = rf"\.?+(?://?+)?+{_STEP}(?:/(?!\.\.)/?+{_STEP})*+(?:/\.\.(?:/{_STEP})*+)?+"
+_UNION = rf"{_PATH}(?:{_S}\|{_S}{_PATH}){{0,4}}+"
+_FUNCTION = r"(?:count|string|normalize-space|number|boolean|sum)\("
+_PATHS = re.compile(rf"{_S}(?:{_FUNCTION}{_S}{_UNION}{_S}\)|{_UNION}){_S}")
 
 
 class Effort(NamedTuple):
@@ -62,339 +91,71 @@ class Effort(NamedTuple):
 @lru_cache(maxsize=1024)
 def effort_of(xpath: str) -> Effort:
     """The effort of a query that `check_xpath` accepts."""
-    parser = _XPath(xpath)
-    parser.parse()
-    return Effort(max(1, parser.conditions) if parser.repeats else 0, parser.sorts)
+    shape = _shape_of(xpath)
+    return Effort(max(1, shape.conditions) if shape.repeats else 0, shape.sorts)
 
 
-def _check(parser: _Css | _XPath, query: str, allowed: str) -> None:
-    try:
-        if len(query) > MAX_LENGTH:
-            raise _RefusedError
-        parser.parse()
-    except _RefusedError as exc:
-        raise ValueError(f"{query!r:.80}: {exc if exc.args else allowed}") from None
+class _Shape(NamedTuple):
+    """What an XPath has."""
+
+    steps: int
+    conditions: int
+    has_descendants: bool
+    repeats: bool
+    """Whether a path has ``//`` more than once."""
+    sorts: int
+    """Steps after a ``//`` or a ``..``, and unions."""
 
 
-class _RefusedError(Exception):
-    """The query contains something that is not allowed."""
+def _shape_of(query: str) -> _Shape:
+    """The shape of a query that the grammar accepts."""
+    predicates = _PREDICATE.findall(query)
+    words = re.findall(rf"[@:]?{_NAME}", re.sub(_STRING, "", " ".join(predicates)))
+    conditions = len(predicates) + words.count("and") + words.count("or")
+    paths = re.sub(rf"^\s*{_FUNCTION}", "", _PREDICATE.sub("", query)).split("|")
+    steps, sorts, repeats = 0, len(paths) - 1, False
+    for path in paths:
+        slashes = re.findall(r"/(?:/|\.\.)?", path)
+        steps += len(slashes)
+        begins_with_slash = re.match(r"\s*\.?/", path) is not None
+        for number, slash in enumerate(slashes):
+            before = slashes[:number]
+            if "/.." in before or ("//" in (*before, slash) and (before or not begins_with_slash)):
+                sorts += 1
+        repeats |= slashes.count("//") > 1
+    return _Shape(steps, conditions, "//" in "".join(paths), repeats, sorts)
 
 
-_SPACE = re.compile(r"\s+")
-_STRING = re.compile(r""" "[^"]*" | '[^']*' """, re.VERBOSE)
+# -- CSS: up to 4 selectors, each optionally with ``::text`` or ``::attr()``
+
+_COUNTING = {"first-of-type", "last-of-type", "only-of-type"}
+_NTHS = {"nth-child", "nth-last-child", "nth-of-type", "nth-last-of-type"}
+_SIMPLE = {"first-child", "last-child", "only-child", "empty", "root", *_COUNTING}
+_WORD = r"(?:[\w-]|\\.)++"
+_WORD_END = r"(?![\w-]|\\.)"
+_HAS_ATTRIBUTE = rf"\[{_S}[\w:|-]++{_S}(?:[~^$*|]?={_S}(?:{_STRING}|{_WORD}){_S}[is]?+{_S})?+\]"
+_NTH = r"(?:odd|even|[+-]?+\d*+n(?:\s*+[+-]\s*+\d++)?+|\d++)"
+_ELEMENT = rf"(?:{_WORD}|\*)?+"  # it may be empty, as before ``::text``
+_INNER = rf"{_ELEMENT}(?:[#.]{_WORD}|{_HAS_ATTRIBUTE})*+{_S}"
+_PSEUDO = (
+    rf":(?:(?:{'|'.join(_SIMPLE)}){_WORD_END}|(?:{'|'.join(_NTHS)})\({_S}{_NTH}{_S}\)"
+    rf"|(?:not|is|where|has)\({_S}(?:>{_S})?+{_INNER}(?:,{_S}{_INNER}){{0,4}}+\))"
+)
+_COMPOUND = rf"{_ELEMENT}(?:[#.]{_WORD}|{_HAS_ATTRIBUTE}|{_PSEUDO})*+"
+_COMBINATOR = rf"(?:{_S}[>+~]{_S}|\s++(?!,|\Z))"
+_CONTENT = rf"::(?:text{_WORD_END}|attr\({_S}(?:{_STRING}|[\w:.-]++){_S}\))"
+_SELECTOR = rf"{_S}{_COMPOUND}(?:{_COMBINATOR}{_COMPOUND}){{0,6}}+(?:{_CONTENT})?+{_S}"
+_CSS_GRAMMAR = re.compile(rf"{_SELECTOR}(?:,{_SELECTOR}){{0,3}}+")
 
 
-class _Scanner:
-    """Reads tokens from a string, from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._position = 0
-
-    def read_token(self, token: Pattern[str]) -> str:
-        """Read the token if it is next; else return an empty string."""
-        match = token.match(self._text, self._position)
-        if match is None:
-            return ""
-        self._position = match.end()
-        return match[0]
-
-    def read_sign(self, *signs: str) -> str:
-        """Read the first of these signs that is next; else return an empty string."""
-        for sign in signs:
-            if self._text.startswith(sign, self._position):
-                self._position += len(sign)
-                return sign
-        return ""
-
-    def need(self, token: str) -> str:
-        """Refuse the query if a token that must follow is missing."""
-        if not token:
-            raise _RefusedError
-        return token
-
-    def skip_space(self) -> bool:
-        return bool(self.read_token(_SPACE))
-
-    def at_end(self) -> bool:
-        return self._position == len(self._text)
-
-
-# -- XPath
-
-_NAME = re.compile(r"[^\W\d][\w.-]*")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_FUNCTIONS = frozenset({"count", "string", "normalize-space", "number", "boolean", "sum"})
-
-
-class _XPath(_Scanner):
-    """Parses a union of paths, optionally within one function."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._steps = self.conditions = 0
-        self._has_descendants = False
-        self.repeats = False
-        """Whether a path has ``//`` more than once."""
-        self.sorts = 0
-        """Steps after a ``//``, and unions."""
-        self._word = ""
-        """A name that was read ahead."""
-
-    def parse(self) -> None:
-        self.skip_space()
-        self._word = self.read_token(_NAME)
-        function = self._word in _FUNCTIONS and bool(self.read_sign("("))
-        if function:
-            self._word = ""
-            self.skip_space()
-        self._union()
-        if function:
-            self._close()
-        self.skip_space()
-        if not self.at_end() or self._steps > _MAX_STEPS[self._has_descendants] or self.conditions > _MAX_CONDITIONS:
-            raise _RefusedError
-
-    def _union(self) -> None:
-        for _ in range(_MAX_PATHS):
-            self._path()
-            self.skip_space()
-            if not self.read_sign("|"):
-                return
-            self.sorts += 1
-            self.skip_space()
-        raise _RefusedError
-
-    def _path(self) -> None:
-        descendants = 0
-        if not self._word:
-            self.read_sign(".")
-            descendants += self._slash() == "//"
-        self._step()
-        while slash := self._slash():
-            descendants += slash == "//"
-            self.repeats |= descendants > 1
-            self.sorts += descendants > 0
-            if self.read_sign(".."):
-                if slash == "//":
-                    raise _RefusedError
-                while self.read_sign("/"):
-                    self._steps += 1
-                    self.sorts += 1
-                    self._step()
-                return
-            self._step()
-
-    def _slash(self) -> str:
-        slash = self.read_sign("//", "/")
-        self._steps += bool(slash)
-        self._has_descendants |= slash == "//"
-        return slash
-
-    def _step(self) -> None:
-        """An attribute, ``text()``, or an element with its conditions."""
-        word, self._word = self._word or self.read_token(_NAME), ""
-        if not word:
-            if self.read_sign("@"):
-                self._qualified(self.read_token(_NAME) or self.need(self.read_sign("*")))
-                return
-            self.need(self.read_sign("*"))
-        elif word == "text" and self.read_sign("("):
-            self._close()
-            return
-        else:
-            self._qualified(word)
-        self.skip_space()
-        while self.read_sign("["):
-            self._predicate()
-            self.skip_space()
-
-    def _qualified(self, name: str) -> None:
-        """Read the rest of a name: ``:title`` of ``media:title``. Refuse an axis (``::``) and a function (``(``)."""
-        if name != "*" and self.read_sign(":"):
-            self.need(self.read_token(_NAME) or self.read_sign("*"))
-        if self.read_sign(":", "("):
-            raise _RefusedError
-
-    def _predicate(self) -> None:
-        while True:
-            self.conditions += 1
-            self.skip_space()
-            word = self.read_token(_NAME)
-            if word == "not" and self.read_sign("("):
-                self.skip_space()
-                self._test(self.read_token(_NAME))
-                self._close()
-            else:
-                self._test(word)
-            self.skip_space()
-            if self.read_sign("]"):
-                return
-            if self.need(self.read_token(_NAME)) not in ("and", "or"):
-                raise _RefusedError
-
-    def _test(self, word: str) -> None:
-        """Parse a condition. ``word``: the name that it begins with, or empty."""
-        if word in ("contains", "starts-with"):
-            self.need(self.read_sign("("))
-            self._spaced_value()
-            self.need(self.read_sign(","))
-            self._spaced_value()
-            self.need(self.read_sign(")"))
-            return
-        self._value(word)
-        for _ in range(2):
-            self.skip_space()
-            if not self.read_sign("!=", "<=", ">=", "=", "<", ">", "-"):
-                return
-            self.skip_space()
-            self._value(self.read_token(_NAME))
-
-    def _spaced_value(self) -> None:
-        self.skip_space()
-        self._value(self.read_token(_NAME))
-        self.skip_space()
-
-    def _value(self, word: str) -> None:
-        if word in ("position", "last"):
-            self.need(self.read_sign("("))
-            self._close()
-        elif word == "normalize-space":
-            self.need(self.read_sign("("))
-            self.skip_space()
-            self._attribute_or_text(self.read_token(_NAME))
-            self._close()
-        elif word or not (self.read_token(_STRING) or self.read_token(_NUMBER)):
-            self._attribute_or_text(word)
-
-    def _attribute_or_text(self, word: str) -> None:
-        """An attribute of the node, or its ``text()``."""
-        if word == "text":
-            self.need(self.read_sign("("))
-            self._close()
-            return
-        if word:
-            raise _RefusedError
-        self.need(self.read_sign("@"))
-        self._qualified(self.read_token(_NAME) or self.need(self.read_sign("*")))
-
-    def _close(self) -> None:
-        self.skip_space()
-        self.need(self.read_sign(")"))
-
-
-# -- CSS
-
-_WORD = re.compile(r"(?:[\w-]|\\.)+")
-_ATTRIBUTE = re.compile(r"[\w:|-]+")
-_ATTRIBUTE_OF = re.compile(r"[\w:.-]+")
-_NTH = re.compile(r"odd|even|[+-]?\d*n(?:\s*[+-]\s*\d+)?|\d+")
-_SIMPLE = frozenset({"first-child", "last-child", "only-child", "empty", "root"})
-_COUNTING = frozenset({"first-of-type", "last-of-type", "only-of-type"})
-_NTHS = frozenset({"nth-child", "nth-last-child", "nth-of-type", "nth-last-of-type"})
-_GROUPS = frozenset({"not", "is", "where", "has"})
-
-
-class _Css(_Scanner):
-    """Parses a list of selectors, each optionally with ``::text`` or ``::attr()``."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._pseudos = self._counting = 0
-        self._has = False
-
-    def parse(self) -> None:
-        for _ in range(_MAX_SELECTORS):
-            self.skip_space()
-            self._selector()
-            if self.at_end():
-                break
-            self.need(self.read_sign(","))
-        else:
-            raise _RefusedError
-        if self._pseudos > _MAX_PSEUDOS or self._counting > 1:
-            raise _RefusedError(_PSEUDOS)
-
-    def _selector(self) -> None:
-        self._has = False
-        for _ in range(_MAX_COMBINATORS + 1):
-            if self._has:  # it would visit everything below each ancestor of each element
-                raise _RefusedError(_HAS)
-            self._compound(pseudos=True)
-            if self.read_sign("::"):
-                self._string_of()
-                self.skip_space()
-                return
-            spaced = self.skip_space()
-            if self.read_sign(">", "+", "~"):
-                self.skip_space()
-            elif not spaced or self.at_end() or self._text[self._position] == ",":
-                return
-        raise _RefusedError
-
-    def _compound(self, *, pseudos: bool) -> None:
-        """Parse a compound selector. It may be empty, as before ``::text``."""
-        if not self.read_token(_WORD):
-            self.read_sign("*")
-        while True:
-            if self.read_sign("#", "."):
-                self.need(self.read_token(_WORD))
-            elif self.read_sign("["):
-                self._attribute()
-            elif pseudos and not self._text.startswith("::", self._position) and self.read_sign(":"):
-                self._pseudo()
-            else:
-                return
-
-    def _attribute(self) -> None:
-        self.skip_space()
-        self.need(self.read_token(_ATTRIBUTE))
-        self.skip_space()
-        if self.read_sign("=", "~=", "^=", "$=", "*=", "|="):
-            self.skip_space()
-            self.need(self.read_token(_STRING) or self.read_token(_WORD))
-            self.skip_space()
-            self.read_sign("i", "s")
-            self.skip_space()
-        self.need(self.read_sign("]"))
-
-    def _pseudo(self) -> None:
-        name = self.need(self.read_token(_WORD))
-        self._pseudos += 1
-        self._counting += name in _COUNTING or name in _NTHS
-        self._has |= name == "has"
-        if name in _SIMPLE or name in _COUNTING:
-            return
-        self.need(self.read_sign("("))
-        self.skip_space()
-        if name in _NTHS:
-            self.need(self.read_token(_NTH))
-            self.skip_space()
-        elif name in _GROUPS:
-            self._alternatives()
-        else:
-            raise _RefusedError
-        self.need(self.read_sign(")"))
-
-    def _alternatives(self) -> None:
-        if self.read_sign(">"):
-            self.skip_space()
-        for _ in range(_MAX_ALTERNATIVES):
-            self._compound(pseudos=False)
-            self.skip_space()
-            if not self.read_sign(","):
-                return
-            self.skip_space()
-        raise _RefusedError
-
-    def _string_of(self) -> None:
-        name = self.need(self.read_token(_WORD))
-        if name == "text":
-            return
-        if name != "attr":
-            raise _RefusedError
-        self.need(self.read_sign("("))
-        self.skip_space()
-        self.need(self.read_token(_STRING) or self.read_token(_ATTRIBUTE_OF))
-        self.skip_space()
-        self.need(self.read_sign(")"))
+def _find_costly_pseudos(query: str) -> str:
+    """What is wrong with the pseudo-classes of a query that the grammar accepts. Empty: nothing."""
+    plain = re.sub(rf"{_HAS_ATTRIBUTE}|\\.", "#", query)
+    plain = re.sub(r"\([^)]*\)", "", re.sub(_CONTENT, "#", plain))
+    for selector in plain.split(","):
+        after = selector.partition(":has")[2]
+        if re.search(r"[\s>+~]", after.rstrip()):  # it would visit everything below each ancestor of each element
+            return _HAS
+    names = re.findall(r":([\w-]+)", plain)
+    is_costly = len(names) > _MAX_PSEUDOS or sum(name in _COUNTING | _NTHS for name in names) > 1
+    return _PSEUDOS if is_costly else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,7 @@ from shoal.ports import LoggedItem
 from shoal.urls.normalize import normalize_url
 
 Result: TypeAlias = dict[str, object]
+T = TypeVar("T")
 
 _READ_BATCH = (64, 1 << 20)  # results and bytes: one result may have many megabytes
 _MAX_TITLE = 1000  # characters, in results without their content
@@ -163,7 +165,7 @@ class SessionResults:
 
     async def _with_contents(self, results: list[Result]) -> AsyncGenerator[list[Entry]]:
         """The results of outlines, in order."""
-        for numbered in _windows(results):
+        for numbered in grouped(enumerate(results), _stored_size, *_READ_BATCH):
             stored = {number: cast(_Stored, result.pop(_STORED, _NOT_STORED)) for number, result in numbered}
             items = {number: content.item for number, content in stored.items()}
             reads = {
@@ -317,19 +319,23 @@ _STORED = "(stored)"  # key of an outline, until it is sent
 _NOT_STORED = _Stored(0, 0, None)
 
 
-def _windows(results: Sequence[Result]) -> Iterator[list[tuple[int, Result]]]:
-    """The results with their indexes, a few at a time: as many as may be held."""
-    window: list[tuple[int, Result]] = []
-    size = 0
-    for number, result in enumerate(results):
-        own = cast(_Stored, result.get(_STORED, _NOT_STORED)).size
-        if window and (len(window) == _READ_BATCH[0] or size + own > _READ_BATCH[1]):
-            yield window
-            window, size = [], 0
-        window.append((number, result))
-        size += own
-    if window:
-        yield window
+def _stored_size(numbered: tuple[int, Result]) -> int:
+    return cast(_Stored, numbered[1].get(_STORED, _NOT_STORED)).size
+
+
+def grouped(values: Iterable[T], size_of: Callable[[T], int], limit: int, max_bytes: int) -> Iterator[list[T]]:
+    """The values a few at a time: up to ``limit``, and as many as have ``max_bytes`` together."""
+    group: list[T] = []
+    total = 0
+    for value in values:
+        size = size_of(value)
+        if group and (len(group) == limit or total + size > max_bytes):
+            yield group
+            group, total = [], 0
+        group.append(value)
+        total += size
+    if group:
+        yield group
 
 
 def _outline(item: LoggedItem) -> Result:
@@ -349,12 +355,7 @@ def _merge(outline: Result, item: LoggedItem | None, whole: bool) -> Result:
 
 
 def count_statuses(results: Sequence[Mapping[str, object]]) -> dict[str, int]:
-    statuses = [result["status"] for result in results]
-    return {
-        "total": len(results),
-        "success": statuses.count("success"),
-        "failed": statuses.count("failed"),
-        "pending": statuses.count("pending"),
-        "cancelled": statuses.count("cancelled"),
-        "workers_used": len({result["worker_id"] for result in results if result["worker_id"]}),
-    }
+    statuses = Counter(result["status"] for result in results)
+    counts = {status: statuses[status] for status in ("success", "failed", "pending", "cancelled")}
+    workers = {result["worker_id"] for result in results if result["worker_id"]}
+    return {"total": len(results), **counts, "workers_used": len(workers)}

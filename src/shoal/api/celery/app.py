@@ -25,13 +25,6 @@ _VISIBILITY_TIMEOUT = 900
 """Seconds after which the broker delivers an unacknowledged task to another worker. If the first worker is only slow,
 the second is refused: the lease has another token by then."""
 
-_SOCKET_OPTIONS = {
-    "socket_timeout": 10,
-    "socket_connect_timeout": 5,
-    "health_check_interval": 10,
-    "socket_keepalive": True,
-}
-
 settings = celery_settings()
 app = Celery("shoal", broker=settings.broker_url, backend=settings.result_backend)
 app.conf.update(
@@ -50,7 +43,13 @@ app.conf.update(
     worker_concurrency=settings.concurrency,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport_options={"visibility_timeout": _VISIBILITY_TIMEOUT, **_SOCKET_OPTIONS},
+    broker_transport_options={
+        "visibility_timeout": _VISIBILITY_TIMEOUT,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 5,
+        "health_check_interval": 10,
+        "socket_keepalive": True,
+    },
     result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
     redis_socket_timeout=10.0,
     redis_socket_connect_timeout=5.0,
@@ -155,7 +154,10 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
 
         def handle_or_reject(message: Any) -> None:
             try:
-                _check_headers(message.headers)
+                headers = message.headers
+                if headers.get("timelimit") not in (None, [None, None]) or headers.get("eta") or headers.get("expires"):
+                    # A wrong one would end the worker later, when its task begins.
+                    raise ValueError("a task of Shoal has no time limit, no ETA and does not expire")
                 handle(message)
             except (*self.connection_errors, *self.channel_errors):
                 raise
@@ -170,12 +172,6 @@ class EventBatchingConsumer(Consumer):  # type: ignore[misc]
         if self.hub and now >= self._due:
             self._due = now + _BATCH_EVERY
             self.hub.call_later(_BATCH_EVERY, self._flush_events)
-
-
-def _check_headers(headers: dict[str, object]) -> None:
-    """ValueError for times that Shoal does not set. A wrong one ends the worker later, when its task begins."""
-    if headers.get("timelimit") not in (None, [None, None]) or headers.get("eta") or headers.get("expires"):
-        raise ValueError("a task of Shoal has no time limit, no ETA and does not expire")
 
 
 _BAD_ENVELOPE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)

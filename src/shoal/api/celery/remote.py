@@ -90,16 +90,13 @@ class RemoteBatches:
                 workers = await self._watch.count_workers()
         except (BrokerAwayError, StoreAwayError, TimeoutError) as exc:
             log.debug("not available: %s", exc)
-            return {"distributed_available": False, "message": f"{self._broker} not available", "workers": None}
+            message = f"{self._broker} not available"
         except ShoalError as exc:
             log.warning("not available: %s", exc)
-            return {"distributed_available": False, "message": redacted(str(exc)), "workers": None}
-        return {
-            "distributed_available": True,
-            "message": f"{self._broker} connected",
-            "workers": workers,
-            "members": self._watch.members,
-        }
+            message = redacted(str(exc))
+        else:
+            return self._status(workers, f"{self._broker} connected")
+        return {"distributed_available": False, "message": message, "workers": None}
 
     def last_status(self) -> dict[str, object]:
         """The last known status. It calls neither the store nor the broker."""
@@ -109,11 +106,15 @@ class RemoteBatches:
             message = f"{self._broker} not available"
         else:
             message = f"{self._broker} connected"
+        return self._status(self.workers, message)
+
+    def _status(self, workers: int | None, message: str) -> dict[str, object]:
+        members = self._watch.members
         return {
-            "distributed_available": self.workers is not None,
+            "distributed_available": workers is not None,
             "message": message,
-            "workers": self.workers,
-            "members": self._watch.members,
+            "workers": workers,
+            "members": members,
         }
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -22,14 +22,6 @@ log = logging.getLogger("shoal.tasks")
 _WATCH_EVERY = 4.0
 _REPLY_TIMEOUT = 1.0
 _MAX_MISSED = 2  # polls in a row without a reply after which a worker counts as gone
-
-
-class _Connection(Protocol):
-    """The methods of a broker connection that are used here."""
-
-    def ensure_connection(self, *, max_retries: int, timeout: float) -> object: ...
-
-    def release(self) -> object: ...
 
 
 class CeleryWorker(Struct, frozen=True):
@@ -55,7 +47,7 @@ class CeleryWatch:
         """How many replied to the last poll; None while the broker does not respond."""
         self._missed: dict[tuple[str, int], int] = {}
         """Polls in a row without a reply, by worker name and process ID."""
-        self._connection: _Connection | None = None
+        self._connection: Any = None  # of kombu, which has no types
         self._thread = threads.Pool(1, "shoal-celery-watch")
         self._poll_task: asyncio.Task[int] | None = None
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from shoal.api.batch.results import Result, SessionResults
 from shoal.api.batch.session import OVER, Session
-from shoal.api.dashboard.pages import add_screen
+from shoal.api.dashboard.pages import screen
 from shoal.api.resources.batches import find_session
 from shoal.api.server.auth import allows
 from shoal.api.server.errors import ProblemError
@@ -28,6 +28,7 @@ def check_serves(server: Server) -> None:
         )
 
 
+@screen(router, "/ui/batches", "batches")
 async def load_batches(server: Server, request: Request) -> dict[str, object]:
     check_serves(server)
     caller = None if allows(request, "admin") else request.state.caller
@@ -39,9 +40,6 @@ async def load_batches(server: Server, request: Request) -> dict[str, object]:
         "shows_callers": caller is None and bool(server.config.serve.tokens),
         "keep_results": server.config.serve.keep_results,
     }
-
-
-add_screen(router, "/ui/batches", "batches", load_batches)
 
 
 # -- one batch: its progress, and its results
@@ -57,6 +55,7 @@ _KEPT = 100
 """Pages of results without their contents."""
 
 
+@screen(router, "/ui/batches/{session_id}", "session")
 async def load_session(server: Server, request: Request) -> dict[str, object]:
     check_serves(server)
     session = await find_session(request, request.path_params["session_id"][:100])
@@ -149,6 +148,3 @@ def _image(content: object) -> str:
     if not isinstance(content, bytes) or not content.startswith(b"\x89PNG"):
         return ""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-add_screen(router, "/ui/batches/{session_id}", "session", load_session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import get_args
@@ -11,9 +10,8 @@ from zoneinfo import available_timezones
 
 from fastapi import APIRouter, Request
 
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import redacted
-from shoal.api.dashboard.pages import add_screen
+from shoal.api.dashboard.pages import screen
 from shoal.api.dashboard.run_screens import find_run, read_result, spider_names
 from shoal.api.resources.clusters import opened_coordinator, read_view
 from shoal.api.server.errors import ProblemError
@@ -21,9 +19,8 @@ from shoal.api.server.state import Server, SettingInForce
 from shoal.errors import ConfigError, CoordinatorAwayError, RequestError, ShoalError
 from shoal.operations.actions import MAX_ACTIONS, ActionLog
 from shoal.operations.hosts import host_name, hosts_of, report_host
-from shoal.operations.notifications.settings import Rule
 from shoal.operations.processes import ProcessState
-from shoal.operations.schedules.schedule import Schedule, describe_timing
+from shoal.operations.schedules.schedule import Schedule, describe_timing, each_after
 from shoal.operations.snapshot import ACTIVE, FleetProcess, read_fleet
 from shoal.runs.cluster.election import roles
 from shoal.system import clock
@@ -34,6 +31,7 @@ CONDITIONS = get_args(ProcessState)
 _PAGE = 100
 
 
+@screen(router, "/ui/workers", "workers")
 async def load_workers(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     text, condition = query.get("q", "").strip().lower()[:200], query.get("state", "")
@@ -70,15 +68,13 @@ def _clusters(processes: list[FleetProcess]) -> list[tuple[str, str, int]]:
     return [(name, run_id, active[name]) for name, run_id in sorted(runs.items())]
 
 
-add_screen(router, "/ui/workers", "workers", load_workers)
-
-
 # -- one cluster: its members, slots and events, and how many Runners and Backup Runners it should have
 
 
 _EVENTS = 100
 
 
+@screen(router, "/ui/clusters/{name}", "cluster")
 async def load_cluster(server: Server, request: Request) -> dict[str, object]:
     name = request.path_params["name"][:200]
     try:
@@ -103,9 +99,6 @@ async def load_cluster(server: Server, request: Request) -> dict[str, object]:
     }
 
 
-add_screen(router, "/ui/clusters/{name}", "cluster", load_cluster)
-
-
 # -- the hosts of the active runs: their delays and the reasons for them
 
 
@@ -113,11 +106,11 @@ _MAX_RUNS = 10
 """How many runs are included. Each costs a call of the store."""
 
 
+@screen(router, "/ui/hosts", "hosts")
 async def load_hosts(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     text, run_id = query.get("q", "").strip().lower()[:200], query.get("run", "")[:200]
-    active = await server.store.list_runs(project=server.config.project_name, states=ACTIVE, limit=2 * _MAX_RUNS)
-    runs = [run for run in active if run.spider != BatchSpider.name][:_MAX_RUNS]
+    runs = (await server.list_runs(states=ACTIVE, limit=2 * _MAX_RUNS))[:_MAX_RUNS]
     chosen = [await find_run(server, run_id)] if run_id else runs
     return {
         "hosts": await hosts_of(server.store, chosen, _PAGE, text),
@@ -129,15 +122,13 @@ async def load_hosts(server: Server, request: Request) -> dict[str, object]:
     }
 
 
-add_screen(router, "/ui/hosts", "hosts", load_hosts)
-
-
 # -- one host: its politeness, robots.txt, identities, and what its pages need
 
 
 _MAX_RUNS_OF_HOST = 20
 
 
+@screen(router, "/ui/hosts/{host}", "host")
 async def load_host(server: Server, request: Request) -> dict[str, object]:
     try:
         host = host_name(request.path_params["host"])
@@ -158,9 +149,6 @@ async def load_host(server: Server, request: Request) -> dict[str, object]:
     }
 
 
-add_screen(router, "/ui/hosts/{host}", "host", load_host)
-
-
 # -- schedules: the list with a form, and one schedule with its runs
 
 
@@ -169,6 +157,7 @@ _SEARCHED = 2000
 _NEXT = 5
 
 
+@screen(router, "/ui/schedules", "schedules")
 async def load_schedules(server: Server, request: Request) -> dict[str, object]:
     rows = []
     for schedule in await server.schedules.list_all():
@@ -177,6 +166,7 @@ async def load_schedules(server: Server, request: Request) -> dict[str, object]:
     return {"rows": [(*row, redacted(row[0].error)) for row in rows], **_choices(server)}
 
 
+@screen(router, "/ui/schedules/{name}", "schedule")
 async def load_one(server: Server, request: Request) -> dict[str, object]:
     name = request.path_params["name"]
     schedule = await server.schedules.find(name)
@@ -207,20 +197,12 @@ def _zones() -> list[str]:
 def _next_times(schedule: Schedule, count: int) -> list[float]:
     """The next times, without jitter. Empty while it is paused, or if another program stored an invalid schedule."""
 
-    def times() -> Iterator[float]:
-        at = schedule.next_due
-        while at is not None:
-            yield at
-            at = schedule.definition.times.after(at)
-
+    if schedule.paused or schedule.orphaned_at is not None:
+        return []
     try:
-        return list(islice(times(), count))
+        return list(islice(each_after(schedule.definition.times, schedule.last), count))
     except ShoalError:
         return []
-
-
-add_screen(router, "/ui/schedules", "schedules", load_schedules)
-add_screen(router, "/ui/schedules/{name}", "schedule", load_one)
 
 
 # -- notifications: current problems, what was reported, channels and rules
@@ -230,6 +212,7 @@ _PROBLEMS = 100
 _CLOSED = 50
 
 
+@screen(router, "/ui/notifications", "notifications")
 async def load_notifications(server: Server, request: Request) -> dict[str, object]:
     problems = await server.current_problems()
     reports = await server.notifications.problems(server.store)
@@ -241,20 +224,17 @@ async def load_notifications(server: Server, request: Request) -> dict[str, obje
         "channels": [
             (channel, redacted(channel.state.error)) for channel in await server.notifications.channels(server.store)
         ],
-        "rules": [(name, rule, _limits(rule)) for name, rule in server.notifications.rules.items()],
+        "rules": [
+            (name, rule, ", ".join(f"{limit}={value:g}" for limit, value in rule.limits.items()))
+            for name, rule in server.notifications.rules.items()
+        ],
     }
-
-
-def _limits(rule: Rule) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in rule.limits.items())
-
-
-add_screen(router, "/ui/notifications", "notifications", load_notifications)
 
 
 # -- the log of user actions
 
 
+@screen(router, "/ui/actions", "actions")
 async def load_actions(server: Server, request: Request) -> dict[str, object]:
     text = request.query_params.get("q", "")[:200].strip().lower()
     actions = [
@@ -265,12 +245,10 @@ async def load_actions(server: Server, request: Request) -> dict[str, object]:
     return {"actions": actions[:_PAGE], "total": len(actions), "text": text, "max_actions": MAX_ACTIONS}
 
 
-add_screen(router, "/ui/actions", "actions", load_actions)
-
-
 # -- the settings in force, for admins
 
 
+@screen(router, "/ui/settings", "settings", needs="admin")
 async def load_settings(server: Server, request: Request) -> dict[str, object]:
     text = request.query_params.get("q", "")[:100].strip()
     changed = "changed" in request.query_params
@@ -293,6 +271,3 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={part}" for name, part in value.items())
     return str(value)
-
-
-add_screen(router, "/ui/settings", "settings", load_settings, needs="admin")

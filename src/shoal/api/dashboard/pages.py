@@ -20,12 +20,14 @@ from markupsafe import Markup
 from shoal import __version__
 from shoal.api.dashboard import live as formats
 from shoal.api.dashboard.live import STORE_AWAY, Rendered
-from shoal.api.server.auth import ROLES, allows
+from shoal.api.server.auth import allows, has_role
 from shoal.api.server.budgets import caller_of
 from shoal.api.server.errors import ProblemError, public_message
 from shoal.api.server.responses import LimitedStream
 from shoal.api.server.state import Server, server_of
+from shoal.crawling.stats import STATE_NAMES
 from shoal.errors import ShoalError, StoreAwayError
+from shoal.operations.charts import STATES
 from shoal.ports import Stats
 
 Load: TypeAlias = Callable[[Server, Request], Awaitable[Mapping[str, object]]]
@@ -72,6 +74,7 @@ def _environment() -> Environment:
         "size": formats.size,
         "time": _time,
         "share": _share,
+        "parts": bar_parts,
     }
     environment.globals |= {"percent": formats.percent, "version": __version__, "asset": _asset, "may": _may}
     return environment
@@ -87,11 +90,9 @@ def _asset(name: str) -> str:
 def _time(at: float | None) -> Markup:
     """A moment. A script shows it in the time zone of the reader."""
     iso = formats.moment(at)
-    return (
-        Markup("<time datetime='{0}'>{1}</time>").format(iso, iso.replace("T", " ")[:19])
-        if iso
-        else Markup(formats.NOTHING)
-    )
+    if not iso:
+        return Markup(formats.NOTHING)
+    return Markup("<time datetime='{0}'>{1}</time>").format(iso, iso.replace("T", " ")[:19])
 
 
 def _share(part: float, whole: float) -> str:
@@ -102,7 +103,7 @@ def _share(part: float, whole: float) -> str:
 @pass_context
 def _may(context: Context, role: str) -> bool:
     """Whether the reader has this role."""
-    return ROLES.index(str(context["role"])) >= ROLES.index(role)
+    return has_role(str(context["role"]), role)
 
 
 def render(template: str, values: Mapping[str, object]) -> str:
@@ -119,8 +120,9 @@ def _common(request: Request) -> dict[str, object]:
     state = request.state
     path = request.url.path
     role = getattr(state, "role", "viewer")
+    hidden = {*(SERVED_ONLY if server_of(request).ui_only else ()), *(ADMIN_ONLY if role != "admin" else ())}
     return {
-        "navigation": _navigation(server_of(request), role),
+        "navigation": [(path, name) for path, name in NAVIGATION if path not in hidden],
         "path": path,
         "here": f"{path}?{request.url.query}" if request.url.query else path,
         "role": role,
@@ -131,77 +133,59 @@ def _common(request: Request) -> dict[str, object]:
     }
 
 
-def _navigation(server: Server, role: str) -> list[tuple[str, str]]:
-    """The screens that someone with this role may see, with their names."""
-    hidden = {*(SERVED_ONLY if server.ui_only else ()), *(ADMIN_ONLY if role != "admin" else ())}
-    return [(path, name) for path, name in NAVIGATION if path not in hidden]
-
-
-def add_screen(router: APIRouter, path: str, name: str, load: Load, *, needs: str = "viewer") -> None:
+def screen(router: APIRouter, path: str, name: str, *, needs: str = "viewer") -> Callable[[Load], Load]:
     """Serve a screen at ``path``: its page, its live part, and an event stream with updates of that part.
 
-    ``load`` returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what changes). If
-    ``is_final`` is among them and true, the page gets no updates.
+    The decorated function returns the values for the templates ``NAME.html`` (the page) and ``NAME_live.html`` (what
+    changes). If ``is_final`` is among them and true, the page gets no updates.
     """
 
-    async def show(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except ProblemError as exc:
-            return page(request, "error.html", {"problem": str(exc)}, exc.status)
-        except ShoalError as exc:
-            away = isinstance(exc, StoreAwayError)
-            text = "The store does not answer. Reload the page in a moment." if away else public_message(exc)
-            return page(request, "error.html", {"problem": text}, 503 if away else 500)
+    def decorate(load: Load) -> Load:
+        async def show(request: Request) -> Response:
+            try:
+                if not allows(request, needs):
+                    text = f"This page needs the role {needs}; yours is {request.state.role}."
+                    return page(request, "error.html", {"problem": text}, 403)
+                return await _answer(request, path, name, load)
+            except ProblemError as exc:
+                return page(request, "error.html", {"problem": str(exc)}, exc.status)
+            except ShoalError as exc:
+                away = isinstance(exc, StoreAwayError)
+                text = "The store does not answer. Reload the page in a moment." if away else public_message(exc)
+                return page(request, "error.html", {"problem": text}, 503 if away else 500)
 
-    async def answer(request: Request) -> Response:
-        if not allows(request, needs):
-            raise ProblemError(403, "forbidden", f"This page needs the role {needs}; yours is {request.state.role}.")
-        server = server_of(request)
+        router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
+        return load
 
-        async def live() -> Rendered:
-            values = await load(server, request)
-            html = render(f"{name}_live.html", {**_common(request), **values})
-            return Rendered(html, bool(values.get("is_final")))
-
-        if "text/event-stream" in request.headers.get("accept", ""):
-            key = (path, str(request.url), request.state.role, request.state.caller)
-            view = server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError))
-            return LimitedStream(
-                view, server.streams, caller_of(request), media_type="text/event-stream", headers=HEADERS
-            )
-        if request.headers.get("x-part") == "live":
-            return HTMLResponse((await live()).html, headers=HEADERS)
-        return page(request, f"{name}.html", await load(server, request))
-
-    router.add_api_route(path, show, methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
+    return decorate
 
 
-# -- the ledger of a run as one bar: every pushed request is in exactly one part
+async def _answer(request: Request, path: str, name: str, load: Load) -> Response:
+    """The page of a screen, its live part, or its stream, as the headers of the request say."""
+    server = server_of(request)
+
+    async def live() -> Rendered:
+        values = await load(server, request)
+        html = render(f"{name}_live.html", {**_common(request), **values})
+        return Rendered(html, bool(values.get("is_final")))
+
+    if "text/event-stream" in request.headers.get("accept", ""):
+        key = (path, str(request.url), request.state.role, request.state.caller)
+        view = server.views.stream(key, live, expected=(*STORE_AWAY, ProblemError))
+        return LimitedStream(view, server.streams, caller_of(request), media_type="text/event-stream", headers=HEADERS)
+    if request.headers.get("x-part") == "live":
+        return HTMLResponse((await live()).html, headers=HEADERS)
+    return page(request, f"{name}.html", await load(server, request))
 
 
 class BarPart(NamedTuple):
-    """A part of the bar."""
+    """A part of the bar that shows the ledger of a run."""
 
     state: str
     label: str
     number: int
 
 
-class LedgerBar(NamedTuple):
-    """All parts of the bar, and their sum. It balances if the sum is the number of pushed requests."""
-
-    parts: tuple[BarPart, ...]
-    total: int
-    balanced: bool
-
-
-def ledger_bar(stats: Stats) -> LedgerBar:
-    parts = (
-        BarPart("done", "done", stats.done),
-        BarPart("dead", "failed", stats.dead),
-        BarPart("leased", "in flight", stats.leased),
-        BarPart("waiting", "waiting", stats.waiting),
-        BarPart("ready", "ready", stats.ready),
-    )
-    return LedgerBar(parts, stats.pushed, stats.balanced)
+def bar_parts(stats: Stats) -> list[BarPart]:
+    """The parts of the bar: every pushed request is in exactly one of them."""
+    return [BarPart(state, STATE_NAMES.get(state, state), getattr(stats, state)) for state in STATES]

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from shoal.api.dashboard import batch_screens, fleet_screens, run_screens
 from shoal.api.dashboard.pages import page
-from shoal.api.server.auth import LOGIN, ROLES, CallerTokens, client_address, session_cookie
+from shoal.api.server.auth import LOGIN, CallerTokens, client_address, has_role, session_cookie
 from shoal.api.server.bodies import BoundedRoute
 from shoal.api.server.errors import ProblemError
 from shoal.api.server.logins import SessionCookies
@@ -43,23 +43,25 @@ async def log_in(request: Request) -> Response:
         raise ProblemError(422, "bad request", "the body has more fields than the form of the login") from exc
     next_path = _own_path(form.get("next", "/"))
     callers = _callers(request)
+
+    def refuse(status: int, text: str) -> Response:
+        return page(request, "login.html", {"next": next_path, "problem": text}, status)
+
     try:
         caller = callers.find(form.get("token", "").strip().encode(), client_address(request.scope))
     except ProblemError as exc:
-        answer = page(request, "login.html", {"next": next_path, "problem": f"{exc}.".capitalize()}, exc.status)
+        answer = refuse(exc.status, f"{exc}.".capitalize())
         answer.headers["Retry-After"] = "1"
         return answer
     if caller is None:
-        return page(request, "login.html", {"next": next_path, "problem": "This token is not known."}, 401)
+        return refuse(401, "This token is not known.")
     roles = server_of(request).config.serve.roles
-    if caller and ROLES.index(roles.get(caller, "batch")) < ROLES.index("viewer"):
-        text = f"The token {caller!r} is for batches only. Ask for the role viewer (serve.roles)."
-        return page(request, "login.html", {"next": next_path, "problem": text}, 403)
+    if caller and not has_role(roles.get(caller, "batch"), "viewer"):
+        return refuse(403, f"The token {caller!r} is for batches only. Ask for the role viewer (serve.roles).")
     try:
         await server_of(request).logins.ended()  # a session must not begin before the store knows any
     except StoreAwayError:
-        text = "The store does not answer. Try again in a moment."
-        return page(request, "login.html", {"next": next_path, "problem": text}, 503)
+        return refuse(503, "The store does not answer. Try again in a moment.")
     response = RedirectResponse(next_path, 303)
     response.headers["set-cookie"] = session_cookie(SessionCookies(callers.by_name).make(caller), request.scope)
     return response

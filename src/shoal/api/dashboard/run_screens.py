@@ -6,27 +6,27 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter, Request
 
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import redacted
-from shoal.api.dashboard.pages import add_screen, ledger_bar
+from shoal.api.dashboard.pages import screen
 from shoal.api.server.errors import ProblemError
 from shoal.api.server.state import Server
 from shoal.config import mask
 from shoal.crawling.outcome import Outcome
 from shoal.crawling.stats import STATE_NAMES, LimitReached
 from shoal.errors import RequestError, RunError, ShoalError
-from shoal.operations.actions import Action, ActionLog, run_events
+from shoal.operations.actions import MAX_ACTIONS, ActionLog, run_events
 from shoal.operations.compare import compare_runs
 from shoal.operations.dead_requests import dead_examples, start_hint
 from shoal.operations.hosts import matching_runs
 from shoal.operations.processes import RunProcess, merge_processes
 from shoal.operations.snapshot import ACTIVE, RunSnapshot, StoreSnapshot
-from shoal.operations.url_report import Agent, UrlReport, read_agent, read_url_items, report_url
+from shoal.operations.url_report import UrlReport, read_agent, read_url_items, report_url
 from shoal.ports import Frontier, HostState, Run, RunState, Stats
 from shoal.runs.reports import FieldCoverage, field_coverage, read_processes, read_recent_items
 from shoal.runs.run_end import limit_of, read_outcome
@@ -46,12 +46,13 @@ _KINDS = 30
 
 
 async def find_run(server: Server, run_id: str) -> Run:
-    run = await server.store.get_run(run_id)
-    if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
+    run = await server.get_run(run_id)
+    if run is None:
         raise ProblemError(404, "no such run", f"There is no run {run_id!r:.200}.")
     return run
 
 
+@screen(router, "/ui/runs/{run_id}", "run")
 async def load_run(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     frontier = await server.store.frontier(run.run_id)
@@ -66,7 +67,9 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
     processes, reported = await _processes(server, run, frontier)
     rewinds = await frontier.rewinds() if stats.rewinds else []
     limit = await limit_of(server.store, run)
-    actions, ending = await _actions(server, run.run_id), "" if limit is None else str(limit)
+    log = ActionLog(server.store, server.config.project_name)
+    actions = [action for action in await log.recent(MAX_ACTIONS) if action.target == run.run_id][:_EVENTS]
+    ending = "" if limit is None else str(limit)
     events = run_events(run, processes, reported, rewinds, actions, _EVENTS, ending)
     hours = request.query_params.get("hours", "")
     is_worked_on = any(process.state in ("working", "silent") for process in processes)
@@ -79,7 +82,6 @@ async def load_run(server: Server, request: Request) -> dict[str, object]:
         "reasons": [redacted(reason) for reason in outcome.reasons] if outcome else [],
         "limit": limit,
         "stats": stats,
-        "bar": ledger_bar(stats),
         "snapshot": snapshot,
         "outputs": outputs,
         "kinds": await _failures(server, run.run_id, frontier, stats),
@@ -155,14 +157,6 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def _actions(server: Server, run_id: str) -> list[Action]:
-    log = ActionLog(server.store, server.config.project_name)
-    return [action for action in await log.recent(400) if action.target == run_id][:_EVENTS]
-
-
-add_screen(router, "/ui/runs/{run_id}", "run", load_run)
-
-
 # -- the list of runs, and the form that starts one
 
 
@@ -173,22 +167,18 @@ _KEPT_SECONDS = 30.0
 """Seconds for which the counters of an ended run are cached. A retry of failed pages makes it active again."""
 
 
+@screen(router, "/ui/runs", "runs")
 async def load_runs(server: Server, request: Request) -> dict[str, object]:
     query = request.query_params
     state, text = query.get("state", ""), query.get("q", "")[:200].strip()
     before = query.get("before", "")[:200]
     states = [name for name in STATES if name == state] or None
-    runs = await server.store.list_runs(project=server.config.project_name, states=states, limit=_MAX_SEARCHED)
-    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], text)
+    matching = matching_runs(await server.list_runs(states=states, limit=_MAX_SEARCHED), text)
     start = next((index + 1 for index, run in enumerate(matching) if run.run_id == before), 0)
     shown = matching[start : start + _PAGE]
     active = {run.run.run_id: (run.stats, None) for run in (await server.snapshots.get()).runs}
     results = [(run, active.get(run.run_id) or await read_result(server, run)) for run in shown]
-    rows = [
-        (run, await read_limit(server, run, result[0]), *result, ledger_bar(result[0]))
-        for run, result in results
-        if result is not None
-    ]
+    rows = [(run, await read_limit(server, run, result[0]), *result) for run, result in results if result is not None]
     return {
         "rows": rows,
         "total": len(matching),
@@ -217,12 +207,6 @@ async def read_result(server: Server, run: Run) -> tuple[Stats, Outcome | None] 
     return await server.cache.get(("result", run.run_id, run.ended_at), _KEPT_SECONDS, read)
 
 
-async def read_outcomes(server: Server, runs: Sequence[Run]) -> list[tuple[Run, Outcome | None]]:
-    """Each run with its outcome."""
-    results = [(run, await read_result(server, run)) for run in runs]
-    return [(run, result[1]) for run, result in results if result is not None]
-
-
 async def read_limit(server: Server, run: Run, stats: Stats) -> LimitReached | None:
     """At which limit a run stopped."""
     if run.state != "finished" or not stats.remaining:
@@ -239,9 +223,6 @@ def spider_names(server: Server) -> list[str]:
         return []
 
 
-add_screen(router, "/ui/runs", "runs", load_runs)
-
-
 # -- the overview: running crawls, and what needs attention
 
 
@@ -250,13 +231,14 @@ _HOSTS = 10
 OVERVIEW_HOURS = (1, 3, 12, 24)
 
 
+@screen(router, "/", "overview")
 async def load_overview(server: Server, request: Request) -> dict[str, object]:
     snapshot = await server.snapshots.get()
     problems = await server.current_problems()
     hours = request.query_params.get("hours", "")
     return {
         "snapshot": snapshot,
-        "runs": [(run, ledger_bar(run.stats)) for run in snapshot.runs],
+        "runs": snapshot.runs,
         "total": _total(snapshot),
         "recent": await _recent(server, snapshot),
         "waiting_hosts": _waiting_hosts(snapshot),
@@ -272,7 +254,8 @@ async def _recent(server: Server, snapshot: StoreSnapshot) -> list[tuple[Run, Ou
     """The runs that ended lately, with their outcomes as far as the store answers."""
     if not snapshot.away:
         with suppress(ShoalError):
-            return await read_outcomes(server, snapshot.recent)
+            results = [(run, await read_result(server, run)) for run in snapshot.recent]
+            return [(run, result[1]) for run, result in results if result is not None]
     return [(run, None) for run in snapshot.recent]
 
 
@@ -304,9 +287,6 @@ def _waiting_hosts(snapshot: StoreSnapshot) -> list[HostState]:
     return sorted(hosts.values(), key=lambda host: (-host.blocked_for, -host.ready * host.delay))[:_HOSTS]
 
 
-add_screen(router, "/", "overview", load_overview)
-
-
 # -- two runs side by side
 
 
@@ -314,33 +294,21 @@ _CHOICES = 100
 _FRESH = 5.0  # seconds
 
 
+@screen(router, "/ui/compare", "compare")
 async def load_compare(server: Server, request: Request) -> dict[str, object]:
     a_id, b_id = (request.query_params.get(name, "")[:200] for name in ("a", "b"))
     b = await find_run(server, b_id) if b_id else None
     a = await find_run(server, a_id) if a_id else None
     spider = b.spider if b is not None else a.spider if a is not None else None
-    runs = [
-        run
-        for run in await server.store.list_runs(spider, server.config.project_name, limit=_CHOICES)
-        if run.spider != BatchSpider.name
-    ]
+    runs = await server.list_runs(spider, limit=_CHOICES)
     if b is not None and a is None:
-        a = _run_before(runs, b)
+        a = next((run for run in runs if run.created_at < b.created_at), None)
     comparison = None
     if a is not None and b is not None:
         older, newer = a, b
         key = ("compare", a.run_id, b.run_id)
         comparison = await server.cache.get(key, _FRESH, lambda: compare_runs(server.store, older, newer))
     return {"runs": runs, "a": a, "b": b, "comparison": comparison}
-
-
-def _run_before(runs: list[Run], run: Run) -> Run | None:
-    """The run of the same spider before this one."""
-    earlier = (other for other in runs if other.spider == run.spider and other.created_at < run.created_at)
-    return next(earlier, None)
-
-
-add_screen(router, "/ui/compare", "compare", load_compare)
 
 
 # -- one URL of a run: where it was found, what happened to it, and why it is in its state
@@ -351,16 +319,25 @@ _URL_FRESH = 60.0  # seconds for which items that were found, and the user agent
 _ADDRESS = re.compile(r"(https?://[^\s\"'<>]+)")
 
 
+@screen(router, "/ui/runs/{run_id}/url", "url")
 async def load_url(server: Server, request: Request) -> dict[str, object]:
     run = await find_run(server, request.path_params["run_id"])
     url = request.query_params.get("url", "").strip()[:_MAX_URL]
     report: UrlReport | None = None
+    items: list[str] = []
     if url:
         frontier = await server.store.frontier(run.run_id)
+        read = partial(read_agent, server.store, run.run_id, server.config)
+        agent = await server.cache.get(("agent", run.run_id), _URL_FRESH, read)
         try:
-            report = await report_url(frontier, url, server.config, await _agent(server, run.run_id), exact=True)
+            report = await report_url(frontier, url, server.config, agent, exact=True)
         except RequestError as exc:
             raise ProblemError(422, "bad request", str(exc)) from exc
+        if report is not None:
+            history = report.history
+            key = ("items", run.run_id, history.fingerprint, history.items)
+            read_items = partial(read_url_items, server.store, frontier, run.run_id, history)
+            items = await server.cache.get(key, _URL_FRESH, read_items)
     return {
         "run": run,
         "url": url,
@@ -369,24 +346,8 @@ async def load_url(server: Server, request: Request) -> dict[str, object]:
         "parts": _parts,
         "state": _state(report),
         "body": json.dumps({"url": url}),
-        "items": await _items_of_url(server, run, report) if report is not None else [],
+        "items": items,
     }
-
-
-async def _agent(server: Server, run_id: str) -> Agent:
-    return await server.cache.get(
-        ("agent", run_id), _URL_FRESH, lambda: read_agent(server.store, run_id, server.config)
-    )
-
-
-async def _items_of_url(server: Server, run: Run, report: UrlReport) -> list[str]:
-    history = report.history
-
-    async def read() -> list[str]:
-        frontier = await server.store.frontier(run.run_id)
-        return await read_url_items(server.store, frontier, run.run_id, history)
-
-    return await server.cache.get(("items", run.run_id, history.fingerprint, history.items), _URL_FRESH, read)
 
 
 def _state(report: UrlReport | None) -> str:
@@ -401,6 +362,3 @@ def address_of(run_id: str, url: str) -> str:
 def _parts(text: str) -> list[tuple[str, bool]]:
     """A text in parts, and whether each part is a web address, such as the target of a redirect."""
     return [(part, bool(number % 2)) for number, part in enumerate(_ADDRESS.split(redacted(text))) if part]
-
-
-add_screen(router, "/ui/runs/{run_id}/url", "url", load_url)

@@ -12,7 +12,6 @@ from fastapi import Path, Request
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.server.errors import ProblemError, public_message
 from shoal.api.server.state import Server, server_of
 from shoal.errors import FrontierError, SinkError, SpiderError
@@ -52,8 +51,8 @@ RunId = Annotated[str, Path(max_length=200, pattern=PRINTABLE, description="`run
 
 async def find_run(server: Server, run_id: str) -> Run:
     """Find a run. Batches are 404: each belongs to its caller. So are runs of other projects."""
-    run = await server.store.get_run(run_id)
-    if run is None or run.spider == BatchSpider.name or run.project != server.config.project_name:
+    run = await server.get_run(run_id)
+    if run is None:
         raise ProblemError(404, "no such run", f"run {run_id} does not exist")
     return run
 

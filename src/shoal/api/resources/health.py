@@ -30,6 +30,7 @@ from shoal.operations.metrics import (
     of_vitals,
     render,
 )
+from shoal.operations.snapshot import ACTIVE
 from shoal.ports import Stats
 
 router = APIRouter(tags=["health"])
@@ -74,7 +75,9 @@ async def metrics(request: Request) -> Response:
     server = server_of(request)
     vitals = server.vitals()
     own = {"run": vitals.run_id, "spider": vitals.spider}
-    families = [*of_vitals(vitals), *of_sessions(_count_sessions(server), server.remote.workers)]
+    remote = server.remote.opened
+    running = {"local": server.local.running, "distributed": 0 if remote is None else remote.running}
+    families = [*of_vitals(vitals), *of_sessions(running, server.remote.workers)]
     try:
         async with asyncio.timeout(_TIMEOUT):
             families += [*await _of_batches(server), *await _of_runs(server), *of_frontier(own, up=True)]
@@ -84,11 +87,6 @@ async def metrics(request: Request) -> Response:
         async with asyncio.timeout(_TIMEOUT):
             families += of_problems((problem.kind, problem.severity) for problem in await server.current_problems())
     return Response(render(families), media_type=CONTENT_TYPE)
-
-
-def _count_sessions(server: Server) -> dict[str, int]:
-    remote = server.remote.opened
-    return {"local": server.local.running, "distributed": 0 if remote is None else remote.running}
 
 
 async def _of_batches(server: Server) -> list[Family]:
@@ -108,12 +106,7 @@ async def _sum_stats(service: BatchService) -> Stats:
 
 async def _of_runs(server: Server) -> list[Family]:
     families: list[Family] = []
-    live = [
-        run
-        for run in await server.store.list_runs(project=server.config.project_name)
-        if run.state in ("queued", "running", "paused") and run.spider != BatchSpider.name
-    ]
-    for run in live[:_MAX_RUNS]:
+    for run in (await server.list_runs(states=ACTIVE))[:_MAX_RUNS]:
         frontier = await server.store.frontier(run.run_id)
         labels = {"run": run.run_id, "spider": run.spider}
         families += [

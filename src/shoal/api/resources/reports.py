@@ -159,21 +159,8 @@ async def compare(a: ComparedId, b: ComparedId, request: Request) -> Response:
 
 
 def _figures(run: RunFigures) -> Figures:
-    stats = run.stats
-    return Figures(
-        run_id=run.run_id,
-        spider=run.spider,
-        state=run.state,
-        ending=run.ending,
-        outcome=run.outcome,
-        created_at=run.created_at,
-        seconds=round(run.seconds, 3),
-        pages=stats.done,
-        items=stats.items,
-        failed=stats.failed,
-        failed_kinds=run.failed_kinds,
-        left=stats.left,
-    )
+    values = {**asdict(run), **ledger(run.stats), "pages": run.stats.done, "ending": run.ending}
+    return convert({**values, "seconds": round(run.seconds, 3)}, Figures)
 
 
 @router.get("/{run_id}/history", response_model=answer(HistoryPage), responses=problems(401, 404, 422, 503))
@@ -218,10 +205,7 @@ async def read_failures(
 
 
 def _failure_kind(kind: DeadKind) -> FailureKind:
-    examples = [
-        FailureExample(url=page.url, status=page.status, attempts=page.attempts, reason=redacted(page.reason))
-        for page in kind.examples
-    ]
+    examples = [convert(asdict(page) | {"reason": redacted(page.reason)}, FailureExample) for page in kind.examples]
     return FailureKind(kind=kind.kind, count=kind.count, examples=examples)
 
 

@@ -16,7 +16,6 @@ from pydantic import Field, field_validator
 from shoal.api.batch.options import StrictModel, at_most
 from shoal.api.batch.results import Entry
 from shoal.api.batch.session import OVER
-from shoal.api.batch.spider import BatchSpider
 from shoal.api.batch.urls import UrlList, redacted
 from shoal.api.resources.common import (
     PRINTABLE,
@@ -96,13 +95,13 @@ class RunStarted(Struct, frozen=True, kw_only=True):
     spider: str
     """`name` of the spider class."""
     mode: Literal["single", "distributed"]
-    enqueued: int | None
+    enqueued: int | None = None
     """Start requests pushed. `null` if they are pushed while the run works."""
-    duplicates: int | None
-    out_of_scope: int | None
-    unreadable: int | None
+    duplicates: int | None = None
+    out_of_scope: int | None = None
+    unreadable: int | None = None
     """Start URLs that are not valid URLs."""
-    worker_command: str | None
+    worker_command: str | None = None
     """Command that starts a worker."""
 
 
@@ -394,17 +393,7 @@ async def _run_here(server: Server, chosen: Chosen, urls: UrlList | None, *, new
         message = "`shoal ui` crawls nothing itself: start the run with mode `distributed`, or use `shoal serve`"
         raise ProblemError(409, "not here", message)
     run = await server.jobs.start(chosen, _valid_urls(urls), new_run=new_run)
-    return RunStarted(
-        run_id=run.run_id,
-        status="running",
-        spider=run.spider,
-        mode="single",
-        enqueued=None,
-        duplicates=None,
-        out_of_scope=None,
-        unreadable=None,
-        worker_command=None,
-    )
+    return RunStarted(run_id=run.run_id, status="running", spider=run.spider, mode="single")
 
 
 @router.get("", response_model=answer(RunList), responses=problems(401, 422, 503))
@@ -422,8 +411,7 @@ async def list_runs(
     """The runs in the server's frontier, newest first, including those started elsewhere. Batches are not listed."""
     server = server_of(request)
     states = None if state is None else [state]
-    runs = await server.store.list_runs(spider, server.config.project_name, states=states)
-    matching = matching_runs([run for run in runs if run.spider != BatchSpider.name], search)
+    matching = matching_runs(await server.list_runs(spider, states=states), search)
     pages = []
     for run in matching[:limit]:
         try:

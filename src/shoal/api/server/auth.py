@@ -6,7 +6,8 @@ import hmac
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import IPv6Address, ip_address, ip_network
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import cast
 from urllib.parse import quote
 
@@ -40,19 +41,17 @@ _OLD_TOKENS = 8  # wrong tokens that an address may repeat
 _WARN_EVERY = 60.0  # seconds between two warnings about an address
 
 
+@dataclass(slots=True)
 class _Visitor:
     """What is known of an address."""
 
-    __slots__ = ("callers", "credit", "seen_at", "warned_at", "wrong")
-
-    def __init__(self, now: float) -> None:
-        self.callers: set[str] = set()
-        """Whose tokens worked from there."""
-        self.wrong: deque[int] = deque(maxlen=_OLD_TOKENS)
-        """Hashes of wrong tokens."""
-        self.credit = float(BURST)
-        self.seen_at = now
-        self.warned_at = -_WARN_EVERY
+    seen_at: float
+    callers: set[str] = field(default_factory=set)
+    """Whose tokens worked from there."""
+    wrong: deque[int] = field(default_factory=lambda: deque(maxlen=_OLD_TOKENS))
+    """Hashes of wrong tokens."""
+    credit: float = BURST
+    warned_at: float = -_WARN_EVERY
 
 
 class CallerTokens:
@@ -105,14 +104,19 @@ class CallerTokens:
 
 def _network(address: str) -> str:
     """What counts as one address: one IPv4 address, or the 2**64 IPv6 addresses that anybody gets."""
+    parsed = _parsed(address)
+    if parsed is None:
+        return address
+    return parsed.exploded[:19] if isinstance(parsed, IPv6Address) else str(parsed)
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+    """An IP address, or an IPv4 address that an IPv6 address stands for. None for a Unix socket."""
     try:
         parsed = ip_address(address)
-    except ValueError:  # a Unix socket
-        return address
-    if not isinstance(parsed, IPv6Address):
-        return address
-    mapped = parsed.ipv4_mapped
-    return parsed.exploded[:19] if mapped is None else str(mapped)
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 # -- what trusted proxies in front of the server say about its clients
@@ -145,12 +149,8 @@ class TrustedProxies:
             scope["scheme"] = "https" if schemes[-1].partition(",")[0].strip().lower() == "https" else "http"
 
     def _trusts(self, address: str) -> bool:
-        try:
-            parsed = ip_address(address)
-        except ValueError:  # a Unix socket
-            return False
-        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-        return any(parsed in network for network in self._networks)
+        parsed = _parsed(address)
+        return parsed is not None and any(parsed in network for network in self._networks)
 
 
 def _without_port(text: str) -> str:
@@ -189,16 +189,20 @@ def check_binding(config: ServerSettings) -> None:
         )
 
 
+def has_role(role: str, needed: str) -> bool:
+    """Whether a role is the one that is needed, or includes it."""
+    return ROLES.index(role) >= ROLES.index(needed)
+
+
 def allows(request: Request, role: str) -> bool:
     """Whether the caller has this role."""
-    return ROLES.index(request.state.role) >= ROLES.index(role)
+    return has_role(request.state.role, role)
 
 
 def check_role(request: Request) -> None:
     """Refuse callers whose role does not allow this: viewers may read, operators may change, admins may delete."""
-    _require(
-        request, "viewer" if request.method in _SAFE_METHODS else "admin" if request.method == "DELETE" else "operator"
-    )
+    reads = request.method in _SAFE_METHODS
+    _require(request, "viewer" if reads else "admin" if request.method == "DELETE" else "operator")
 
 
 def check_admin(request: Request) -> None:
@@ -208,11 +212,14 @@ def check_admin(request: Request) -> None:
 
 def _require(request: Request, needed: str) -> None:
     if not allows(request, needed):
-        message = (
+        raise _forbidden(
             f"this needs the role {needed}; your token has the role {request.state.role} (serve.roles, by the name of "
             "the token in serve.tokens)"
         )
-        raise ProblemError(403, "forbidden", message)
+
+
+def _forbidden(message: str) -> ProblemError:
+    return ProblemError(403, "forbidden", message)
 
 
 class AuthMiddleware:
@@ -244,31 +251,25 @@ class AuthMiddleware:
             return
         headers = Headers(scope=scope)
         self._proxies.apply(scope, headers)
-        refusal = "" if scope["method"] in _SAFE_METHODS else _cross_origin_refusal(headers)
-        if not refusal and not self._tokens:
-            refusal = self._untrusted_refusal(headers)
-        if refusal:
-            await problem(403, "forbidden", refusal)(scope, receive, send)
-            return
-        session = self._find_session(headers)
         try:
-            if session is not None and (await _logins(scope).ended()).has(session):
-                session = None
-            caller = self._find_caller(scope, headers) if session is None else session.name
+            caller, session = await self._identify(scope, headers)
         except StoreAwayError as exc:
             await problem(503, "store away", public_message(exc))(scope, receive, send)
             return
         except ProblemError as exc:
-            await problem(exc.status, exc.kind, str(exc), headers={"Retry-After": "1"})(scope, receive, send)
+            retry = {"Retry-After": "1"} if exc.status == 429 else {}
+            await problem(exc.status, exc.kind, str(exc), headers=retry)(scope, receive, send)
             return
         if caller is None:
             await _ask_for_token(scope, headers)(scope, receive, send)
             return
-        if session is not None and scope["method"] not in _SAFE_METHODS and not _repeats_csrf(headers, session):
-            message = "the header X-CSRF-Token is missing or wrong; reload the page"
-            await problem(403, "forbidden", message)(scope, receive, send)
-            return
-        self._describe_caller(scope, caller, session)
+        scope.setdefault("state", {}).update(
+            caller=caller,
+            role=self._roles.get(caller, "batch") if caller else "admin",
+            address=client_address(scope),
+            csrf="" if session is None else session.csrf,
+            session=session,
+        )
         if session is not None:
             send = _until_logout(send, session, _logins(scope))
             if session.is_due and _logins(scope).is_current:
@@ -281,11 +282,20 @@ class AuthMiddleware:
             return
         await self._call_with_limit(scope, receive, send, max_bytes, name)
 
-    def _describe_caller(self, scope: Scope, caller: str, session: DashboardSession | None) -> None:
-        address = client_address(scope)
-        role = self._roles.get(caller, "batch") if caller else "admin"
-        csrf = "" if session is None else session.csrf
-        scope.setdefault("state", {}).update(caller=caller, role=role, address=address, csrf=csrf, session=session)
+    async def _identify(self, scope: Scope, headers: Headers) -> tuple[str | None, DashboardSession | None]:
+        """The name of the caller, and its session. None: nobody. ProblemError if the request is refused."""
+        is_safe = scope["method"] in _SAFE_METHODS
+        if not is_safe:
+            _check_origin(headers)
+        if not self._tokens:
+            self._check_host(headers)
+        session = self._find_session(headers)
+        if session is None or (await _logins(scope).ended()).has(session):
+            return self._find_caller(scope, headers), None
+        sent = headers.get("x-csrf-token", "").encode("latin-1")
+        if not is_safe and not hmac.compare_digest(sent, session.csrf.encode()):
+            raise _forbidden("the header X-CSRF-Token is missing or wrong; reload the page")
+        return session.name, session
 
     def _find_session(self, headers: Headers) -> DashboardSession | None:
         """The session of the request's cookie, if it has no token."""
@@ -295,22 +305,21 @@ class AuthMiddleware:
         session = self._cookies.read(value) if value else None
         return session if session is not None and session.name in self._tokens else None
 
-    def _untrusted_refusal(self, headers: Headers) -> str:
-        """Why a server without tokens refuses this request, or an empty string.
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse a request that a page of another site may have sent to a server without tokens.
 
         A page of another site can let its own host name resolve to this machine (DNS rebinding). Its requests then
         carry that name in the Host header.
         """
         if headers.get("sec-fetch-site") == "cross-site":
-            return "web pages of other sites cannot use a server without a token"
+            raise _forbidden("web pages of other sites cannot use a server without a token")
         host = headers.get("host", "")
         name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
         if host and name.lower() not in self._hosts:
-            return (
+            raise _forbidden(
                 f"unknown host name {name!r:.80}: without a token, the server answers only to localhost and to the "
                 "address it listens on"
             )
-        return ""
 
     def _find_caller(self, scope: Scope, headers: Headers) -> str | None:
         """The name of the caller's token, or None if the token is missing or unknown."""
@@ -340,10 +349,6 @@ class AuthMiddleware:
 
 def _is_public(scope: Scope) -> bool:
     return scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(_PUBLIC_FILES)
-
-
-def _repeats_csrf(headers: Headers, session: DashboardSession) -> bool:
-    return hmac.compare_digest(headers.get("x-csrf-token", "").encode("latin-1"), session.csrf.encode())
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:
@@ -400,18 +405,20 @@ def _until_logout(send: Send, session: DashboardSession, logins: Logins) -> Send
     return send_until_logout
 
 
-def _cross_origin_refusal(headers: Headers) -> str:
-    """Why a request that may change something is refused, or an empty string if it does not come from another origin.
+def _check_origin(headers: Headers) -> None:
+    """Refuse a request that may change something and comes from another origin.
 
     Browsers always send one of the two headers, and a page cannot forge them. Other clients send neither.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
-        if site in ("same-origin", "none"):
-            return ""
-    elif origin is None or _authority(origin) == headers.get("host", "").lower():
-        return ""
-    return "web pages of another origin cannot send this request (see the headers Origin and Sec-Fetch-Site)"
+        is_own = site in ("same-origin", "none")
+    else:
+        is_own = origin is None or _authority(origin) == headers.get("host", "").lower()
+    if not is_own:
+        raise _forbidden(
+            "web pages of another origin cannot send this request (see the headers Origin and Sec-Fetch-Site)"
+        )
 
 
 def _authority(origin: str) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -51,31 +53,23 @@ class Budget:
         if not self._held[caller]:
             del self._held[caller]
 
-    def holding(self, caller: str, amount: int) -> Hold:
+    @asynccontextmanager
+    async def holding(self, caller: str, amount: int) -> AsyncIterator[None]:
         """Hold an amount, at most a caller's share. Wait for it a while; then BusyError."""
-        return Hold(self, caller, min(amount, self._each))
-
-
-class Hold:
-    """An amount of a budget that is held within ``async with``."""
-
-    def __init__(self, budget: Budget, caller: str, amount: int) -> None:
-        self._budget, self._caller = budget, caller
-        self._amount = amount
-
-    async def __aenter__(self) -> None:
+        amount = min(amount, self._each)
         end = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             try:
-                self._budget.take(self._caller, self._amount)
-                return
+                self.take(caller, amount)
+                break
             except BusyError:
                 if asyncio.get_running_loop().time() > end:
                     raise
                 await asyncio.sleep(_POLL_EVERY)
-
-    async def __aexit__(self, *error: object) -> None:
-        self._budget.give_back(self._caller, self._amount)
+        try:
+            yield
+        finally:
+            self.give_back(caller, amount)
 
 
 class Share:

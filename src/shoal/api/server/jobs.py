@@ -16,9 +16,8 @@ from shoal.api.batch.urls import redacted
 from shoal.config import Config
 from shoal.errors import FrontierError, RunError, ShoalError
 from shoal.operations.schedules.runner import ServerRun, run_maker
-from shoal.operations.schedules.schedule import Schedule
 from shoal.operations.schedules.service import Schedules
-from shoal.ports import Claim, Frontier, Run, Store
+from shoal.ports import Claim, Frontier, Run, RunState, Store
 from shoal.runs.crawl import Crawl
 from shoal.runs.lifecycle import GRACE
 from shoal.runs.orchestrator import Chosen, Orchestrator
@@ -139,14 +138,10 @@ class Jobs:
         )
 
     async def _find_interrupted(self, crawl: Crawl) -> Run | None:
-        for run in await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name):
-            if (
-                run.state in ("running", "paused")
-                and run.settings == crawl.start_settings
-                and run.run_id not in self._jobs
-            ):
-                return run
-        return None
+        states: tuple[RunState, ...] = ("running", "paused")
+        runs = await self._store.list_runs(crawl.spider.spider_name(), crawl.config.project_name, states=states)
+        own = (run for run in runs if run.settings == crawl.start_settings and run.run_id not in self._jobs)
+        return next(own, None)
 
     def _add(self, run: Run, crawl: Crawl, job_request: _JobRequest) -> Job:
         crawl.run = run
@@ -235,18 +230,12 @@ class ScheduledRuns:
         self._store = schedules.store
         self._jobs = jobs
         self._make_orchestrator = make_orchestrator
-        self._make_run = run_maker(make_orchestrator, config.serve.allow)
+        self.make_run = run_maker(make_orchestrator, config.serve.allow)
         self._ttl = min(_MAX_TTL, config.lease.ttl)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._checked_at = 0.0
 
     # -- for ScheduleRunner
-
-    async def make_run(self, schedule: Schedule, due: float) -> Run:
-        return await self._make_run(schedule, due)
-
-    async def launch(self, run: Run) -> None:
-        self._begin(run)
 
     async def cancelled(self, run_id: str) -> None:
         await self._jobs.poll_state(run_id)
@@ -258,9 +247,9 @@ class ScheduledRuns:
         # A paused run is taken over only after somebody resumes it.
         for run in await self._store.list_runs(project=self._schedules.project, states=("queued", "running")):
             if run.settings.get("schedule") not in self._schedules.foreign:
-                self._begin(run)
+                await self.launch(run)
 
-    def _begin(self, run: Run) -> None:
+    async def launch(self, run: Run) -> None:
         """Start to crawl a run, unless it is for workers, or this server already crawls it."""
         if "registered" not in run.settings or run.run_id in self._tasks or self._jobs.has(run.run_id):
             return
@@ -306,10 +295,7 @@ class ScheduledRuns:
             settings = ServerRun.of(run)
             assert settings is not None
             job = await self._jobs.take(run, await settings.choose(self._make_orchestrator()))
-        except TooManySessionsError as exc:
-            log.warning("run %s waits: %s", run.run_id, exc)
-            return
-        except FrontierError as exc:
+        except (TooManySessionsError, FrontierError) as exc:
             log.warning("run %s waits: %s", run.run_id, exc)
             return
         except ShoalError as exc:

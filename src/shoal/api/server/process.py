@@ -218,6 +218,8 @@ def serve(config: Config, *, ui_only: bool = False) -> None:
     """
     app = create_app(config, ui_only=ui_only)
     _check_address(config.serve.host, config.serve.port)
+    total = config.serve.max_connections
+    connections = Budget("connections", max(1, total // 2), total)  # one address may have half of them
     process = _Process(
         uvicorn.Config(
             app,
@@ -228,7 +230,7 @@ def serve(config: Config, *, ui_only: bool = False) -> None:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
-            http=protocol_with_timeout(config.serve.request_timeout, _connections(config.serve.max_connections)),
+            http=protocol_with_timeout(config.serve.request_timeout, connections),
         ),
         app,
     )
@@ -244,11 +246,6 @@ def keep_freed_memory() -> None:
     """Let malloc of glibc keep up to twice this size, which it learns when such a block is freed. Otherwise each answer
     of some megabytes may return its memory to the system and fault it in again, which takes as long as to encode it."""
     bytearray(_REUSED)
-
-
-def _connections(total: int) -> Budget:
-    """Connections that may be open. One address may have half of them."""
-    return Budget("connections", max(1, total // 2), total)
 
 
 def _check_address(host: str, port: int) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from itertools import groupby
 from math import inf
+from operator import attrgetter
 from typing import TypeAlias, cast
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from shoal.api.batch.results import Entry
+from shoal.api.batch.results import Entry, grouped
 from shoal.api.server.budgets import AnswerBudgets, Budget, Share
 
 PIECE = 128 * 1024
@@ -61,25 +64,15 @@ def json_pieces(value: object) -> Iterator[bytes]:
 def _list_pieces(values: list[object]) -> Iterator[bytes]:
     """The elements of a list. Short ones are encoded together."""
     separator = b""
-    short: list[object] = []
-    size = 0
-    for value in values:
-        value_size = len(value) if isinstance(value, str | bytes) else 8
-        if value_size > _SLICE or isinstance(value, dict | list):
-            if short:
-                yield separator + _encode(short)[1:-1]
-                separator, short, size = b",", [], 0
+    for is_long, neighbours in groupby(values, lambda value: isinstance(value, dict | list) or _size(value) > _SLICE):
+        for group in grouped(neighbours, _size, 1 if is_long else sys.maxsize, _SLICE):
             yield separator
-            yield from json_pieces(value)
+            yield from json_pieces(group[0]) if is_long else (_encode(group)[1:-1],)
             separator = b","
-            continue
-        short.append(value)
-        size += value_size
-        if size > _SLICE:
-            yield separator + _encode(short)[1:-1]
-            separator, short, size = b",", [], 0
-    if short:
-        yield separator + _encode(short)[1:-1]
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 class EntryEncoder:
@@ -120,13 +113,16 @@ class EntryEncoder:
             with Share(self._budgets.whole, self._caller) as share:
                 if await self._gather(entries, portions, limit, share):
                     async with self._budgets.turn if share.amount else nullcontext():
-                        whole = self._encode_whole(begin, name, entries, end)
+                        results = [entry.decode(True) for entry in entries]
+                        self._last = entries[-1].number if entries else self._last
+                        whole = _encode({**begin, name: results, **end()})
                     if len(whole) <= self._bytes_left and (len(whole) <= _SENT or share.change(len(whole))):
                         entries.clear()
                         self._is_whole = True
                         yield whole
                         return
-                async for piece in self._elements(begin_object(begin, name), _chain(entries, portions), end, limit):
+                beginning = b'%b,"%b":[' % (_encode(begin)[:-1], name.encode())
+                async for piece in self._elements(beginning, _chain(entries, portions), end, limit):
                     yield piece
 
     async def _gather(
@@ -144,14 +140,6 @@ class EntryEncoder:
                 break
         return True
 
-    def _encode_whole(
-        self, begin: Mapping[str, object], name: str, entries: Sequence[Entry], end: Callable[[], Mapping[str, object]]
-    ) -> bytes:
-        results = [entry.decode(True) for entry in entries]
-        if entries:
-            self._last = entries[-1].number
-        return _encode({**begin, name: results, **end()})
-
     async def _elements(
         self,
         begin: bytes,
@@ -163,7 +151,8 @@ class EntryEncoder:
         self._add(begin)
         async for portion in portions:
             fits = True
-            for group in _groups(portion if limit is None else portion[: limit - self._count]):
+            entries = portion if limit is None else portion[: limit - self._count]
+            for group in grouped(entries, attrgetter("size"), len(entries), PIECE):
                 if group[0].size <= PIECE:
                     fits = self._append(group, optional=limit is not None)
                 else:
@@ -265,27 +254,10 @@ class EntryEncoder:
         return True
 
 
-def _groups(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Small results that are encoded at once, and large ones alone."""
-    start = size = 0
-    for place, entry in enumerate(entries):
-        if place > start and size + entry.size > PIECE:
-            yield entries[start:place]
-            start, size = place, 0
-        size += entry.size
-    if start < len(entries):
-        yield entries[start:]
-
-
 async def _chain(entries: list[Entry], portions: AsyncIterator[list[Entry]]) -> AsyncIterator[list[Entry]]:
     yield entries
     async for portion in portions:
         yield portion
-
-
-def begin_object(values: Mapping[str, object], name: str) -> bytes:
-    """The beginning of a JSON object: these values, then a list of this name."""
-    return b'%b,"%b":[' % (_encode(values)[:-1], name.encode())
 
 
 class LimitedStream(StreamingResponse):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -39,7 +39,7 @@ from shoal.operations.schedules.runner import ScheduleRunner
 from shoal.operations.schedules.schedule import Definition
 from shoal.operations.schedules.service import Schedules
 from shoal.operations.snapshot import SnapshotTaker
-from shoal.ports import Store
+from shoal.ports import Run, RunState, Store
 from shoal.runs.crawl import open_served
 from shoal.runs.orchestrator import Orchestrator
 from shoal.runs.worker_session import new_worker_id
@@ -65,16 +65,13 @@ class TimedCache:
                 value = await make()
                 self._values.pop(key, None)
                 self._values[key] = (clock.monotonic(), value)
-                self._limit()
+                while len(self._values) > _LIMIT:
+                    oldest = next(iter(self._values))
+                    del self._values[oldest]
+                    if oldest in self._locks and not self._locks[oldest].locked():
+                        del self._locks[oldest]
             fresh: T = value
             return fresh
-
-    def _limit(self) -> None:
-        while len(self._values) > _LIMIT:
-            oldest = next(iter(self._values))
-            del self._values[oldest]
-            if oldest in self._locks and not self._locks[oldest].locked():
-                del self._locks[oldest]
 
 
 log = logging.getLogger("shoal.server")
@@ -123,22 +120,11 @@ class Server:
         largest = config.serve.max_request_bytes
         self.bodies = Budget("bytes of large bodies", max(_BODY_BYTES // 2, largest), max(_BODY_BYTES, 2 * largest))
         self.cache = TimedCache()
-        self.snapshots: SharedSnapshot
-        self.speed_history: SpeedHistory
-        self.attention: Attention
         self._overrides, self._sources = _find_overrides(config)
         self.worker_id = new_worker_id()
         self.fetcher = SharedFetcher(config, config.serve.allow)
-        self.store: Store
         self._opened = AsyncExitStack()
-        self.jobs: Jobs
-        self.logins: Logins
-        self.schedules: Schedules
-        self.scheduled_runs: ScheduledRuns
-        self.schedule_runner: ScheduleRunner
         self._loops: list[asyncio.Task[None]] = []
-        self.local: BatchService
-        self.work: LocalWork
         self.remote = RemoteBatches(config, partial(self._make_service, distributed=True))
 
     async def open(self) -> None:
@@ -160,7 +146,8 @@ class Server:
             self.remote.start()
             self.notifications.start(self.store, self.worker_id, without=(BatchSpider.name,))
             if (defined := schedules_of_file()) is not None:
-                await self.schedules.load(defined, _file_identity())
+                file = f"{socket.gethostname()}:{os.path.realpath(find_config_file(os.environ) or '')}"
+                await self.schedules.load(defined, file)
             self._loops.append(asyncio.create_task(self.schedule_runner.run()))
 
     async def _open_store(self) -> Store:
@@ -204,6 +191,20 @@ class Server:
     def flags_for_workers(self) -> list[str]:
         """The frontier's URL without its password, if workers do not find it in the file or the environment."""
         return ["--frontier", mask(self.config.frontier)] if "frontier" in self._overrides else []
+
+    async def list_runs(
+        self, spider: str | None = None, *, states: Sequence[RunState] | None = None, limit: int | None = None
+    ) -> list[Run]:
+        """The runs of the project, newest first, without batches: each of those belongs to its caller. ``limit``: of
+        both together."""
+        runs = await self.store.list_runs(spider, self.config.project_name, states=states, limit=limit)
+        return [run for run in runs if run.spider != BatchSpider.name]
+
+    async def get_run(self, run_id: str) -> Run | None:
+        """A run of the project. None for a batch."""
+        run = await self.store.get_run(run_id)
+        is_own = run is not None and run.spider != BatchSpider.name and run.project == self.config.project_name
+        return run if is_own else None
 
     async def find_session(self, session_id: str) -> Session | None:
         session = await self.local.find(session_id)
@@ -286,12 +287,6 @@ def schedules_of_file() -> dict[str, Definition] | None:
     """The schedules of the shoal.toml in use; None without a file. ConfigError if one is invalid."""
     file = find_config_file(os.environ)
     return None if file is None else read_file(file)
-
-
-def _file_identity() -> str:
-    """The machine and the shoal.toml in use, such as ``web1:/srv/shoal.toml``."""
-    file = find_config_file(os.environ)
-    return "" if file is None else f"{socket.gethostname()}:{os.path.realpath(file)}"
 
 
 def _find_overrides(config: Config) -> tuple[dict[str, object], dict[str, str]]:

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shoal.cli.commands.outputs import CountedOutput, is_wrong, print_outputs, reports_of
-from shoal.cli.help import Commands, local_time
+from shoal.cli.help import Commands, argument, local_time, option
 from shoal.cli.options import FrontierUrl, NewestRun, RunOption, resolve
 from shoal.cli.run_store import note_of, opened_run, record_action
 from shoal.config import mask
@@ -38,7 +36,7 @@ async def audit(
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
     repair: Annotated[
-        bool, typer.Option("--repair", help="First restore what is missing in the store, as far as possible.")
+        bool, option("--repair", "First restore what is missing in the store, as far as possible.")
     ] = False,
 ) -> None:
     """Check that no request and no item of a run is lost.
@@ -55,7 +53,9 @@ async def audit(
         if repair:
             lost = await queue.repair()
             await record_action(store, "repair", run.run_id, "; ".join(lost), run.project)
-            _print_losses(lost)
+            if lost:
+                print("lost: it could not be restored, and the store goes on without it")
+                print(*(f"  {printable(loss)}" for loss in lost), "", sep="\n")
         counted, note = await queue.audit(), await note_of(store, run, queue)
         if note:
             print(note)
@@ -65,7 +65,7 @@ async def audit(
         if reports:
             print("\noutputs")
             print_outputs(run.run_id, reports, frontier)
-        outcome = await read_outcome(store, run, queue, resolve(None, {}, []).config.outcome)
+        outcome = await read_outcome(store, run, queue, resolve().config.outcome)
         limit, rewinds = await limit_of(store, run), await queue.rewinds()
     complete = not any(is_wrong(report) for report in reports)
     print()
@@ -102,7 +102,8 @@ def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[st
     else:
         lines.append("balanced: all requests in the store are done")
     if rewinds:
-        lines.append(f"THE STORE WENT BACK IN TIME {_times(len(rewinds))}:")
+        times = "once" if len(rewinds) == 1 else f"{len(rewinds)} times"
+        lines.append(f"THE STORE WENT BACK IN TIME {times}:")
         for rewind in rewinds:
             lost = "by an unknown time" if rewind.lost_seconds is None else f"by up to {rewind.lost_seconds:.1f} s"
             lines.append(f"  noticed {local_time(rewind.at)}, {lost}")
@@ -111,10 +112,6 @@ def _verdict(stats: Stats, rewinds: Sequence[Rewind], complete: bool) -> list[st
             "other programs made in that time (work queues, retry-failed, host settings) are lost: repeat them."
         )
     return lines
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
@@ -127,14 +124,6 @@ def _print_ledger(run: Run, stats: Stats, dead: dict[str, int]) -> None:
     if stats.incoming:
         print(f"\n  incoming   {stats.incoming:>10}  links of completed pages that are not queued yet")
     print(f"\n  items      {stats.items:>10}\n  duplicates {stats.duplicates:>10}")
-
-
-def _print_losses(lost: Sequence[str]) -> None:
-    if lost:
-        print("lost: it could not be restored, and the store goes on without it")
-        for loss in lost:
-            print(f"  {printable(loss)}")
-        print()
 
 
 def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
@@ -157,9 +146,7 @@ def _print_faults(run: Run, stats: Stats, frontier: str | None) -> None:
     """
 )
 async def why(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="The URL, as a page links to it or as the summary shows it.")
-    ],
+    url: Annotated[str, argument("URL", "The URL, as a page links to it or as the summary shows it.")],
     run: NewestRun = None,
     frontier: FrontierUrl = None,
     run_id: RunOption = None,
@@ -223,17 +210,11 @@ async def retry_failed(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     kind: Annotated[
-        list[str],
-        typer.Option("--kind", metavar="KIND", help='Retry only this kind of failure, such as "http 500". Repeatable.'),
+        list[str], option("--kind KIND", 'Retry only this kind of failure, such as "http 500". Repeatable.')
     ] = [],
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="HOST", help="Retry only requests of this host.")
-    ] = None,
+    host: Annotated[str | None, option("--host HOST", "Retry only requests of this host.")] = None,
     url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", metavar="PATTERN", help='Retry only URLs that match, such as "*/products/*": * is any text.'
-        ),
+        str | None, option("--url PATTERN", 'Retry only URLs that match, such as "*/products/*": * is any text.')
     ] = None,
 ) -> None:
     """Queue the failed requests of a run again.

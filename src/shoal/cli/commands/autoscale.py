@@ -6,32 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, OneRun, Quiet, given, resolve
+from shoal.cli.help import Commands, argument, option
+from shoal.cli.options import FrontierUrl, OneRun, Quiet, resolve, settings_of
 from shoal.cli.run_store import choose_run, find_spider, make_spider, opened_store
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config
-    from shoal.ports import Run
     from shoal.runs.autoscale import Pool
 
-CoolDown = Annotated[
-    float,
-    typer.Option(
-        "--cool-down", metavar="SECONDS", help="Stop workers only after this long with less work (default 60).", min=0.0
-    ),
-]
-Via = Annotated[
-    str,
-    typer.Option(
-        "--via",
-        metavar="HOW",
-        help="Where workers run: local (default), compose:FILE[:SERVICE] or kubernetes:[NAMESPACE/]DEPLOYMENT.",
-    ),
-]
 
 app = Commands()
 
@@ -46,30 +29,32 @@ app = Commands()
 def autoscale(
     run: OneRun,
     worker_options: Annotated[
-        list[str], typer.Argument(metavar="WORKER_OPTION", help="After --: options of each local `shoal worker`.")
+        list[str], argument("WORKER_OPTION", "After --: options of each local `shoal worker`.")
     ] = [],
     spider: Annotated[
         str | None,
-        typer.Option(
-            "--spider",
-            "--scraper",
-            metavar="SPIDER",
-            help="FILE.py, FILE.py:Class, or a name from shoal.toml (default: the run's spider, if listed there).",
+        option(
+            "--spider, --scraper SPIDER",
+            "FILE.py, FILE.py:Class, or a name from shoal.toml (default: the run's spider, if listed there).",
         ),
     ] = None,
     per_worker: Annotated[
-        int, typer.Option("--per-worker", metavar="N", help="Queued requests for each worker (default 1000).", min=1)
+        int, option("--per-worker N", "Queued requests for each worker (default 1000).", min=1)
     ] = 1000,
-    fewest: Annotated[int, typer.Option("--min", metavar="N", help="Run at least N workers (default 1).", min=1)] = 1,
-    most: Annotated[int, typer.Option("--max", metavar="N", help="Run at most N workers (default 50).", min=1)] = 50,
-    every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="Check the queue this often (default 5).", min=0.05)
-    ] = 5.0,
-    cool_down: CoolDown = 60.0,
-    via: Via = "local",
-    logs: Annotated[
-        Path | None, typer.Option("--logs", metavar="FOLDER", help="Write the logs of local workers to this folder.")
-    ] = None,
+    fewest: Annotated[int, option("--min N", "Run at least N workers (default 1).", min=1)] = 1,
+    most: Annotated[int, option("--max N", "Run at most N workers (default 50).", min=1)] = 50,
+    every: Annotated[float, option("--every SECONDS", "Check the queue this often (default 5).", min=0.05)] = 5.0,
+    cool_down: Annotated[
+        float, option("--cool-down SECONDS", "Stop workers only after this long with less work (default 60).", min=0.0)
+    ] = 60.0,
+    via: Annotated[
+        str,
+        option(
+            "--via HOW",
+            "Where workers run: local (default), compose:FILE[:SERVICE] or kubernetes:[NAMESPACE/]DEPLOYMENT.",
+        ),
+    ] = "local",
+    logs: Annotated[Path | None, option("--logs FOLDER", "Write the logs of local workers to this folder.")] = None,
     frontier: FrontierUrl = None,
     quiet: Quiet = False,
 ) -> None:
@@ -86,7 +71,7 @@ def autoscale(
 
     if fewest > most:
         raise ConfigError(f"--min {fewest} is more than --max {most}")
-    config = resolve(None, given({"frontier": frontier}), []).config
+    config = resolve(None, settings_of(frontier=frontier)).config
     check_fleet(config)
     if via == "local":
         pool = _local_pool(config, run, spider, frontier, worker_options, logs)
@@ -118,27 +103,21 @@ def _local_pool(
 
 async def _checked_spider(frontier: str, run_id: str, spider: str | None, options: list[str]) -> str:
     """The name of the run's spider. Checks that a worker can work on the run, before many workers fail to."""
+    from shoal.runs.orchestrator import Registry
     from shoal.runs.start import RunSettings, find_run
 
     async with opened_store(frontier, readonly=True) as store:
         run = await choose_run(store, run_id)
-        name = spider or _registered_spider(run)
+        arguments = RunSettings.of(run).arguments
+        name = spider or Registry.load().name_of(run.spider, arguments)
+        if name is None:
+            raise ConfigError(
+                f"shoal.toml does not list {run.spider!r}, the spider of run {run.run_id}: pass --spider FILE.py"
+            )
         reference, entry = find_spider(name)
-        instance = make_spider(reference, {**(entry.arguments if entry else {}), **RunSettings.of(run).arguments})
+        instance = make_spider(reference, {**(entry.arguments if entry else {}), **arguments})
         project = resolve(instance, {}, []).config.project_name
         await find_run(store, run_id, instance, project, allow_changed="--allow-changed" in options)
-    return name
-
-
-def _registered_spider(run: Run) -> str:
-    from shoal.runs.orchestrator import Registry
-    from shoal.runs.start import RunSettings
-
-    name = Registry.load().name_of(run.spider, RunSettings.of(run).arguments)
-    if name is None:
-        raise ConfigError(
-            f"shoal.toml does not list {run.spider!r}, the spider of run {run.run_id}: pass --spider FILE.py"
-        )
     return name
 
 

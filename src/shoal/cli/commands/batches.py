@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import msgspec
 
-from shoal.cli.help import Commands, local_time, print_json
-from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve
+from shoal.cli.help import Commands, argument, local_time, option, print_json
+from shoal.cli.options import AsJson, FrontierUrl, Setting, given, pairs, resolve, settings_of
 from shoal.cli.run_store import opened_store
 from shoal.errors import ConfigError, RunError
 from shoal.messages import pip_install, printable
@@ -21,11 +21,11 @@ from shoal.messages import pip_install, printable
 if TYPE_CHECKING:
     from shoal.api.batch.options import BatchOptions
     from shoal.api.batch.results import Result
-    from shoal.api.batch.service import BatchService, SessionSummary
+    from shoal.api.batch.service import SessionSummary
     from shoal.api.batch.session import Session
     from shoal.config import Config
 
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The ID of the batch, from `shoal batch list`.")]
+SessionId = Annotated[str, argument("SESSION", "The ID of the batch, from `shoal batch list`.")]
 
 _MAX_ANSWER = 64 << 20
 _OPTIONS = {"fields": "--field", "also": "--show", "render": "--render, --wait-for or --screenshot"}
@@ -56,30 +56,19 @@ app.add_typer(batch_app, name="batch")
     """,
 )
 async def try_page(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
-    field: Annotated[
-        list[str], typer.Option("--field", metavar="NAME=CSS", help="Select a field with CSS. Repeatable.")
-    ] = [],
-    show: Annotated[
-        list[str],
-        typer.Option("--show", metavar="FORM", help="html, text, markdown (default) or links. Repeatable."),
-    ] = [],
+    url: Annotated[str, argument("URL", "The page to fetch.")],
+    field: Annotated[list[str], option("--field NAME=CSS", "Select a field with CSS. Repeatable.")] = [],
+    show: Annotated[list[str], option("--show FORM", "html, text, markdown (default) or links. Repeatable.")] = [],
     render: Annotated[
-        str | None,
-        typer.Option("--render", metavar="MODE", help="Use a browser: always, or auto (if the page needs it)."),
+        str | None, option("--render MODE", "Use a browser: always, or auto (if the page needs it).")
     ] = None,
     wait_for: Annotated[
-        str | None,
-        typer.Option("--wait-for", metavar="WHAT", help="Wait in the browser for a CSS selector, or milliseconds."),
+        str | None, option("--wait-for WHAT", "Wait in the browser for a CSS selector, or milliseconds.")
     ] = None,
-    screenshot: Annotated[
-        Path | None, typer.Option("--screenshot", metavar="FILE", help="Save a picture of the page as PNG.")
-    ] = None,
-    robots: Annotated[bool, typer.Option("--robots/--no-robots", help="Obey robots.txt, or not.")] = True,
-    celery: Annotated[bool, typer.Option("--celery", help="Fetch it on a Celery worker, not in this process.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give up after this time (default 300).", min=1.0)
-    ] = 300.0,
+    screenshot: Annotated[Path | None, option("--screenshot FILE", "Save a picture of the page as PNG.")] = None,
+    robots: Annotated[bool, option("--robots/--no-robots", "Obey robots.txt, or not.")] = True,
+    celery: Annotated[bool, option("--celery", "Fetch it on a Celery worker, not in this process.")] = False,
+    timeout: Annotated[float, option("--timeout SECONDS", "Give up after this time (default 300).", min=1.0)] = 300.0,
     as_json: AsJson = False,
     setting: Setting = [],
 ) -> None:
@@ -89,7 +78,9 @@ async def try_page(
     """
     with _needs_api():
         from shoal.api.batch.local_work import private_service, try_url
-    rendering = given({"mode": render, "wait_for": _number_or_text(wait_for), "screenshot": screenshot and True})
+        from shoal.api.celery.remote import opened_service
+    wanted = int(wait_for) if wait_for is not None and wait_for.isdecimal() else wait_for
+    rendering = given(mode=render, wait_for=wanted, screenshot=screenshot and True)
     options = _options(
         {
             "fields": pairs(field, "--field"), "also": list(dict.fromkeys(show or ["markdown"])), "robots": robots,
@@ -99,7 +90,7 @@ async def try_page(
     config = resolve(None, {}, setting).config
     config.refuse_tor("`shoal batch`")
 
-    async with _celery_service(config) if celery else private_service(config) as service:
+    async with (opened_service if celery else private_service)(config) as service:
         result = await try_url(service, url if "://" in url else f"http://{url}", options, timeout)
     picture = result.get("screenshot")
     if screenshot is not None and isinstance(picture, bytes):
@@ -110,10 +101,6 @@ async def try_page(
         _print_result(result, options, screenshot)
     if result["status"] != "success":
         sys.exit(1)
-
-
-def _number_or_text(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _options(values: Mapping[str, object]) -> BatchOptions:
@@ -160,16 +147,14 @@ def _print_result(result: Result, options: BatchOptions, screenshot: Path | None
 @batch_app.add("list", examples="shoal batch list --frontier redis://host")
 async def list_batches(
     frontier: FrontierUrl = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="List at most N batches (default 20).", min=1)
-    ] = 20,
+    limit: Annotated[int, option("--limit N", "List at most N batches (default 20).", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List batches with their progress, newest first."""
 
     with _needs_api():
         from shoal.api.batch.service import list_sessions
-    config = resolve(None, given({"frontier": frontier}), []).config
+    config = resolve(None, settings_of(frontier=frontier)).config
     by_id: dict[str, SessionSummary] = {}
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=True) as store:
@@ -202,17 +187,13 @@ async def list_batches(
 async def show(
     session_id: SessionId,
     frontier: FrontierUrl = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Show at most N results (default 100).", min=1)
-    ] = 100,
+    limit: Annotated[int, option("--limit N", "Show at most N results (default 100).", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Show the progress and the results of a batch.
 
     With --json, each line is a result with its content.
     """
-
-    import msgspec
 
     from shoal.api.batch.results import SessionResults
 
@@ -283,7 +264,7 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
     """A session of the project. RunError if there is none."""
     with _needs_api():
         from shoal.api.batch.session import Session
-    config = resolve(None, given({"frontier": frontier}), []).config
+    config = resolve(None, settings_of(frontier=frontier)).config
     for url in _stores(config, frontier):
         async with opened_store(url, readonly=readonly) as store:
             session = await Session.find(store, session_id)
@@ -291,15 +272,6 @@ async def _opened_session(session_id: str, frontier: str | None, *, readonly: bo
                 yield session
                 return
     raise RunError(f"there is no batch {session_id!r:.110}: it has expired, or it is in another frontier")
-
-
-@asynccontextmanager
-async def _celery_service(config: Config) -> AsyncIterator[BatchService]:
-    """Batches on Celery workers, sent by this process."""
-    with _needs_api():
-        from shoal.api.celery.remote import opened_service
-    async with opened_service(config) as service:
-        yield service
 
 
 @contextmanager

@@ -10,35 +10,30 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
+import msgspec
 
 from shoal.cli.commands.crawl import show_and_exit
 from shoal.cli.commands.worker import ignored_settings, prepare, shutdown_grace
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import (
     AllowChanged,
     Argument,
     AsJson,
     BatchSize,
     Concurrency,
-    Dashboard,
+    Display,
     FrontierUrl,
     KeepAlive,
-    MetricsPort,
-    Output,
-    Quiet,
-    Replace,
+    Outputs,
     RunOrInProject,
     Scrapy,
-    ScrapySetting,
     Setting,
     SpiderName,
     Tor,
     Warc,
-    given,
-    outputs_of,
     pairs,
     resolve,
+    settings_of,
 )
 from shoal.cli.run_store import find_spider
 from shoal.errors import ConfigError, CoordinatorAwayError
@@ -48,33 +43,14 @@ if TYPE_CHECKING:
 
 CoordinatorUrl = Annotated[
     str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="URL",
-        help="zookeeper://host:2181, redis://host or postgresql://host/db (default: the frontier's server).",
+    option(
+        "--coordinator URL",
+        "zookeeper://host:2181, redis://host or postgresql://host/db (default: the frontier's server).",
     ),
 ]
-ClusterName = Annotated[
-    str, typer.Argument(metavar="CLUSTER", help="The cluster's name. By default it is the ID of its run.")
-]
-Runners = Annotated[int | None, typer.Option("--runner", metavar="N", help="Let N nodes crawl.", min=1)]
-Backups = Annotated[int | None, typer.Option("--backup", metavar="N", help="Keep N nodes on standby.", min=0)]
-RunOfNode = Annotated[
-    str | None,
-    typer.Option(
-        "--run-id",
-        metavar="ID",
-        help="The ID of the run, from `shoal start` (default: the first node creates a run).",
-    ),
-]
-NodeName = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        metavar="NAME",
-        help='A unique name; "<index>" in it becomes the first free number (default: generated).',
-    ),
-]
+ClusterName = Annotated[str, argument("CLUSTER", "The cluster's name. By default it is the ID of its run.")]
+Runners = Annotated[int | None, option("--runner N", "Let N nodes crawl.", min=1)]
+Backups = Annotated[int | None, option("--backup N", "Keep N nodes on standby.", min=0)]
 
 app = Commands()
 cluster_app = Commands(
@@ -97,25 +73,24 @@ app.add_typer(cluster_app, name="cluster")
 def node(
     spider: SpiderName,
     in_project: RunOrInProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
-    run_id: RunOfNode = None,
+    scrapy: Scrapy = Scrapy(),
+    run_id: Annotated[
+        str | None,
+        option("--run-id ID", "The ID of the run, from `shoal start` (default: the first node creates a run)."),
+    ] = None,
     runner: Runners = None,
     backup: Backups = None,
     coordinator: CoordinatorUrl = None,
-    name: NodeName = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="The cluster's name (default: the ID of the run).")
+    name: Annotated[
+        str | None,
+        option("--name NAME", 'A unique name; "<index>" in it becomes the first free number (default: generated).'),
     ] = None,
-    session: Annotated[
-        float | None,
-        typer.Option(
-            "--session-timeout", metavar="SECONDS", help="A node without heartbeats this long is dead (default 10)."
-        ),
+    cluster: Annotated[str | None, option("--cluster NAME", "The cluster's name (default: the ID of the run).")] = None,
+    session_timeout: Annotated[
+        float | None, option("--session-timeout SECONDS", "A node without heartbeats this long is dead (default 10).")
     ] = None,
     frontier: FrontierUrl = None,
-    output: Output = [],
-    replace: Replace = [],
+    outputs: Outputs = Outputs(),
     argument: Argument = [],
     batch_size: BatchSize = None,
     keep_alive: KeepAlive = False,
@@ -124,9 +99,7 @@ def node(
     warc: Warc = None,
     setting: Setting = [],
     allow_changed: AllowChanged = False,
-    metrics_port: MetricsPort = None,
-    ui: Dashboard = False,
-    quiet: Quiet = False,
+    display: Display = Display(),
 ) -> None:
     """Join a cluster as a Runner or Backup Runner.
 
@@ -136,25 +109,23 @@ def node(
     from shoal.cli.summary import resume_command
     from shoal.runs.cluster.node import Node
 
-    options = given(
-        {
-            "frontier": frontier,
-            "concurrency": concurrency,
-            "lease.batch": batch_size,
-            "cluster.runner": runner,
-            "cluster.backup": backup,
-            "cluster.coordinator": coordinator,
-            "cluster.session": session,
-            "tor.enabled": tor or None,
-            "warc.folder": warc,
-        }
+    options = settings_of(
+        frontier=frontier,
+        concurrency=concurrency,
+        batch_size=batch_size,
+        runner=runner,
+        backup=backup,
+        coordinator=coordinator,
+        session_timeout=session_timeout,
+        tor=tor,
+        warc=warc,
     )
     if not scrapy and run_id is None:
         run_id, in_project = in_project, None
     if argument and run_id is not None:
         raise ConfigError("-a cannot be used with --run-id: the run already has its arguments")
-    if scrapy or scrapy_setting or in_project is not None:
-        spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    if scrapy or scrapy.scrapy_settings or in_project is not None:
+        spider, _ = find_spider(spider, in_project, scrapy)
     instance, resolved = prepare(spider, options, setting, run_id, pairs(argument, "-a"))
     show_and_exit(
         Node(
@@ -163,17 +134,15 @@ def node(
             name=name,
             run_id=run_id,
             cluster=cluster,
-            outputs=outputs_of(output, replace),
+            outputs=outputs.specs(),
             keep_alive=keep_alive,
             allow_changed=allow_changed,
             grace=shutdown_grace(resolved),
             command=resume_command(sys.argv[1:]),
         ),
         resolved,
-        quiet=quiet,
-        metrics_port=metrics_port,
+        display,
         notices=ignored_settings(resolved),
-        ui=ui,
     )
 
 
@@ -182,7 +151,7 @@ async def _opened(cluster: str, coordinator: str | None, frontier: str | None) -
     """The coordinator of a cluster."""
     from shoal.runs.cluster import open_coordinator
 
-    config = resolve(None, given({"frontier": frontier, "cluster.coordinator": coordinator}), []).config
+    config = resolve(None, settings_of(frontier=frontier, coordinator=coordinator)).config
     url = config.cluster.coordinator or config.frontier
     if url.partition(":")[0] in ("memory", "sqlite"):
         raise ConfigError("no coordinator configured: pass --coordinator URL, such as zookeeper://host:2181")
@@ -199,37 +168,30 @@ async def _opened(cluster: str, coordinator: str | None, frontier: str | None) -
     shoal cluster status books_1 --frontier redis://host --watch
     """
 )
-def status(
+async def status(
     cluster: ClusterName,
     coordinator: CoordinatorUrl = None,
     frontier: FrontierUrl = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
-    events: Annotated[
-        int, typer.Option("--events", metavar="N", help="Show the last N events (default 8).", min=0)
-    ] = 8,
+    watch: Annotated[bool, option("--watch", "Refresh every second.")] = False,
+    events: Annotated[int, option("--events N", "Show the last N events (default 8).", min=0)] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Show the nodes of a cluster, their roles, and the last events."""
 
-    async def work() -> None:
-        async with _opened(cluster, coordinator, frontier) as opened:
-            while True:
-                try:
-                    view, last = await opened.observe(), await opened.events(events) if events else []
-                    print(
-                        _status_json(cluster, view, last) if as_json else _status_text(cluster, view, last), flush=True
-                    )
-                except CoordinatorAwayError as exc:
-                    if not watch:
-                        raise
-                    print(f"shoal: {exc}", file=sys.stderr, flush=True)
+    async with _opened(cluster, coordinator, frontier) as opened:
+        while True:
+            try:
+                view, last = await opened.observe(), await opened.events(events) if events else []
+                print(_status_json(cluster, view, last) if as_json else _status_text(cluster, view, last), flush=True)
+            except CoordinatorAwayError as exc:
                 if not watch:
-                    return
-                await asyncio.sleep(1.0)
-                if not as_json:
-                    print()
-
-    asyncio.run(work())
+                    raise
+                print(f"shoal: {exc}", file=sys.stderr, flush=True)
+            if not watch:
+                return
+            await asyncio.sleep(1.0)
+            if not as_json:
+                print()
 
 
 @cluster_app.add(
@@ -238,7 +200,7 @@ def status(
     shoal cluster scale books_1 --runner 2 --backup 1 --frontier redis://host
     """
 )
-def scale(
+async def scale(
     cluster: ClusterName,
     runner: Runners = None,
     backup: Backups = None,
@@ -253,16 +215,13 @@ def scale(
     if runner is None and backup is None:
         raise ConfigError("nothing to change: pass --runner N, --backup N or both")
 
-    async def work() -> None:
-        from shoal.ports import Counts
+    from shoal.ports import Counts
 
-        async with _opened(cluster, coordinator, frontier) as opened:
-            before = (await opened.observe()).counts
-            after = Counts(before.runner if runner is None else runner, before.backup if backup is None else backup)
-            await opened.scale(after)
-            print(f"{cluster}: {_counts(after)} (before: {_counts(before)})")
-
-    asyncio.run(work())
+    async with _opened(cluster, coordinator, frontier) as opened:
+        before = (await opened.observe()).counts
+        after = Counts(before.runner if runner is None else runner, before.backup if backup is None else backup)
+        await opened.scale(after)
+        print(f"{cluster}: {_counts(after)} (before: {_counts(before)})")
 
 
 def _counts(counts: Counts) -> str:
@@ -309,8 +268,6 @@ def _clock(moment: float) -> str:
 
 
 def _status_json(cluster: str, view: ClusterView, events: list[ClusterEvent]) -> str:
-    import msgspec
-
     from shoal.runs.cluster.election import roles
 
     return json.dumps(

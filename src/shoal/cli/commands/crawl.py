@@ -7,46 +7,26 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
-import typer
-
 from shoal.cli.commands.processes import fork_ahead, process_crawl, run_if_worker_process
 from shoal.cli.commands.session import read_session
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import (
     Argument,
     Concurrency,
-    Dashboard,
+    Crawling,
     Delay,
+    Display,
     FailAbove,
-    FrontierUrl,
     InProject,
-    MaxBytes,
-    MaxItems,
-    MaxTime,
-    MetricsPort,
-    Mode,
-    NewRun,
-    Output,
-    Proxy,
-    Quiet,
-    Rendered,
-    RenderedIfNeeded,
-    Replace,
+    Limits,
+    Outputs,
+    Rendering,
     Resume,
     Scrapy,
-    ScrapySetting,
-    SessionFile,
-    Setting,
     SpiderName,
-    Tor,
-    Warc,
-    all_outputs,
-    given,
-    limits_of,
-    outputs_of,
     pairs,
     resolve,
-    set_rendering,
+    settings_of,
     share_of,
     starts_anew,
 )
@@ -60,39 +40,21 @@ if TYPE_CHECKING:
     from shoal.spider import Spider
 
 Processes = Annotated[
-    int,
-    typer.Option("--processes", metavar="N", help="Fetch and parse in N processes of this machine (default 1).", min=1),
+    int, option("--processes N", "Fetch and parse in N processes of this machine (default 1).", min=1)
 ]
 During: TypeAlias = "Callable[[RunningCrawl], Coroutine[object, None, None]]"
 
-StartUrl = Annotated[str, typer.Argument(metavar="URL", help="The page to start from.")]
 Fields = Annotated[
-    list[str],
-    typer.Option("--item", metavar="NAME=CSS", help='Add a field to each item, such as "price=p.price". Repeatable.'),
+    list[str], option("--item NAME=CSS", 'Add a field to each item, such as "price=p.price". Repeatable.')
 ]
-Each = Annotated[
-    str,
-    typer.Option("--each", metavar="CSS", help='Make an item of each element, such as "article.product".'),
-]
-Allowed = Annotated[
-    list[str],
-    typer.Option("--allow", metavar="REGEX", help="Take items only from pages whose URL matches. Repeatable."),
-]
-Denied = Annotated[
-    list[str],
-    typer.Option("--deny", metavar="REGEX", help="Take no items from pages whose URL matches. Repeatable."),
-]
+Allowed = Annotated[list[str], option("--allow REGEX", "Take items only from pages whose URL matches. Repeatable.")]
+Denied = Annotated[list[str], option("--deny REGEX", "Take no items from pages whose URL matches. Repeatable.")]
 Depth = Annotated[
     int | None,
-    typer.Option(
-        "--depth",
-        metavar="N",
-        help="Follow links up to N steps from the first page (default 3). It sets scope.max_depth.",
-    ),
+    option("--depth N", "Follow links up to N steps from the first page (default 3). It sets scope.max_depth."),
 ]
 Screenshots = Annotated[
-    str | None,
-    typer.Option("--screenshots", metavar="FOLDER", help="Render all pages and write a PNG of each to FOLDER."),
+    str | None, option("--screenshots FOLDER", "Render all pages and write a PNG of each to FOLDER.")
 ]
 
 app = Commands()
@@ -108,42 +70,27 @@ app = Commands()
     """
 )
 def crawl(
-    url: StartUrl,
-    output: Output = [],
-    replace: Replace = [],
+    url: Annotated[str, argument("URL", "The page to start from.")],
+    outputs: Outputs = Outputs(),
     item: Fields = [],
-    each: Each = "",
+    each: Annotated[str, option("--each CSS", 'Make an item of each element, such as "article.product".')] = "",
     allow: Allowed = [],
     deny: Denied = [],
     depth: Depth = None,
     same_site: Annotated[
-        bool, typer.Option("--same-site/--any-site", help="Crawl only the first page's host (default), or any host.")
+        bool, option("--same-site/--any-site", "Crawl only the first page's host (default), or any host.")
     ] = True,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write the text of pages as Markdown.")] = False,
-    max_pages: Annotated[
-        int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages (default 1000).")
-    ] = None,
-    max_items: MaxItems = None,
-    max_time: MaxTime = None,
-    max_bytes: MaxBytes = None,
-    render: Rendered = None,
-    render_auto: RenderedIfNeeded = False,
+    markdown: Annotated[bool, option("--markdown", "Write the text of pages as Markdown.")] = False,
+    max_pages: Annotated[int | None, option("--max-pages N", "Stop after N pages (default 1000).")] = None,
+    limits: Limits = Limits(),
+    rendering: Rendering = Rendering(),
     screenshots: Screenshots = None,
     delay: Delay = None,
     concurrency: Concurrency = None,
-    frontier: FrontierUrl = None,
-    mode: Mode = None,
-    tor: Tor = False,
-    proxy: Proxy = [],
-    warc: Warc = None,
-    session: SessionFile = None,
-    setting: Setting = [],
-    new_run: NewRun = False,
+    crawling: Crawling = Crawling(),
     processes: Processes = 1,
     fail_above: FailAbove = None,
-    metrics_port: MetricsPort = None,
-    ui: Dashboard = False,
-    quiet: Quiet = False,
+    display: Display = Display(),
 ) -> None:
     """Crawl a site without writing code.
 
@@ -157,22 +104,21 @@ def crawl(
     spider = page_spider(
         url, same_site=same_site, fields=parse_fields(item), markdown=markdown, rows=each, allow=allow, deny=deny
     )
-    set_rendering(spider, render, render_auto)
+    rendering.apply(spider)
     if screenshots is not None:
         spider.take_screenshots(screenshots)
-    options = _crawl_options(
-        delay, concurrency, max_pages, frontier, mode, proxy, depth, tor=tor, warc=warc, fail_above=fail_above
-    ) | limits_of(max_items, max_time, max_bytes)
+    options = settings_of(
+        depth=depth, max_pages=max_pages, delay=delay, concurrency=concurrency, fail_above=share_of(fail_above)
+    )
+    resolved = resolve(spider, options | crawling.settings() | limits.settings(), crawling.setting)
     execute(
         spider,
-        resolve(spider, options, setting),
-        outputs_of(output, replace) or ["-"],
-        new_run=new_run,
-        quiet=quiet,
-        metrics_port=metrics_port,
+        resolved,
+        outputs.specs() or ["-"],
+        new_run=crawling.new_run,
+        display=display,
         processes=forked,
-        ui=ui,
-        session=session,
+        session=crawling.session,
     )
 
 
@@ -188,33 +134,19 @@ def crawl(
 def run(
     spider: SpiderName,
     in_project: InProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
-    output: Output = [],
-    replace: Replace = [],
+    scrapy: Scrapy = Scrapy(),
+    outputs: Outputs = Outputs(),
     argument: Argument = [],
     delay: Delay = None,
     concurrency: Concurrency = None,
-    max_pages: Annotated[int | None, typer.Option("--max-pages", metavar="N", help="Stop after N pages.")] = None,
-    max_items: MaxItems = None,
-    max_time: MaxTime = None,
-    max_bytes: MaxBytes = None,
-    render: Rendered = None,
-    render_auto: RenderedIfNeeded = False,
-    frontier: FrontierUrl = None,
-    mode: Mode = None,
-    tor: Tor = False,
-    proxy: Proxy = [],
-    warc: Warc = None,
-    session: SessionFile = None,
-    setting: Setting = [],
-    new_run: NewRun = False,
+    max_pages: Annotated[int | None, option("--max-pages N", "Stop after N pages.")] = None,
+    limits: Limits = Limits(),
+    rendering: Rendering = Rendering(),
+    crawling: Crawling = Crawling(),
     resume: Resume = False,
     processes: Processes = 1,
     fail_above: FailAbove = None,
-    metrics_port: MetricsPort = None,
-    ui: Dashboard = False,
-    quiet: Quiet = False,
+    display: Display = Display(),
 ) -> None:
     """Run a spider on this machine.
 
@@ -222,53 +154,21 @@ def run(
     --processes it uses several cores. While it runs, `shoal stats`, `hosts`, `pause` and others work on it from another
     terminal. The exit code is 5 if the outcome of the run is "failed": see --fail-above.
     """
-    new_run = starts_anew(new_run, resume)
+    new_run = starts_anew(crawling.new_run, resume)
     forked = fork_ahead(processes)
-    reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    reference, entry = find_spider(spider, in_project, scrapy)
     instance = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
-    set_rendering(instance, render, render_auto)
-    options = _crawl_options(
-        delay, concurrency, max_pages, frontier, mode, proxy, tor=tor, warc=warc, fail_above=fail_above
-    ) | limits_of(max_items, max_time, max_bytes)
+    rendering.apply(instance)
+    options = settings_of(max_pages=max_pages, delay=delay, concurrency=concurrency, fail_above=share_of(fail_above))
+    resolved = resolve(instance, options | crawling.settings() | limits.settings(), crawling.setting)
     execute(
         instance,
-        resolve(instance, options, setting),
-        all_outputs(entry, output, replace),
+        resolved,
+        outputs.with_registered(entry),
         new_run=new_run,
-        quiet=quiet,
-        metrics_port=metrics_port,
+        display=display,
         processes=forked,
-        ui=ui,
-        session=session,
-    )
-
-
-def _crawl_options(
-    delay: float | None,
-    concurrency: int | None,
-    max_pages: int | None,
-    frontier: str | None,
-    mode: str | None,
-    proxies: list[str],
-    depth: int | None = None,
-    *,
-    tor: bool = False,
-    warc: str | None = None,
-    fail_above: str | None = None,
-) -> dict[str, object]:
-    return given(
-        {
-            "scope.max_depth": depth,
-            "scope.max_pages": max_pages,
-            "download_delay": delay,
-            "concurrency": concurrency,
-            "frontier": frontier,
-            "mode": mode,
-            "tor.enabled": tor or None,
-            "proxies": proxies or None,
-            "warc.folder": warc,
-            "outcome.max_failed": None if fail_above is None else share_of(fail_above, "--fail-above"),
-        }
+        session=crawling.session,
     )
 
 
@@ -278,18 +178,16 @@ def execute(
     outputs: list[str],
     *,
     new_run: bool,
-    quiet: bool,
+    display: Display,
     urls: list[str] | None = None,
-    metrics_port: str | None = None,
     processes: ForkedProcesses | None = None,
-    ui: bool = False,
     session: str | None = None,
 ) -> NoReturn:
     """Crawl on this machine, then show the summary and exit."""
     from shoal.cli.summary import resume_command
     from shoal.runs.crawl import Crawl
 
-    run_if_worker_process(spider, resolved, quiet=quiet)
+    run_if_worker_process(spider, resolved, quiet=display.quiet)
     imported = None if session is None else read_session(session, spider, resolved.config)
     if processes is not None:
         crawl: Crawl = process_crawl(spider, resolved, processes, outputs, new_run=new_run)
@@ -298,18 +196,16 @@ def execute(
     crawl.imported = imported
     crawl.serves = True
     crawl.command = resume_command(sys.argv[1:])
-    show_and_exit(crawl, resolved, quiet=quiet, metrics_port=metrics_port, command=sys.argv[1:], ui=ui)
+    show_and_exit(crawl, resolved, display, command=sys.argv[1:])
 
 
 def show_and_exit(
     crawl: RunningCrawl,
     resolved: Resolved,
+    display: Display,
     *,
-    quiet: bool,
-    metrics_port: str | None,
     command: Sequence[str] = (),
     notices: list[str] = [],
-    ui: bool = False,
 ) -> NoReturn:
     """Run a crawl, a worker or a node to its end; show its progress and summary. Exit code 1 if it failed.
 
@@ -323,26 +219,26 @@ def show_and_exit(
 
     collect_rarely()
     console = progress.console()
-    progress.set_up_logging(console, "WARNING" if quiet else resolved.config.log_level)
+    progress.set_up_logging(console, "WARNING" if display.quiet else resolved.config.log_level)
     for notice in notices:
         console.print(notice, style="yellow", soft_wrap=True)
-    metrics_token = resolved.config.worker.metrics_token
-    run_blocking(crawl, _beside(None if quiet else progress.show(console), metrics_port, metrics_token, ui=ui))
+    show = None if display.quiet else progress.show(console)
+    run_blocking(crawl, _beside(show, display, resolved.config.worker.metrics_token))
     if crawl.summary is None:  # a worker that had no run
         sys.exit(0)
     summary.show(console, crawl.summary, resolved.config, command)
     sys.exit(1 if crawl.summary.state == "failed" else EXIT_FAILED if command and crawl.summary.has_failed else 0)
 
 
-def _beside(show: During | None, metrics_port: str | None, metrics_token: str | None, *, ui: bool) -> During | None:
+def _beside(show: During | None, display: Display, metrics_token: str | None) -> During | None:
     """Tasks that run during a crawl: its progress, the server of its metrics, and its dashboard."""
     during = [] if show is None else [show]
-    if metrics_port is not None:
+    if display.metrics_port is not None:
         from shoal.operations.metrics_server import listen, parse_address, serve
 
-        listener = listen(parse_address(metrics_port))
+        listener = listen(parse_address(display.metrics_port))
         during.append(lambda crawl: serve(crawl, listener, metrics_token))
-    if ui:
+    if display.ui:
         from shoal.cli.commands.processes import check_installed, show_dashboard
 
         check_installed()

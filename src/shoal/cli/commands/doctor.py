@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.cli.help import Commands
 from shoal.cli.options import Setting, resolve
@@ -18,6 +18,9 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.messages import pip_install
 from shoal.system import threads
 
+if TYPE_CHECKING:
+    from shoal.ports import Coordinator, Store
+
 _REQUIRED = ("aiohttp", "uvloop", "turbohtml", "msgspec", "protego", "pycares", "yarl", "typer", "rich")
 _OPTIONAL = {
     "pyarrow": ("parquet", "Parquet files"),
@@ -25,7 +28,6 @@ _OPTIONAL = {
     "pillow": ("images", "thumbnails of images"),
     "brotli": ("brotli", "pages in Brotli"),
     "zstandard": ("zstd", "pages in Zstandard"),
-    "aiohttp-socks": ("socks", "SOCKS proxies"),
     "redis": ("redis", "Redis"),
     "asyncpg": ("postgres", "PostgreSQL"),
     "pymysql": ("mysql", "MySQL and MariaDB"),
@@ -78,10 +80,8 @@ def _check_libraries() -> Iterator[CheckResult]:
         yield CheckResult(version is not None, f"{name} {version or ''}".rstrip(), f"missing; pip install {name}")
     for name, (extra, use) in _OPTIONAL.items():
         version = _version(name)
-        if version is not None:
-            yield CheckResult(True, f"{name} {version} ({use})")
-        else:
-            yield CheckResult(None, name, f"not installed; {pip_install(extra)} for {use}")
+        shown = name if version is None else f"{name} {version} ({use})"
+        yield CheckResult(version is not None or None, shown, f"not installed; {pip_install(extra)} for {use}")
 
 
 def _check_limits() -> Iterator[CheckResult]:
@@ -117,19 +117,25 @@ def check_servers(resolved: Resolved) -> Iterator[CheckResult]:
     """The servers that the configuration names. None is needed for a crawl on one machine."""
     config = resolved.config
     if not config.frontier.startswith(("memory:", "sqlite:", "local:")):
-        yield _server(f"frontier {mask(config.frontier)}", _open_frontier(config.frontier))
+        from shoal.frontier import join_store
+
+        yield _server(f"frontier {mask(config.frontier)}", join_store(config.frontier, readonly=True))
     if config.cluster.coordinator is not None:
+        from shoal.runs.cluster import open_coordinator
+
         url = config.cluster.coordinator
-        yield _server(f"coordinator {mask(url)}", _open_coordinator(url, config.project_name))
+        yield _server(f"coordinator {mask(url)}", open_coordinator(url, config.project_name))
     broker = os.environ.get("CELERY_BROKER_URL")
     if broker:
         yield _server(f"Celery broker {mask(broker)}", threads.call(_open_broker, broker))
 
 
-def _server(what: str, attempt: Awaitable[None]) -> CheckResult:
+def _server(what: str, opening: Awaitable[Store | Coordinator | None]) -> CheckResult:
     async def within() -> None:
         async with asyncio.timeout(_SERVER_TIMEOUT):
-            await attempt
+            opened = await opening
+            if opened is not None:
+                await opened.close()
 
     try:
         asyncio.run(within())
@@ -138,20 +144,6 @@ def _server(what: str, attempt: Awaitable[None]) -> CheckResult:
     except ShoalError as exc:
         return CheckResult(False, what, str(exc))
     return CheckResult(True, what)
-
-
-async def _open_frontier(url: str) -> None:
-    from shoal.frontier import join_store
-
-    store = await join_store(url, readonly=True)
-    await store.close()
-
-
-async def _open_coordinator(url: str, project: str) -> None:
-    from shoal.runs.cluster import open_coordinator
-
-    coordinator = await open_coordinator(url, project)
-    await coordinator.close()
 
 
 def _open_broker(url: str) -> None:
@@ -186,14 +178,8 @@ def check_browser(resolved: Resolved) -> Iterator[CheckResult]:
         yield CheckResult(failed, "Chromium for rendering", str(exc))
         return
     yield CheckResult(True, f"Chromium {version} starts ({where})")
-    if settings.sandbox:
-        yield CheckResult(True, "the sandbox of Chromium")
-    else:
-        yield CheckResult(
-            None,
-            "the sandbox of Chromium",
-            "off (browser.sandbox); render only pages that you trust",
-        )
+    hint = "off (browser.sandbox); render only pages that you trust"
+    yield CheckResult(settings.sandbox or None, "the sandbox of Chromium", hint)
     yield from _check_temporary_folder()
 
 
@@ -213,7 +199,7 @@ def _check_temporary_folder() -> Iterator[CheckResult]:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     yield CheckResult(
-        True if free >= _MIN_TEMPORARY else None,
+        free >= _MIN_TEMPORARY or None,
         f"{free >> 20} MB free in {folder} for the profile and the shared memory of Chromium",
         "large pages may crash; set TMPDIR to another folder",
     )

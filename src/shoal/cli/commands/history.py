@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from msgspec.structs import asdict
 
-from shoal.cli.help import Commands, local_time, print_json
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
+from shoal.cli.help import Commands, argument, local_time, option, print_json
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, resolve, settings_of
 from shoal.cli.run_store import choose_run, opened_run, opened_store
 from shoal.messages import printable
 
@@ -37,7 +38,7 @@ app = Commands()
 async def history(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
-    points: Annotated[int, typer.Option("--points", metavar="N", help="Print about N lines (default 12).", min=2)] = 12,
+    points: Annotated[int, option("--points N", "Print about N lines (default 12).", min=2)] = 12,
     as_json: AsJson = False,
 ) -> None:
     """Show the counts and the speed of a run over time.
@@ -79,8 +80,6 @@ def _print_samples(samples: Sequence[RunSample], speeds: Sequence[Speed | None])
 
 
 def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], speeds: Sequence[Speed | None]) -> None:
-    import json
-
     from shoal.crawling.stats import ledger
 
     for sample, speed in zip(samples, speeds, strict=True):
@@ -102,8 +101,8 @@ def _print_samples_as_json(run_id: str, samples: Sequence[RunSample], speeds: Se
 async def workers(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Also list processes that have ended.")] = False,
-    active: Annotated[bool, typer.Option("--active", help="List the processes of all active runs.")] = False,
+    everyone: Annotated[bool, option("--all", "Also list processes that have ended.")] = False,
+    active: Annotated[bool, option("--active", "List the processes of all active runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the processes that work on runs.
@@ -115,7 +114,7 @@ async def workers(
 
     processes: Sequence[RunProcess]
     if active:
-        config = resolve(None, given({"frontier": frontier}), []).config
+        config = resolve(None, settings_of(frontier=frontier)).config
         async with opened_store(frontier, readonly=True) as store:
             processes = await read_fleet(store, await SnapshotTaker(store, config).take())
         run_id = "that is active"
@@ -166,8 +165,8 @@ def _duration(seconds: float) -> str:
 
 @app.add(examples="shoal compare books_1 books_2 --frontier redis://host")
 async def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="The ID of the older run, from `shoal runs`.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The ID of the newer run.")],
+    first: Annotated[str, argument("A", "The ID of the older run, from `shoal runs`.")],
+    second: Annotated[str, argument("B", "The ID of the newer run.")],
     frontier: FrontierUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -180,8 +179,6 @@ async def compare(
     async with opened_store(frontier, readonly=True) as store:
         comparison = await compare_runs(store, await choose_run(store, first), await choose_run(store, second))
     if as_json:
-        from msgspec.structs import asdict
-
         print_json({**asdict(difference), "change": difference.change} for difference in comparison.differences)
     else:
         _print_comparison(comparison)

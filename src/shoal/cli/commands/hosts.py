@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import UNSET
+from msgspec.structs import asdict
 
-from shoal.cli.help import Commands, print_json
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption
+from shoal.cli.help import Commands, argument, option, print_json
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, RunOption, given
 from shoal.cli.run_store import choose_run, opened_run, opened_store, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean, printable
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.operations.hosts import HostReport
     from shoal.ports import HostState, HostUpdate, Run, Store
 
-Host = Annotated[str, typer.Argument(metavar="HOST", help="The host, such as example.com or example.com:8080.")]
+Host = Annotated[str, argument("HOST", "The host, such as example.com or example.com:8080.")]
 
 _MAX_LISTED = 1000
 
@@ -44,10 +46,8 @@ def hosts(
     context: typer.Context,
     frontier: FrontierUrl = None,
     run_id: RunOption = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List the N busiest hosts (default 30).")] = 30,
-    search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="List only hosts whose name contains TEXT.")
-    ] = "",
+    limit: Annotated[int, option("--limit N", "List the N busiest hosts (default 30).")] = 30,
+    search: Annotated[str, option("--search TEXT", "List only hosts whose name contains TEXT.")] = "",
 ) -> None:
     context.obj = (frontier, run_id)
     if context.invoked_subcommand is not None:
@@ -120,45 +120,31 @@ def _print_report(report: HostReport) -> None:
 )
 async def set_host(
     context: typer.Context,
-    host: Annotated[
-        str, typer.Argument(metavar="HOST", help="example.com, example.com:8080, or '*' for the default of all hosts.")
-    ],
+    host: Annotated[str, argument("HOST", "example.com, example.com:8080, or '*' for the default of all hosts.")],
     delay: Annotated[
-        float | None,
-        typer.Option("--delay", metavar="SECONDS", help="Wait between two fetches from the host.", min=0.0),
+        float | None, option("--delay SECONDS", "Wait between two fetches from the host.", min=0.0)
     ] = None,
     concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", metavar="N", help="Fetch up to N pages at once if there is no delay.", min=1),
+        int | None, option("--concurrency N", "Fetch up to N pages at once if there is no delay.", min=1)
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Restore the defaults and forget the measured delay.")] = False,
+    reset: Annotated[bool, option("--reset", "Restore the defaults and forget the measured delay.")] = False,
     frontier: FrontierUrl = None,
 ) -> None:
     """Change the delay or concurrency of a host."""
-    from msgspec import UNSET
-
-    from shoal.ports import HostUpdate
-
     if delay is None and concurrency is None and not reset:
         raise ConfigError("nothing to change: pass --delay, --concurrency or --reset")
-    default = None if reset else UNSET
-    update = HostUpdate(
-        delay=default if delay is None else delay,
-        concurrency=default if concurrency is None else concurrency,
-        learned_delay=default,
-    )
-    await _update_host(context, host, update, "set host", frontier)
+    defaults = dict.fromkeys(("delay", "concurrency", "learned_delay")) if reset else {}
+    changes = defaults | given(delay=delay, concurrency=concurrency)
+    await _update_host(context, host, "set host", frontier, **changes)
 
 
 @hosts_app.add(examples="shoal hosts block example.com --for 3600 --frontier redis://host")
 async def block(
     context: typer.Context,
     host: Host,
-    seconds: Annotated[
-        float, typer.Option("--for", metavar="SECONDS", help="Block for this long (default: one day).", min=1.0)
-    ] = 86400.0,
+    seconds: Annotated[float, option("--for SECONDS", "Block for this long (default: one day).", min=1.0)] = 86400.0,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="The reason that `shoal hosts` shows (default: by hand).")
+        str, option("--reason TEXT", "The reason that `shoal hosts` shows (default: by hand).")
     ] = "by hand",
     frontier: FrontierUrl = None,
 ) -> None:
@@ -166,24 +152,21 @@ async def block(
 
     Its requests stay in the queue.
     """
-    from shoal.ports import HostUpdate
-
-    await _update_host(context, host, HostUpdate(block_for=seconds, block_reason=reason), "block host", frontier)
+    await _update_host(context, host, "block host", frontier, block_for=seconds, block_reason=reason)
 
 
 @hosts_app.add(examples="shoal hosts unblock example.com --frontier redis://host")
 async def unblock(context: typer.Context, host: Host, frontier: FrontierUrl = None) -> None:
     """End the block of a host, including one from Retry-After."""
+    await _update_host(context, host, "unblock host", frontier, block_for=None)
+
+
+async def _update_host(context: typer.Context, host: str, what: str, frontier: str | None, **changes: Any) -> None:
+    """Change a host. ``changes``: fields of `HostUpdate`."""
+    from shoal.operations.hosts import change_host, host_name
     from shoal.ports import HostUpdate
 
-    await _update_host(context, host, HostUpdate(block_for=None), "unblock host", frontier)
-
-
-async def _update_host(context: typer.Context, host: str, update: HostUpdate, what: str, frontier: str | None) -> None:
-    from msgspec import UNSET
-
-    from shoal.operations.hosts import change_host, host_name
-
+    update = HostUpdate(**changes)
     outer, run_id = context.obj
     host = host_name(host)
 
@@ -202,9 +185,6 @@ async def _update_host(context: typer.Context, host: str, update: HostUpdate, wh
 
 def _describe(update: HostUpdate) -> str:
     """Describe the changes, such as ``delay 2.0``."""
-    from msgspec import UNSET
-    from msgspec.structs import asdict
-
     return ", ".join(f"{name} {value}" for name, value in asdict(update).items() if value not in (UNSET, ""))
 
 
@@ -224,7 +204,7 @@ _MAX_NAME = 40
 async def identities(
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List up to N identities (default 100).")] = 100,
+    limit: Annotated[int, option("--limit N", "List up to N identities (default 100).")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List the proxies of a run's workers, and where they rest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import code
 import logging
 import os
@@ -10,10 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from shoal.cli.help import Commands
-from shoal.cli.options import AsJson, Concurrency, Delay, Proxy, Quiet, Setting, given, resolve
+from shoal.cli.help import Commands, argument, option
+from shoal.cli.options import AsJson, Concurrency, Delay, Proxy, Quiet, Setting, resolve, settings_of
 from shoal.errors import ConfigError, ShoalError
 from shoal.system import chance
 
@@ -33,20 +35,14 @@ app = Commands()
     """
 )
 def map(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A page of the site, or one of its sitemaps.")],
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Stop after N URLs (default 1000000).", min=1)
-    ] = 1_000_000,
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="REGEX", help="List only URLs in which REGEX is found.")
-    ] = None,
+    url: Annotated[str, argument("URL", "A page of the site, or one of its sitemaps.")],
+    limit: Annotated[int, option("--limit N", "Stop after N URLs (default 1000000).", min=1)] = 1_000_000,
+    match: Annotated[str | None, option("--match REGEX", "List only URLs in which REGEX is found.")] = None,
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="DATE", help="Leave out URLs that did not change since DATE (2026-01-31)."),
+        str | None, option("--since DATE", "Leave out URLs that did not change since DATE (2026-01-31).")
     ] = None,
     max_pages: Annotated[
-        int | None,
-        typer.Option("--max-pages", metavar="N", help="Fetch up to N sitemaps, or N pages for links (default 1000)."),
+        int | None, option("--max-pages N", "Fetch up to N sitemaps, or N pages for links (default 1000).")
     ] = None,
     delay: Delay = None,
     concurrency: Concurrency = None,
@@ -67,9 +63,7 @@ def map(
     from shoal.sitemap_spider import MapSpider
     from shoal.urls.normalize import typed_url
 
-    options = given(
-        {"download_delay": delay, "concurrency": concurrency, "scope.max_pages": max_pages, "proxies": proxy or None}
-    )
+    options = settings_of(delay=delay, concurrency=concurrency, max_pages=max_pages, proxy=proxy)
     resolved = resolve(MapSpider, options, setting)
     resolved.config.refuse_tor("shoal map")
     printer = _Printer(as_json)
@@ -101,8 +95,6 @@ class _Printer:
         self.on_closed: Callable[[], None] = lambda: None
 
     def __call__(self, url: SiteUrl) -> None:
-        import msgspec
-
         if self.is_closed:
             return
         try:
@@ -159,9 +151,9 @@ def _report(site_map: SiteMap, printer: _Printer, *, quiet: bool) -> int:
     """
 )
 def shell(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The page to fetch.")],
-    command: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code and exit.")] = None,
-    render: Annotated[bool, typer.Option("--render", help="Render pages in a browser.")] = False,
+    url: Annotated[str, argument("URL", "The page to fetch.")],
+    command: Annotated[str | None, option("-c CODE", "Run this code and exit.")] = None,
+    render: Annotated[bool, option("--render", "Render pages in a browser.")] = False,
     setting: Setting = [],
 ) -> None:
     """Fetch a page and try selectors on it.
@@ -209,8 +201,6 @@ class _Page:
 
     def fetch(self, url: str, render: object = None) -> Response:
         """Fetch a page, with its redirects, and make it the shell's page. ``render``: as in a request."""
-        import asyncio
-
         from shoal.crawling.onion import make_fetcher
         from shoal.fetch.layers.identity_facts import all_proxies
         from shoal.http import Request

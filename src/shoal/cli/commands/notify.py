@@ -6,9 +6,9 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from msgspec.structs import asdict
 
-from shoal.cli.help import Commands, local_time
+from shoal.cli.help import Commands, argument, local_time, option
 from shoal.cli.options import AsJson, FrontierUrl, resolve
 from shoal.cli.run_store import current_project, opened_store
 
@@ -27,11 +27,6 @@ notify_app = Commands(
 app.add_typer(notify_app, name="notify")
 
 
-@notify_app.callback()
-def notify() -> None:
-    pass
-
-
 @notify_app.add(
     "list",
     examples="""
@@ -41,14 +36,14 @@ def notify() -> None:
 )
 async def list_notifications(
     frontier: FrontierUrl = None,
-    every: Annotated[bool, typer.Option("--all", help="Also list problems that are over.")] = False,
+    every: Annotated[bool, option("--all", "Also list problems that are over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List reported problems, and the state of each channel."""
 
     from shoal.operations.notifications.watcher import Notifications
 
-    notifications = Notifications(resolve(None, {}, []).config, active=False)
+    notifications = Notifications(resolve().config, active=False)
     async with opened_store(frontier, readonly=True) as store:
         reports = [report for report in await notifications.problems(store) if every or report.is_open]
         channels = await notifications.channels(store)
@@ -66,8 +61,6 @@ async def list_notifications(
 
 
 def _print_json(reports: list[Report], channels: list[ChannelInfo]) -> None:
-    from msgspec.structs import asdict
-
     for report in reports:
         times = {"reported_at": report.reported_at, "closed_at": report.closed_at}
         print(json.dumps({"problem": asdict(report.problem), **times}))
@@ -101,9 +94,7 @@ def _channel_line(channel: ChannelInfo) -> str:
     """,
 )
 async def send_test(
-    channel: Annotated[
-        str | None, typer.Argument(metavar="CHANNEL", help="The name of the channel (default: all).")
-    ] = None,
+    channel: Annotated[str | None, argument("CHANNEL", "The name of the channel (default: all).")] = None,
 ) -> None:
     """Send a test message through a channel, or through all of them.
 
@@ -112,7 +103,7 @@ async def send_test(
 
     from shoal.operations.notifications.watcher import Notifications
 
-    config = resolve(None, {}, []).config
+    config = resolve().config
     config.refuse_tor("`shoal notify`")
     service = Notifications(config)
     try:
@@ -133,15 +124,13 @@ async def send_test(
 )
 async def actions(
     frontier: FrontierUrl = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N actions (default 30).")] = 30,
+    limit: Annotated[int, option("--limit N", "List at most N actions (default 30).")] = 30,
     as_json: AsJson = False,
 ) -> None:
     """List what users did: who paused, changed or deleted what.
 
     This includes commands and calls of the HTTP API, newest first.
     """
-
-    from msgspec.structs import asdict
 
     from shoal.operations.actions import ActionLog
 

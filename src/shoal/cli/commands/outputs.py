@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from shoal.cli.help import Commands, raw_stderr
-from shoal.cli.options import FrontierUrl, NewestRun, Output, Replace, is_replaceable, outputs_of, resolve, shown_output
+from shoal.cli.help import Commands, argument, option, raw_stderr
+from shoal.cli.options import FrontierUrl, NewestRun, Outputs, is_replaceable, resolve, shown_output
 from shoal.cli.run_store import opened_run, record_action
 from shoal.config import mask
 from shoal.errors import ConfigError, RunError
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from shoal.ports import Frontier, Run, Store
 
 CountedOutput = Annotated[
-    list[str],
-    typer.Option("-o", "--output", metavar="URL", help="Count in this database or object storage. Repeatable."),
+    list[str], option("-o, --output URL", "Count in this database or object storage. Repeatable.")
 ]
 
 app = Commands()
@@ -41,12 +38,9 @@ app = Commands()
 async def outputs(
     run_id: NewestRun = None,
     action: Annotated[
-        str | None,
-        typer.Argument(metavar="[forget", help="Forget an output of a machine that is gone.", show_default=False),
+        str | None, argument("[forget", "Forget an output of a machine that is gone.", show_default=False)
     ] = None,
-    name: Annotated[
-        str | None, typer.Argument(metavar="OUTPUT]", help="Its name, as this command lists it.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("OUTPUT]", "Its name, as this command lists it.", show_default=False)] = None,
     frontier: FrontierUrl = None,
     output: CountedOutput = [],
 ) -> None:
@@ -79,7 +73,7 @@ def is_wrong(report: OutputReport) -> bool:
 async def reports_of(run: Run, frontier: Frontier, specs: Sequence[str]) -> list[OutputReport]:
     from shoal.operations.outputs import report_outputs
 
-    return await report_outputs(run, frontier, specs, resolve(None, {}, []).config)
+    return await report_outputs(run, frontier, specs, resolve().config)
 
 
 async def _forget(store: Store, run: Run, frontier: Frontier, name: str) -> None:
@@ -189,12 +183,11 @@ def _repair(run_id: str, report: OutputReport) -> Iterator[str]:
     """
 )
 async def export(
-    output: Output = [],
-    replace: Replace = [],
+    outputs: Outputs = Outputs(),
     run_id: NewestRun = None,
     frontier: FrontierUrl = None,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Write only the items that a database or object storage lacks.")
+        bool, option("--missing", "Write only the items that a database or object storage lacks.")
     ] = False,
 ) -> None:
     """Write all items of a run to files or databases.
@@ -208,13 +201,13 @@ async def export(
     from shoal.sinks.storage import owner_of, taken
     from shoal.sinks.tablesink import TableSink
 
-    outputs = outputs_of(output, replace)
-    if not outputs:
+    specs = outputs.specs()
+    if not specs:
         raise ConfigError("name a file or a database: -o items.csv")
 
     async with opened_run(frontier, run_id, readonly=True) as (_, run, store):
         first, before, is_short = await first_after(store, 0), await store.stats(), False
-        for spec in outputs:
+        for spec in specs:
             path = spec.partition("?")[0]
             if first > 1 and is_replaceable(spec) and os.path.exists(path):
                 raise ConfigError(
@@ -222,7 +215,7 @@ async def export(
                     "them. Choose another file"
                 )
             owner = owner_of(path)
-            if spec in output and is_replaceable(spec) and owner != run.run_id and _has_content(path):
+            if spec in outputs.output and is_replaceable(spec) and owner != run.run_id and _has_content(path):
                 raise taken(path, owner)
             rejects: list[int] = []
             mode: Literal["all", "missing"] = "missing" if missing else "all"

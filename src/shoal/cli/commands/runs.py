@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
-import typer
+from msgspec.structs import asdict
 
-from shoal.cli.help import Commands, local_time
+from shoal.cli.help import Commands, local_time, option
 from shoal.cli.options import AsJson, FrontierUrl, NewestRun, OneRun, resolve
 from shoal.cli.run_store import choose_run, current_project, note_of, opened_run, opened_store, record_action
 from shoal.errors import ConfigError, RunError
@@ -31,18 +32,12 @@ app = Commands()
 )
 async def runs(
     frontier: FrontierUrl = None,
-    spider: Annotated[
-        str | None, typer.Option("--spider", metavar="NAME", help="List only the runs of this spider.")
-    ] = None,
-    state: Annotated[
-        str | None, typer.Option("--state", metavar="STATE", help="List only runs in this state, such as running.")
-    ] = None,
-    search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="List only runs whose spider or ID contains TEXT.")
-    ] = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs (default 20).")] = 20,
+    spider: Annotated[str | None, option("--spider NAME", "List only the runs of this spider.")] = None,
+    state: Annotated[str | None, option("--state STATE", "List only runs in this state, such as running.")] = None,
+    search: Annotated[str, option("--search TEXT", "List only runs whose spider or ID contains TEXT.")] = "",
+    limit: Annotated[int, option("--limit N", "List at most N runs (default 20).")] = 20,
     all_projects: Annotated[
-        bool, typer.Option("--all-projects", help="List the runs of all projects, not only of project_name.")
+        bool, option("--all-projects", "List the runs of all projects, not only of project_name.")
     ] = False,
 ) -> None:
     """List the runs of a frontier, newest first.
@@ -56,7 +51,7 @@ async def runs(
     async with opened_store(frontier, readonly=True) as store:
         project = None if all_projects else current_project()
         matching = matching_runs(await store.list_runs(spider, project, states=states), search)
-        settings = resolve(None, {}, []).config.outcome
+        settings = resolve().config.outcome
         heading = f"{'run':<26} {'spider':<16} {'state':<10} {'outcome':<9} {'started':<19}"
         print(heading, *map(_column, ("done", "left", "failed", "items")), *["project"] * all_projects)
         for run in matching[:limit]:
@@ -94,7 +89,7 @@ def _column(value: object) -> str:
 async def stats(
     run: NewestRun = None,
     frontier: FrontierUrl = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the run is finished.")] = False,
+    watch: Annotated[bool, option("--watch", "Refresh every second until the run is finished.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the ready, done and failed requests of a run."""
@@ -129,10 +124,6 @@ def _print_stats(
     limit: LimitReached | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """``kinds``: of the failed requests; empty if they were not counted."""
-    import json
-
-    from msgspec.structs import asdict
-
     from shoal.crawling.stats import ledger
 
     counts = ledger(stats)
@@ -202,9 +193,7 @@ async def _change_state(run_id: str, state: RunState, verb: str, frontier: str |
 async def remove(
     run: OneRun,
     frontier: FrontierUrl = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete the run even if it is not finished or cancelled.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Delete the run even if it is not finished or cancelled.")] = False,
 ) -> None:
     """Delete a run, its URLs and its item log.
 

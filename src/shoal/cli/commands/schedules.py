@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
-from shoal.cli.help import Commands
-from shoal.cli.options import Argument, AsJson, FrontierUrl, Setting, given, pairs
+from shoal.cli.help import Commands, argument, option
+from shoal.cli.options import Argument, AsJson, FrontierUrl, Setting, given, pairs, settings_of
 from shoal.cli.run_store import current_project, opened_store, record_action
 from shoal.errors import ConfigError
 
@@ -18,34 +19,8 @@ if TYPE_CHECKING:
     from shoal.operations.schedules.schedule import Schedule
     from shoal.operations.schedules.service import Schedules
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
-CronOption = Annotated[
-    str | None, typer.Option("--cron", metavar="EXPRESSION", help="Minute, hour, day of month, month and day of week.")
-]
-EveryOption = Annotated[
-    str | None, typer.Option("--every", metavar="INTERVAL", help="An interval such as 90s, 15m, 1h30m or 1d.")
-]
-TimeZoneOption = Annotated[
-    str | None, typer.Option("--time-zone", metavar="ZONE", help="The IANA time zone of --cron (default UTC).")
-]
-JitterOption = Annotated[
-    float | None, typer.Option("--jitter", metavar="SECONDS", help="Start each run up to this much later.")
-]
-OverlapOption = Annotated[
-    str | None,
-    typer.Option(
-        "--overlap", metavar="POLICY", help="If the previous run still works: skip (default), wait, or cancel it."
-    ),
-]
-MissedOption = Annotated[
-    str | None,
-    typer.Option(
-        "--missed", metavar="POLICY", help="For times while no server ran, start one run (default), all or none."
-    ),
-]
-KeepOption = Annotated[
-    int | None, typer.Option("--keep", metavar="N", help="Keep N ended runs, and delete older ones (default: all).")
-]
+Name = Annotated[str, argument("NAME", "The name of the schedule.")]
+Cron = Annotated[str | None, option("--cron EXPRESSION", "Minute, hour, day of month, month and day of week.")]
 
 app = Commands()
 schedule_app = Commands(
@@ -56,6 +31,29 @@ schedule_app = Commands(
     no_args_is_help=True,
 )
 app.add_typer(schedule_app, name="schedule")
+
+
+class _Definition(Struct, frozen=True, kw_only=True):
+    """What runs, and when."""
+
+    cron: Cron = None
+    every: Annotated[str | None, option("--every INTERVAL", "An interval such as 90s, 15m, 1h30m or 1d.")] = None
+    time_zone: Annotated[str | None, option("--time-zone ZONE", "The IANA time zone of --cron (default UTC).")] = None
+    jitter: Annotated[float | None, option("--jitter SECONDS", "Start each run up to this much later.")] = None
+    overlap: Annotated[
+        str | None, option("--overlap POLICY", "If the previous run still works: skip (default), wait, or cancel it.")
+    ] = None
+    missed: Annotated[
+        str | None, option("--missed POLICY", "For times while no server ran, start one run (default), all or none.")
+    ] = None
+    keep: Annotated[int | None, option("--keep N", "Keep N ended runs, and delete older ones (default: all).")] = None
+    arguments: Argument = []
+    settings: Setting = []
+
+    def values(self, spider: str | None) -> dict[str, object]:
+        """The keys of a definition that are on the command line."""
+        arguments, settings = pairs(self.arguments, "-a"), pairs(self.settings, "--set")
+        return given(**{**asdict(self), "spider": spider, "arguments": arguments, "settings": settings})
 
 
 @asynccontextmanager
@@ -80,30 +78,18 @@ async def _opened(frontier: str | None, what: str = "", name: str = "") -> Async
 )
 async def add(
     name: Name,
-    spider: Annotated[str, typer.Argument(metavar="SPIDER", help="A name from [spiders] in shoal.toml.")],
-    cron: CronOption = None,
-    every: EveryOption = None,
-    time_zone: TimeZoneOption = None,
-    jitter: JitterOption = None,
-    overlap: OverlapOption = None,
-    missed: MissedOption = None,
-    keep: KeepOption = None,
-    argument: Argument = [],
-    setting: Setting = [],
+    spider: Annotated[str, argument("SPIDER", "A name from [spiders] in shoal.toml.")],
+    definition: _Definition = _Definition(),
     frontier: FrontierUrl = None,
 ) -> None:
     """Add a schedule for a spider of shoal.toml."""
     from shoal.operations.schedules.definitions import make_definition
     from shoal.runs.orchestrator import Registry
 
-    values = _values(
-        argument, setting, spider=spider, cron=cron, every=every, time_zone=time_zone, jitter=jitter, overlap=overlap,
-        missed=missed, keep=keep,
-    )  # fmt: skip
-    definition = make_definition(name, values, Registry.load())
+    checked = make_definition(name, definition.values(spider), Registry.load())
 
     async with _opened(frontier, "add schedule", name) as schedules:
-        added = await schedules.add(name, definition)
+        added = await schedules.add(name, checked)
         print(f"schedule {name} is added; its first run is due {_moment(added.next_due, added)}")
 
 
@@ -116,22 +102,9 @@ async def add(
 )
 async def change(
     name: Name,
-    spider: Annotated[
-        str | None, typer.Option("--spider", metavar="SPIDER", help="A name from [spiders] in shoal.toml.")
-    ] = None,
-    cron: CronOption = None,
-    every: EveryOption = None,
-    time_zone: TimeZoneOption = None,
-    jitter: JitterOption = None,
-    overlap: OverlapOption = None,
-    missed: MissedOption = None,
-    keep: KeepOption = None,
-    argument: Argument = [],
-    setting: Setting = [],
-    reset: Annotated[
-        list[str],
-        typer.Option("--reset", metavar="KEY", help="Restore the default of a key, such as keep. Repeatable."),
-    ] = [],
+    spider: Annotated[str | None, option("--spider SPIDER", "A name from [spiders] in shoal.toml.")] = None,
+    definition: _Definition = _Definition(),
+    reset: Annotated[list[str], option("--reset KEY", "Restore the default of a key, such as keep. Repeatable.")] = [],
     frontier: FrontierUrl = None,
 ) -> None:
     """Change what a schedule runs, or when.
@@ -139,10 +112,7 @@ async def change(
     Options that you leave out stay as they are. New times count from now. `-a` replaces all arguments, `--set` all
     settings. A schedule that is in shoal.toml is changed there.
     """
-    values = _values(
-        argument, setting, spider=spider, cron=cron, every=every, time_zone=time_zone, jitter=jitter, overlap=overlap,
-        missed=missed, keep=keep,
-    )  # fmt: skip
+    values = definition.values(spider)
     if not values and not reset:
         raise ConfigError("nothing to change: pass an option, such as --cron or --keep")
 
@@ -150,16 +120,11 @@ async def change(
         from shoal.operations.schedules.definitions import change_definition
         from shoal.runs.orchestrator import Registry
 
-        definition = (await schedules.get(name)).definition
+        current = (await schedules.get(name)).definition
         names = [key.replace("-", "_") for key in reset]
-        changed = change_definition(name, definition, values, names, Registry.load())
+        changed = change_definition(name, current, values, names, Registry.load())
         schedule = await schedules.add(name, changed, replaces=True)
         print(f"schedule {name} is changed; its next run is due {_moment(schedule.next_due, schedule)}")
-
-
-def _values(argument: list[str], setting: list[str], **options: object) -> dict[str, object]:
-    """The keys of a definition that are on the command line."""
-    return given({**options, "arguments": pairs(argument, "-a") or None, "settings": pairs(setting, "--set") or None})
 
 
 @schedule_app.add("list", examples="shoal schedule list --frontier redis://host")
@@ -247,7 +212,7 @@ async def run(name: Name, frontier: FrontierUrl = None) -> None:
         from shoal.operations.schedules.runner import run_maker
         from shoal.runs.orchestrator import Orchestrator
 
-        config = resolve(None, given({"frontier": frontier}), []).config
+        config = resolve(None, settings_of(frontier=frontier)).config
         fired = await schedules.run(name, run_maker(lambda: Orchestrator(frontier=config.frontier), config.serve.allow))
         if fired.run is None:
             print(f"schedule {name}: the run waits until the previous run has ended")

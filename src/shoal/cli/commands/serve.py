@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
 from msgspec.structs import replace
 
-from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, Setting, given, resolve
+from shoal.cli.help import Commands, option
+from shoal.cli.options import FrontierUrl, Setting, resolve, settings_of
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.messages import pip_install
 
-Host = Annotated[
-    str | None, typer.Option("--host", metavar="ADDRESS", help="Listen on this address (default 127.0.0.1).")
-]
-Port = Annotated[int | None, typer.Option("--port", metavar="N", help="Listen on this port (default 8000).")]
+Host = Annotated[str | None, option("--host ADDRESS", "Listen on this address (default 127.0.0.1).")]
+Port = Annotated[int | None, option("--port N", "Listen on this port (default 8000).")]
 
 app = Commands()
 
@@ -32,10 +29,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     allow: Annotated[
-        list[str],
-        typer.Option(
-            "--allow", metavar="NETWORK", help="Allow private addresses to be crawled, such as 10.0.0.0/8. Repeatable."
-        ),
+        list[str], option("--allow NETWORK", "Allow private addresses to be crawled, such as 10.0.0.0/8. Repeatable.")
     ] = [],
     frontier: FrontierUrl = None,
     setting: Setting = [],
@@ -47,7 +41,7 @@ def serve(
     only. To listen on another address, set a token (SHOAL_SERVE__TOKEN). Private addresses are not crawled unless
     --allow lists them.
     """
-    options = given({"serve.host": host, "serve.port": port, "frontier": frontier, "serve.allow": tuple(allow) or None})
+    options = settings_of(host=host, port=port, frontier=frontier, allow=allow)
     _serve(resolve(None, options, setting).config, ui_only=False)
 
 
@@ -71,7 +65,7 @@ def ui(
     """
     from shoal.cli.run_store import running_frontier
 
-    config = resolve(None, given({"serve.host": host, "serve.port": port, "frontier": frontier}), setting).config
+    config = resolve(None, settings_of(host=host, port=port, frontier=frontier), setting).config
     _serve(replace(config, frontier=running_frontier(config.frontier)), ui_only=True)
 
 

@@ -8,10 +8,8 @@ import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
-from shoal.cli.help import Commands, local_time, print_json
-from shoal.cli.options import AsJson, FrontierUrl, NewestRun, given, resolve
+from shoal.cli.help import Commands, local_time, option, print_json
+from shoal.cli.options import AsJson, FrontierUrl, NewestRun, resolve, settings_of
 from shoal.cli.run_store import opened_run, record_action
 from shoal.errors import ConfigError
 from shoal.messages import did_you_mean, printable
@@ -42,7 +40,7 @@ def read_file(file: str) -> CookieFile:
     try:
         return read_cookie_file(data)
     except ConfigError as error:
-        raise ConfigError(f"{_name(file)}: {error}") from None
+        raise ConfigError(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
 def read_session(file: str, spider: Spider, config: Config) -> SessionImport:
@@ -64,10 +62,6 @@ def read_session(file: str, spider: Spider, config: Config) -> SessionImport:
             )
         (jar,) = names
     return SessionImport(jar, read_file(file))
-
-
-def _name(file: str) -> str:
-    return "standard input" if file == "-" else file
 
 
 def write_file(file: str, text: str) -> None:
@@ -112,53 +106,55 @@ app = Commands()
 async def session(
     run_id: NewestRun = None,
     export_to: Annotated[
-        str | None,
-        typer.Option("--export", metavar="FILE", help="Write the cookies of a jar to FILE, or standard output (-)."),
+        str | None, option("--export FILE", "Write the cookies of a jar to FILE, or standard output (-).")
     ] = None,
     import_from: Annotated[
-        str | None,
-        typer.Option("--import", metavar="FILE", help="Add the cookies of FILE, or of standard input (-), to a jar."),
+        str | None, option("--import FILE", "Add the cookies of FILE, or of standard input (-), to a jar.")
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove cookies and logins; workers log in again.")] = False,
+    clear: Annotated[bool, option("--clear", "Remove cookies and logins; workers log in again.")] = False,
     jar: Annotated[
         str | None,
-        typer.Option(
-            "--jar", metavar="NAME",
-            help="Only this jar, as it is listed. #NAME is that of meta[\"cookiejar\"] = NAME; an identity has one of "
+        option(
+            "--jar NAME",
+            'Only this jar, as it is listed. #NAME is that of meta["cookiejar"] = NAME; an identity has one of '
             "its own name.",
         ),
     ] = None,
     file_format: Annotated[
         str | None,
-        typer.Option(
-            "--format", metavar="FORMAT", autocompletion=lambda: ["netscape", "playwright"],
-            help="With --export: netscape (cookies.txt) or playwright (JSON). The default for .json is playwright, for "
+        option(
+            "--format FORMAT",
+            "With --export: netscape (cookies.txt) or playwright (JSON). The default for .json is playwright, for "
             "others netscape.",
+            autocompletion=lambda: ["netscape", "playwright"],
         ),
     ] = None,
     frontier: FrontierUrl = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show the cookies and logins of a run, without values.
 
     An exported file has the values: it is written with mode 0600. --import reads cookies.txt, the storage state of
     Playwright, and JSON lists of browser extensions. The cookies count as a new login: workers use them from their next
     page on.
     """
+    from shoal.fetch.sessions.stored import CookieFormat, StoredSession
+
     if sum((export_to is not None, import_from is not None, clear)) > 1:
         raise ConfigError("--export, --import and --clear exclude each other; pass one of them")
     if file_format is not None and export_to is None:
         raise ConfigError("--format belongs to --export")
-    _check_format(file_format)
+    formats = get_args(CookieFormat)
+    if file_format not in (None, *formats):
+        near = did_you_mean(str(file_format), formats)
+        raise ConfigError(f"--format must be {' or '.join(formats)}, not {file_format!r}{near}")
     changes = import_from is not None or clear
-    in_memory = resolve(None, given({"frontier": frontier}), []).config.frontier.startswith(("memory:", "local:"))
+    in_memory = resolve(None, settings_of(frontier=frontier)).config.frontier.startswith(("memory:", "local:"))
     if in_memory and changes:
         raise ConfigError(
             "the session of a crawl in memory cannot be changed from outside. Pass --session FILE to `shoal run`, or "
             "keep the run in a store, such as --frontier sqlite:///file.db"
         )
-
-    from shoal.fetch.sessions.stored import StoredSession
 
     async with opened_run(frontier, run_id, readonly=not changes) as (store, run, queue):
         stored = StoredSession(store, queue, run.run_id)
@@ -173,14 +169,6 @@ async def session(
             _show(run, _chosen(run, reports, jar), as_json=as_json)
             if in_memory and not reports:
                 print("the cookies of a crawl in memory belong to its process", file=sys.stderr)
-
-
-def _check_format(name: str | None) -> None:
-    from shoal.fetch.sessions.stored import CookieFormat
-
-    formats = get_args(CookieFormat)
-    if name is not None and name not in formats:
-        raise ConfigError(f"--format must be {' or '.join(formats)}, not {name!r}{did_you_mean(name, formats)}")
 
 
 def _title(jar: str) -> str:

@@ -9,10 +9,8 @@ from inspect import getsource
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from shoal.cli.help import Commands
-from shoal.cli.options import FrontierUrl, InProject, Mode, Scrapy, ScrapySetting, Setting, given, resolve
+from shoal.cli.help import Commands, argument, option
+from shoal.cli.options import FrontierUrl, InProject, Mode, Scrapy, Setting, resolve, settings_of
 from shoal.cli.run_store import find_spider
 from shoal.errors import ConfigError, SpiderError
 from shoal.messages import did_you_mean
@@ -43,15 +41,12 @@ app = Commands()
     """
 )
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The spider's name. The file is NAME.py.")],
+    name: Annotated[str, argument("NAME", "The spider's name. The file is NAME.py.")],
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="The page to start from (default http://127.0.0.1:8000/).")
+        str, argument("URL", "The page to start from (default http://127.0.0.1:8000/).")
     ] = "http://127.0.0.1:8000/",
     contact: Annotated[
-        str | None,
-        typer.Option(
-            "--contact", metavar="URL", help="Your page or mailto: address for site owners, in the user agent."
-        ),
+        str | None, option("--contact URL", "Your page or mailto: address for site owners, in the user agent.")
     ] = None,
 ) -> None:
     """Create a spider from a template.
@@ -80,7 +75,7 @@ def new(
 
 def _ask_for_contact() -> str:
     """A contact of the user's choice; empty: none, or there is one in the settings."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or resolve(None, {}, []).config.contact:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or resolve().config.contact:
         return ""
     print("How can the owners of sites reach you? A URL or mailto: address for the user agent (Enter: none)")
     try:
@@ -98,8 +93,7 @@ def _ask_for_contact() -> str:
 )
 def list_spiders(
     where: Annotated[
-        Path | None,
-        typer.Argument(metavar="PATH", help="A file or a folder (default: this folder).", show_default=False),
+        Path | None, argument("PATH", "A file or a folder (default: this folder).", show_default=False)
     ] = None,
 ) -> None:
     """List the spiders of shoal.toml and of a file or folder.
@@ -144,9 +138,7 @@ _SHELLS = ("bash", "zsh", "fish")
     """
 )
 def completion(
-    shell: Annotated[
-        str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", autocompletion=lambda: list(_SHELLS))
-    ],
+    shell: Annotated[str, argument("SHELL", "bash, zsh or fish.", autocompletion=lambda: list(_SHELLS))],
 ) -> None:
     """Print the completion script for a shell.
 
@@ -207,10 +199,9 @@ def explanations() -> dict[str, str]:
     """
 )
 def config(
-    spider: Annotated[str | None, typer.Argument(metavar="SPIDER", help="Include the settings of this spider.")] = None,
+    spider: Annotated[str | None, argument("SPIDER", "Include the settings of this spider.")] = None,
     in_project: InProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
+    scrapy: Scrapy = Scrapy(),
     setting: Setting = [],
     frontier: FrontierUrl = None,
     mode: Mode = None,
@@ -228,9 +219,9 @@ def config(
         raise ConfigError("--scrapy needs a spider: pass FILE.py, or the folder of a project and a spider's name")
     reference = None
     if spider is not None:
-        reference, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+        reference, _ = find_spider(spider, in_project, scrapy)
     kind = None if reference is None else load_spider(reference)
-    resolved = resolve(kind, given({"frontier": frontier, "mode": mode}), setting)
+    resolved = resolve(kind, settings_of(frontier=frontier, mode=mode), setting)
     meanings = explanations()
     for key, value in flatten(resolved.config).items():
         print(f"# {'* ' if key in IMPORTANT else ''}{meanings[key]}")

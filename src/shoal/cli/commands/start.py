@@ -8,28 +8,26 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shoal.cli.commands.crawl import execute
 from shoal.cli.commands.session import read_session
-from shoal.cli.help import Commands, raw_stderr
+from shoal.cli.help import Commands, option, raw_stderr
 from shoal.cli.options import (
     Argument,
     Delay,
+    Display,
     FrontierUrl,
     InProject,
     NewRun,
+    Outputs,
     Quiet,
     Replace,
     Scrapy,
-    ScrapySetting,
     SessionFile,
     Setting,
     SpiderName,
-    all_outputs,
-    given,
     pairs,
     resolve,
+    settings_of,
     starts_anew,
 )
 from shoal.cli.run_store import find_spider, make_spider, record_action
@@ -60,37 +58,26 @@ app = Commands()
 def start(
     spider: SpiderName,
     in_project: InProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
+    scrapy: Scrapy = Scrapy(),
     urls_file: Annotated[
-        str | None,
-        typer.Option(
-            "--urls-file", metavar="FILE", help="Start from these URLs, one per line, instead of the spider's own."
-        ),
+        str | None, option("--urls-file FILE", "Start from these URLs, one per line, instead of the spider's own.")
     ] = None,
     frontier: FrontierUrl = None,
     output: Annotated[
-        list[str],
-        typer.Option("-o", "--output", metavar="URL", help="A database that every worker can write to. Repeatable."),
+        list[str], option("-o, --output URL", "A database that every worker can write to. Repeatable.")
     ] = [],
     replace: Replace = [],
     argument: Argument = [],
-    run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="The ID of the new run (default: made from the time).")
-    ] = None,
+    run_id: Annotated[str | None, option("--run-id ID", "The ID of the new run (default: made from the time).")] = None,
     mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode", metavar="MODE", help="distributed (default), or single or standalone: crawl in this process."
-        ),
+        str | None, option("--mode MODE", "distributed (default), or single or standalone: crawl in this process.")
     ] = None,
     delay: Delay = None,
     session: SessionFile = None,
     setting: Setting = [],
     new_run: NewRun = False,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Resume the newest unfinished run (default: only if its start was interrupted)."),
+        bool, option("--resume", "Resume the newest unfinished run (default: only if its start was interrupted).")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -101,15 +88,16 @@ def start(
     runs in this process instead.
     """
     new_run = starts_anew(new_run, resume)
-    reference, entry = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    reference, entry = find_spider(spider, in_project, scrapy)
     name = reference if scrapy else spider
     instance = make_spider(reference, {**(entry.arguments if entry else {}), **pairs(argument, "-a")})
     execution = _mode(mode, entry)
-    options = {"frontier": frontier, "download_delay": delay, "mode": None if mode == "single" else mode}
-    resolved = resolve(instance, given(options), setting)
-    outputs = all_outputs(entry, output, replace)
+    options = settings_of(frontier=frontier, delay=delay, mode=None if mode == "single" else mode)
+    resolved = resolve(instance, options, setting)
+    outputs = Outputs(output=output, replace=replace).with_registered(entry)
     if execution == "single":
-        execute(instance, resolved, outputs, new_run=new_run, quiet=quiet, urls=_urls_of(urls_file), session=session)
+        urls, display = _urls_of(urls_file), Display(quiet=quiet)
+        execute(instance, resolved, outputs, new_run=new_run, display=display, urls=urls, session=session)
     imported = None if session is None else read_session(session, instance, resolved.config)
     work = _start(
         instance, resolved, name, urls_file, outputs, run_id, new_run=new_run, resume=resume, quiet=quiet,

@@ -7,35 +7,26 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
-
 from shoal.cli.commands.crawl import show_and_exit
 from shoal.cli.commands.processes import without_processes
-from shoal.cli.help import Commands
+from shoal.cli.help import Commands, argument, option
 from shoal.cli.options import (
     AllowChanged,
     BatchSize,
     Concurrency,
-    Dashboard,
+    Display,
     FrontierUrl,
     KeepAlive,
-    MetricsPort,
-    Output,
+    Outputs,
     Proxy,
-    Quiet,
-    Rendered,
-    RenderedIfNeeded,
-    Replace,
+    Rendering,
     RunOrInProject,
     Scrapy,
-    ScrapySetting,
     Setting,
     Tor,
     Warc,
-    given,
-    outputs_of,
     resolve,
-    set_rendering,
+    settings_of,
 )
 from shoal.cli.run_store import find_spider, make_spider
 from shoal.errors import ConfigError
@@ -59,17 +50,12 @@ _SETTINGS_OF_THE_RUN = {
 
 RunId = Annotated[
     str | None,
-    typer.Option(
-        "--run-id",
-        metavar="ID",
-        help="The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one).",
+    option(
+        "--run-id ID", "The ID of the run, from `shoal start` (with --keep-alive: all runs of the spider, one by one)."
     ),
 ]
 Processes = Annotated[
-    int,
-    typer.Option(
-        "--processes", metavar="N", help="Run N worker processes (default 1), and restart those that die.", min=1
-    ),
+    int, option("--processes N", "Run N worker processes (default 1), and restart those that die.", min=1)
 ]
 
 app = Commands()
@@ -85,19 +71,14 @@ app = Commands()
 )
 def worker(
     spider: Annotated[
-        str | None,
-        typer.Argument(metavar="SPIDER", help="FILE.py, FILE.py:Class, or a name from shoal.toml.", show_default=False),
+        str | None, argument("SPIDER", "FILE.py, FILE.py:Class, or a name from shoal.toml.", show_default=False)
     ] = None,
     in_project: RunOrInProject = None,
-    scrapy: Scrapy = False,
-    scrapy_setting: ScrapySetting = [],
-    scraper: Annotated[
-        str | None, typer.Option("--scraper", metavar="NAME", help="Another way to write SPIDER.")
-    ] = None,
+    scrapy: Scrapy = Scrapy(),
+    scraper: Annotated[str | None, option("--scraper NAME", "Another way to write SPIDER.")] = None,
     run_id: RunId = None,
     frontier: FrontierUrl = None,
-    output: Output = [],
-    replace: Replace = [],
+    outputs: Outputs = Outputs(),
     batch_size: BatchSize = None,
     processes: Processes = 1,
     keep_alive: KeepAlive = False,
@@ -105,13 +86,10 @@ def worker(
     tor: Tor = False,
     proxy: Proxy = [],
     warc: Warc = None,
-    render: Rendered = None,
-    render_auto: RenderedIfNeeded = False,
+    rendering: Rendering = Rendering(),
     setting: Setting = [],
     allow_changed: AllowChanged = False,
-    metrics_port: MetricsPort = None,
-    ui: Dashboard = False,
-    quiet: Quiet = False,
+    display: Display = Display(),
 ) -> None:
     """Work on a run together with other workers.
 
@@ -124,37 +102,30 @@ def worker(
     if run_id == "":
         raise ConfigError("--run-id is empty: pass the ID of a run (with Compose: WORKER_RUN_ID in .env)")
     if processes > 1:
-        _run_processes(processes, metrics_port)
+        _run_processes(processes, display.metrics_port)
     if not scrapy and run_id is None:
         run_id, in_project = in_project, None
-    if scrapy or scrapy_setting or in_project is not None:
-        spider, _ = find_spider(spider, in_project, scrapy=scrapy, settings=scrapy_setting)
+    if scrapy or scrapy.scrapy_settings or in_project is not None:
+        spider, _ = find_spider(spider, in_project, scrapy)
     from shoal.cli.summary import resume_command
     from shoal.runs.orchestrator import check_fleet
     from shoal.runs.worker import Worker, WorkerOptions
 
-    options = given(
-        {
-            "frontier": frontier,
-            "concurrency": concurrency,
-            "lease.batch": batch_size,
-            "tor.enabled": tor or None,
-            "proxies": proxy or None,
-            "warc.folder": warc,
-        }
+    options = settings_of(
+        frontier=frontier, concurrency=concurrency, batch_size=batch_size, tor=tor, proxy=proxy, warc=warc
     )
     check_fleet(resolve(None, options, setting).config)
-    outputs, stays = outputs_of(output, replace), keep_alive and run_id is not None
+    specs, stays = outputs.specs(), keep_alive and run_id is not None
 
     def make_worker(run_id: str, spider: Spider, resolved: Resolved) -> Worker:
-        set_rendering(spider, render, render_auto)
+        rendering.apply(spider)
         how = WorkerOptions(
             keep_alive=stays,
             allow_changed=allow_changed,
             grace=shutdown_grace(resolved),
             command=resume_command(sys.argv[1:]),
         )
-        return Worker(spider, resolved.config, run_id, outputs=outputs, options=how)
+        return Worker(spider, resolved.config, run_id, outputs=specs, options=how)
 
     if run_id is not None:
         instance, resolved = prepare(spider, options, setting, run_id)
@@ -163,7 +134,7 @@ def worker(
         chosen, resolved = _queue_worker(spider, options, setting, make_worker)
     else:
         raise ConfigError("no run given: pass --run-id ID, or --keep-alive to take all runs of the spider one by one")
-    show_and_exit(chosen, resolved, quiet=quiet, metrics_port=metrics_port, notices=ignored_settings(resolved), ui=ui)
+    show_and_exit(chosen, resolved, display, notices=ignored_settings(resolved))
 
 
 def _one_name(spider: str | None, scraper: str | None) -> str:
@@ -269,23 +240,14 @@ def ignored_settings(resolved: Resolved) -> list[str]:
 def celery_worker(
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            "--concurrency",
-            metavar="N",
-            min=1,
-            help="Fetch up to N pages at the same time (default: CELERY_WORKER_CONCURRENCY, or 2).",
+        option(
+            "--concurrency N", "Fetch up to N pages at the same time (default: CELERY_WORKER_CONCURRENCY, or 2).", min=1
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The worker's name in results (default: celery). @HOST is appended to it."
-        ),
+        str | None, option("--name NAME", "The worker's name in results (default: celery). @HOST is appended to it.")
     ] = None,
-    log_level: Annotated[
-        str | None,
-        typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO (default), WARNING or ERROR."),
-    ] = None,
+    log_level: Annotated[str | None, option("--log-level LEVEL", "DEBUG, INFO (default), WARNING or ERROR.")] = None,
 ) -> None:
     """Work on the batches that the API sends to Celery.
 
@@ -295,7 +257,7 @@ def celery_worker(
     """
     level = None if log_level is None else log_level.upper()
     # Check the settings here: otherwise each child process fails on them and is restarted, without end.
-    config = resolve(None, given({"log_level": level}), []).config
+    config = resolve(None, settings_of(log_level=level)).config
     config.refuse_tor("a Celery worker")
     try:
         from shoal.api.celery.app import app as celery

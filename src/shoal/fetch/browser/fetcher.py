@@ -20,9 +20,9 @@ from shoal.fetch.browser.gateway_conversation import GatewayLimits
 from shoal.fetch.browser.pages import CLOSE_TIMEOUT, ContextKey, Pages, Tab
 from shoal.fetch.browser.process import BrowserProcess, shortage, tolerated
 from shoal.fetch.browser.rendering import Rendering
+from shoal.fetch.connecting import without_verification
 from shoal.fetch.guard import AddressGuard, check_upstream
 from shoal.fetch.layers import Postponed
-from shoal.fetch.page_fetcher import without_verification
 from shoal.fetch.sessions.session import SentCookies, browser_cookies, own_cookies
 from shoal.http import Render, Request, Response
 from shoal.http.response import RenderedResponse

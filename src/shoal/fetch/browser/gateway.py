@@ -1,7 +1,7 @@
 """The gateway: all traffic of the browser goes through it.
 
 It is an HTTP proxy inside the worker. Each browser context has a listener of its own on the loopback: the listener
-decides the way out, counts the bytes and limits them. It needs no password, because Chromium does not cache responses
+decides the way out, and counts the bytes. It needs no password, because Chromium does not cache responses
 of a proxy that asks for one.
 """
 
@@ -21,10 +21,11 @@ from pathlib import Path
 
 from shoal.config import DnsSettings
 from shoal.errors import FetchError
-from shoal.fetch.browser.gateway_conversation import Conversation, Direct, GatewayLimits, Proxied, Site, Upstream
-from shoal.fetch.browser.gateway_http import Meter, Pipe
+from shoal.fetch.browser.gateway_conversation import Conversation, GatewayLimits, Site, Upstream
 from shoal.fetch.connecting import Connector
 from shoal.fetch.guard import AddressGuard, PageReach
+from shoal.fetch.pipe import Pipe
+from shoal.fetch.proxy import Proxy
 from shoal.fetch.resolving import Names
 from shoal.system import clock
 
@@ -139,12 +140,9 @@ class Gateway:
         it connects directly. ConfigError if the URL is invalid."""
         if self._closed:
             raise RuntimeError("the gateway is closed")
-        meter = Meter()
+        proxy = None if upstream is None else Proxy(upstream, self._to_proxies)
         reach = PageReach(self._guard, self._public)
-        way: Upstream = Direct(self._to_sites, meter, reach)
-        if upstream is not None:
-            way = Proxied(upstream, self._to_proxies, meter, reach, self._tls)
-        listener = Listener(way, meter, self.limits, reach)
+        listener = Listener(Upstream(self._to_sites, reach, proxy, self._tls), self.limits)
         await listener._start()
         if self._closed:
             await listener.close()
@@ -178,16 +176,14 @@ class Listener:
     with the status 400, 403, 502 or 504 and a header ``Proxy-Status``, which no site can send through it.
     """
 
-    def __init__(self, upstream: Upstream, meter: Meter, limits: GatewayLimits, reach: PageReach) -> None:
+    def __init__(self, upstream: Upstream, limits: GatewayLimits) -> None:
         self.url = ""
         """``http://127.0.0.1:PORT``"""
         self.closed = False
         self.refused: Counter[str] = Counter()
         """How many requests were not served, by kind of error."""
         self.upstream = upstream
-        self.meter = meter
         self.limits = limits
-        self._reach = reach
         self._failures: dict[Site, FetchError] = {}
         self._conversations: set[Conversation] = set()
         self._kept: dict[Pipe, tuple[Site, float]] = {}
@@ -197,29 +193,7 @@ class Listener:
     @property
     def received(self) -> int:
         """Bytes from the network, since the start."""
-        return self.meter.received
-
-    @property
-    def sent(self) -> int:
-        """Bytes to the network, since the start."""
-        return self.meter.sent
-
-    @property
-    def limit(self) -> int | None:
-        """How many bytes may pass, in both directions together, since the limit was set; None: any number.
-
-        Connections that exceed it end. Set it again to start over.
-        """
-        return self.meter.limit
-
-    @limit.setter
-    def limit(self, most: int | None) -> None:
-        self.meter.limit = most
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether more bytes passed than the limit allows."""
-        return self.meter.exceeded
+        return self.upstream.meter.received
 
     def failure(self, host: str, port: int) -> FetchError | None:
         """Why the gateway did not serve the last request for this site; None if it did.
@@ -272,7 +246,7 @@ class Listener:
                 failure.kind == "address"
                 and not self._warned
                 and site is not None
-                and not self._reach.is_page(site.host)
+                and not self.upstream.reach.is_page(site.host)
             ):
                 self._warned = True  # the page itself gets its error, but what it loads is missing without a word
                 log.warning("a rendered page may not load everything it asks for: %s", failure)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import socket
 import ssl
 from contextlib import suppress
-from ipaddress import ip_address
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.errors import ConfigError, FetchError, ProxyError
+from shoal.errors import FetchError, ProxyError
 from shoal.fetch.browser.gateway_http import (
     CHUNKED,
     UNTIL_CLOSE,
     Chunks,
-    Meter,
-    Pipe,
     RequestHead,
     ResponseHead,
     absolute_target,
@@ -29,68 +24,57 @@ from shoal.fetch.browser.gateway_http import (
     parse_response,
     written,
 )
-from shoal.fetch.connecting import (
-    HOST_REPLIES,
-    Connector,
-    one_line,
-    refused_by_socks,
-    system_text,
-    through_proxy,
-    unresolved,
-)
+from shoal.fetch.connecting import Connector, system_text, unresolved
 from shoal.fetch.guard import PageReach, not_sent
+from shoal.fetch.pipe import Meter, Pipe, open_pipe
+from shoal.fetch.proxy import Proxy
 from shoal.system import clock
 
 if TYPE_CHECKING:
     from shoal.fetch.browser.gateway import Listener
 
-# How the gateway reaches a site: directly, or through a proxy that resolves the names.
 
-_MAX_PROXY_HEAD = 16384
-_DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+class Upstream:
+    """How the pages of one browser context reach sites: directly, or through a proxy, which resolves the names.
 
+    The guard and the reach of the pages decide about the address that is connected to; with a proxy, about the name.
+    """
 
-class Upstream(Protocol):
-    """How to reach sites. Its errors are FetchErrors."""
-
-    absolute: bool
-    """Whether requests for http:// URLs are sent to this upstream with the whole URL."""
-    headers: list[tuple[bytes, bytes]]
-    """Additional headers of such requests."""
-
-    def refuses(self, host: str) -> str | None:
-        """Why the host may not be requested; None if it may, as far as its name tells."""
-        ...
-
-    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
-        """Connect to the site. Without ``tunnel``, an ``absolute`` upstream connects to the upstream only."""
-        ...
-
-
-class Direct:
-    """Connects to the site. The guard and the reach of the page decide about the address that is connected to."""
-
-    absolute = False
-    headers: list[tuple[bytes, bytes]] = []
-
-    def __init__(self, connector: Connector, meter: Meter, reach: PageReach) -> None:
+    def __init__(self, connector: Connector, reach: PageReach, proxy: Proxy | None, tls: ssl.SSLContext | None) -> None:
+        self.reach = reach
+        self.meter = Meter()
+        self.absolute = proxy is not None and proxy.forwards
+        """Whether requests for http:// URLs are sent to the proxy, with the whole URL and ``headers``."""
+        self.headers = [] if proxy is None else [(name.encode(), text.encode()) for name, text in proxy.headers.items()]
+        self._proxy = proxy
+        self._tls = tls
         self._connector = connector
-        self._meter = meter
-        self._reach = reach
         self._caller = connector.names.new_caller()
 
-    def refuses(self, host: str) -> str | None:
-        return None
+    def check(self, host: str) -> None:
+        """FetchError if the proxy may not be asked for this host."""
+        if self._proxy is not None and (reason := self.reach.refuses_host(host)) is not None:
+            raise refusal(host, reason)
 
     async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
+        """Connect to the site. Without ``tunnel``, an ``absolute`` upstream connects to the proxy only. FetchError if
+        that fails."""
+        if self._proxy is None:
+            return await self._connect_directly(host, port)
+        pipe = await self._proxy.connect(self._tls, self.meter)
+        if tunnel or not self.absolute:
+            await self._proxy.tunnel(pipe, host, port)
+        return pipe
+
+    async def _connect_directly(self, host: str, port: int) -> Pipe:
         try:
             addresses = await self._connector.resolve(host, self._caller)
-            selected, reason = self._reach.select(host, [address.host for address in addresses])
+            selected, reason = self.reach.select(host, [address.host for address in addresses])
             if not selected:
                 raise refusal(host, reason)
             allowed = [address for address in addresses if address.host in selected]
             sock = await self._connector.connect_to(allowed, port)
-            return await _piped(sock, self._meter)
+            return await open_pipe(sock, self.meter)
         except socket.gaierror as exc:
             raise unresolved(host, exc) from exc
         except OSError as exc:
@@ -98,142 +82,9 @@ class Direct:
             raise FetchError(message, kind="connect", retryable=True) from exc
 
 
-class Proxied:
-    """Connects through a proxy: ``http://``, ``https://`` or ``socks5://``, with a user and a password if needed."""
-
-    def __init__(
-        self, url: str, connector: Connector, meter: Meter, reach: PageReach, tls: ssl.SSLContext | None
-    ) -> None:
-        try:
-            parts = urlsplit(url)
-            self._host, self._port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
-            valid = bool(self._host) and parts.scheme in _DEFAULT_PORTS
-        except (ValueError, KeyError):
-            valid = False
-        if not valid:
-            raise ConfigError("a proxy must be a URL such as socks5://user:password@host:1080; http and https work too")
-        self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
-        self._connector = connector
-        self._meter = meter
-        self._reach = reach
-        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self.absolute = parts.scheme in ("http", "https")
-        self.headers = []
-        if self.absolute and parts.username is not None:
-            login = base64.b64encode(f"{self._user}:{self._password}".encode())
-            self.headers = [(b"Proxy-Authorization", b"Basic " + login)]
-        elif max(len(self._user.encode()), len(self._password.encode())) > 255:
-            raise ConfigError("the user and the password of a SOCKS5 proxy have at most 255 bytes each")
-
-    def refuses(self, host: str) -> str | None:
-        """The proxy resolves the name, so only the name can be checked here."""
-        return self._reach.refuses_host(host)
-
-    async def connect(self, host: str, port: int, *, tunnel: bool) -> Pipe:
-        pipe = await self._connect_to_proxy(host)
-        if self.absolute and not tunnel:
-            return pipe
-        try:
-            await (self._connect_http if self.absolute else self._connect_socks)(pipe, host, port)
-        except (EOFError, ValueError, ConnectionError) as exc:
-            pipe.abort()
-            reason = str(exc) or "it closed the connection"
-            broken = isinstance(exc, (EOFError, OSError))
-            self._fail(host, f"the proxy did not connect: {reason}", retryable=broken, own=not broken)
-        except BaseException:
-            pipe.abort()
-            raise
-        return pipe
-
-    async def _connect_to_proxy(self, host: str) -> Pipe:
-        try:
-            sock = await self._connector.connect(self._host, self._port)
-            return await _piped(sock, self._meter, self._tls, self._host)
-        except ssl.SSLError as exc:
-            self._fail(host, f"no secure connection to the proxy: {one_line(exc)}", retryable=False, own=True)
-        except socket.gaierror:
-            self._fail(host, "can't resolve the host of the proxy", retryable=True, own=True)
-        except OSError as exc:
-            self._fail(host, f"no connection to the proxy: {system_text(exc)}", retryable=True, own=True)
-
-    async def _connect_http(self, pipe: Pipe, host: str, port: int) -> None:
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        lines = [f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n".encode()]
-        lines += [b"%b: %b\r\n" % header for header in self.headers]
-        await pipe.write(b"".join([*lines, b"\r\n"]))
-        answer = parse_response(await pipe.read_head(_MAX_PROXY_HEAD), to_head=True)
-        while answer.status < 200:
-            answer = parse_response(await pipe.read_head(_MAX_PROXY_HEAD), to_head=True)
-        if answer.status >= 300:
-            reason = answer.reason.decode("latin-1")[:100]
-            refused = answer.status in (401, 403, 407)
-            own = answer.status == 407
-            self._fail(host, f"the proxy answered {answer.status} {reason}", retryable=not refused, own=own)
-
-    async def _connect_socks(self, pipe: Pipe, host: str, port: int) -> None:
-        """Do the SOCKS5 handshake (RFC 1928 and RFC 1929)."""
-        has_login = bool(self._user or self._password)
-        await pipe.write(b"\x05\x02\x02\x00" if has_login else b"\x05\x01\x00")
-        version, chosen = await pipe.read_exactly(2)
-        if version != 5:
-            raise ValueError("it does not speak SOCKS5")
-        if chosen != 0 and not (has_login and chosen == 2):
-            raise ValueError(
-                "it supports neither anonymous access nor user and password" if has_login else "it wants a password"
-            )
-        if chosen:
-            user, password = self._user.encode(), self._password.encode()
-            await pipe.write(bytes([1, len(user), *user, len(password), *password]))
-            if (await pipe.read_exactly(2))[1] != 0:
-                raise ValueError("wrong user or password")
-        await pipe.write(bytes([5, 1, 0, *_socks_address(host), port >> 8, port & 255]))
-        version, reply, _, kind = await pipe.read_exactly(4)
-        if version != 5:
-            raise ValueError("it does not speak SOCKS5")
-        if reply:
-            raise refused_by_socks(host, reply, HOST_REPLIES.get(reply, f"reply {reply}"))
-        size = {1: 4, 4: 16}.get(kind)
-        if size is None:
-            size = (await pipe.read_exactly(1))[0]
-        await pipe.read_exactly(size + 2)
-
-    def _fail(self, host: str, reason: str, *, retryable: bool, own: bool) -> NoReturn:
-        """``own``: the proxy itself failed, whatever the host is."""
-        message = through_proxy(host, reason)
-        if own:
-            raise ProxyError(message, retryable=retryable)
-        raise FetchError(message, kind="proxy", retryable=retryable, contacted=False)
-
-
 def refusal(host: str, reason: str) -> FetchError:
     """The error for a refused host. It does not show the address: callers must not explore private networks."""
     return not_sent(f"{host} {reason}", "address")
-
-
-def _socks_address(host: str) -> bytes:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        name = host.encode("ascii")
-        if not 0 < len(name) < 256:
-            raise ValueError("invalid host") from None
-        return bytes([3, len(name), *name])
-    return bytes([1 if address.version == 4 else 4]) + address.packed
-
-
-async def _piped(
-    sock: socket.socket, meter: Meter, tls: ssl.SSLContext | None = None, server_hostname: str | None = None
-) -> Pipe:
-    loop = asyncio.get_running_loop()
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _, pipe = await loop.create_connection(
-            lambda: Pipe(meter), sock=sock, ssl=tls, server_hostname=server_hostname if tls else None
-        )
-    except BaseException:
-        sock.close()
-        raise
-    return pipe
 
 
 _log = logging.getLogger(__name__)
@@ -243,7 +94,7 @@ _MAX_STEP = 65536  # bytes in chunks that are read at once; they may be thousand
 _LINGER_SECONDS = 1.0
 _MAX_LINGER_BYTES = 1024 * 1024
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
-_STATUSES = {"address": 403, "too large": 403, "request": 400, "timeout": 504}
+_STATUSES = {"address": 403, "request": 400, "timeout": 504}
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
 # The texts are the same for all: a page that reads one learns nothing about the network of this machine.
 _TEXTS = {
@@ -373,11 +224,7 @@ class Conversation:
 
     async def _connect(self, site: Site, *, tunnel: bool, reuse: bool = False) -> Pipe:
         listener = self._listener
-        if listener.meter.exceeded:
-            raise listener.meter.failure()
-        reason = listener.upstream.refuses(site.host)
-        if reason is not None:
-            raise refusal(site.host, reason)
+        listener.upstream.check(site.host)
         pipe = listener.take(site) if reuse else None
         if pipe is None:
             timeout = self._limits.connect_timeout

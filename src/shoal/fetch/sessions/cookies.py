@@ -118,13 +118,6 @@ class CookieJar:
         domain, *rest = key
         return self.domains.get(domain, {}).get(cast("tuple[str, str]", tuple(rest)))
 
-    def store(self, line: str, url: str) -> Cookie | None:
-        """Store the cookie of a Set-Cookie header that a page of ``url`` sent. Returns it; None if it is invalid."""
-        cookie = read_cookie(line, url, self.clock())
-        if cookie is not None:
-            self.put(cookie)
-        return cookie
-
     def put(self, cookie: Cookie) -> None:
         """Store a cookie; remove it if its time is over."""
         domain, key = cookie.domain, (cookie.name, cookie.path)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import quote, unquote
 
@@ -411,10 +411,6 @@ class Jars:
                 return
             await asyncio.sleep(0.002 * attempt)
         raise StoreError(f"cannot store the cookies of {site}: other processes keep changing them")
-
-    async def add(self, jar: Jar, cookies: Iterable[Cookie], epoch: int) -> None:
-        """Add cookies from elsewhere, as a login would."""
-        await self.publish(jar, {cookie.key: cookie for cookie in cookies}, epoch)
 
 
 _MARK: CookieKey = ("", "", "")

@@ -130,7 +130,6 @@ _RESTART_AFTER = (0.5, 30.0)
 """Seconds before a restart: the first pause, and the longest."""
 _STEADY = 60.0
 """A daemon that ran for this many seconds resets the pause before a restart."""
-_CHECK_READY = 1.0
 
 
 class TorDaemon:
@@ -150,7 +149,6 @@ class TorDaemon:
         self._pid: int | None = None
         self._folder: Folder | None = None
         self._supervising: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
         self._hold = Hold()
 
     # -- for others
@@ -178,16 +176,6 @@ class TorDaemon:
         """Run until the daemon is closed. TorError if it can never get ready."""
         assert self._supervising is not None
         await asyncio.shield(self._supervising)
-
-    async def wait_ready(self) -> None:
-        """Wait until pages can be sent. TorError if the daemon can never get ready."""
-        assert self._supervising is not None
-        while not self.ready:
-            changed = asyncio.create_task(self._changed.wait())
-            await asyncio.wait({changed, self._supervising}, return_when=asyncio.FIRST_COMPLETED, timeout=_CHECK_READY)
-            changed.cancel()
-            if self._supervising.done():
-                await self._supervising
 
     def url_of(self, circuit: Circuit) -> str:
         """The proxy URL of a circuit. TorError while there is no daemon."""
@@ -237,7 +225,6 @@ class TorDaemon:
                 reason = await self._work(process, self._folder.path, deadline)
             finally:
                 self._address = self._control = self._pid = None
-                self._changed.clear()
                 await process.kill()
             is_first = self.epoch == 0
             if is_first and (clock.monotonic() >= deadline or (process.returncode or 0) > 0):
@@ -294,7 +281,6 @@ class TorDaemon:
                 self._address = "127.0.0.1", await control.socks_port()
                 self.epoch += 1
                 self._hold.reset()
-                self._changed.set()
                 while True:
                     await asyncio.sleep(PROBE_EVERY)
                     await control.bootstrap()

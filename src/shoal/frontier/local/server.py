@@ -19,27 +19,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
 from shoal import __version__
 from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreBusyError, StoreError
-from shoal.frontier.local import wire
-from shoal.frontier.local.places import (
-    ProcessSlot,
-    ProcessWatch,
-    name_of_file,
-    name_process,
-    peer_of,
-    reserved,
-    started_at,
-)
+from shoal.frontier.local import places, wire
+from shoal.frontier.local.places import ProcessSlot, ProcessWatch
 from shoal.frontier.local.store import SocketStore
 from shoal.ports import Frontier, History, Holder, Store
 from shoal.system import chance, clock, threads
 
 log = logging.getLogger("shoal.frontier")
+
+T = TypeVar("T")
 
 _DEAD_PAGE = 200
 _BACKLOG = 128
@@ -94,8 +88,8 @@ class _Client(asyncio.Protocol):
         if call.method != wire.HELLO:
             raise FrontierError(f"its first call must be {wire.HELLO!r}, not {call.method!r:.40}")
         (hello,) = _decode_hello(call.arguments)
-        pid = peer_of(self.transport.get_extra_info("socket"), hello.pid)
-        started = started_at(pid) if pid else None
+        pid = places.peer_of(self.transport.get_extra_info("socket"), hello.pid)
+        started = places.started_at(pid) if pid else None
         self.slot = None if started is None else ProcessSlot(pid, started, hello.client)
         self._is_known = True
         self.send(wire.frame(wire.encode((call.number, None, self._server.welcome))))
@@ -294,7 +288,7 @@ async def open_owned(file: str | None, watch: ProcessWatch) -> Store:
 async def serving(store: Store, watch: ProcessWatch, file: str | None, name: str) -> AsyncIterator[FrontierServer]:
     """Serve a store that `open_owned` opened. A store in memory is announced under this name, or one like it.
     StoreError if there is no place for a socket."""
-    with reserved(name if file is None else name_of_file(file), exact=file is not None) as path:
+    with places.reserved(name if file is None else places.name_of_file(file), exact=file is not None) as path:
         server = FrontierServer(store, durable=file is not None, watch=watch)
         await server.start(path)
         try:
@@ -352,7 +346,7 @@ def run_owner(name: str, file: str | None, answers: int) -> None:
     """Own a frontier until nobody needs it. ``answers``: where to write the line for `PendingOwner`."""
     import uvloop
 
-    name_process("shoal-frontier")
+    places.name_process("shoal-frontier")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.raiseExceptions = False  # standard error may be closed before this process ends
     gc.collect()
@@ -445,31 +439,28 @@ async def join_or_open(file: str, open_it: Callable[[], Awaitable[Store]]) -> St
 async def share_file(file: str) -> Store:
     """The store in a file, for one of several processes of this machine. A process that owns the file is started if
     there is none, now and whenever it was lost. StoreError as `SQLiteStore.open`."""
-    until = clock.monotonic() + _PATIENCE
-    while True:
-        try:
-            return await SocketStore.connect(partial(_start, file, join=True))
-        except StoreAwayError:  # it listened a moment ago, and ended before it answered
-            if clock.monotonic() > until:
-                raise
-            await asyncio.sleep(_BETWEEN_TRIES)
+
+    async def find() -> str:
+        path = _socket_of(file)
+        return await threads.call(start_owner, file) if path is None else path
+
+    # StoreAwayError: it listened a moment ago, and ended before it answered.
+    return await patiently(lambda: SocketStore.connect(partial(patiently, find, StoreBusyError)), StoreAwayError)
 
 
 async def start_new_owner(file: str) -> str:
     """Start a process that owns a file, and return its socket. Wait a few seconds for another process that works on the
     file to end; StoreBusyError if it does not."""
-    return await _start(file, join=False)
+    return await patiently(lambda: threads.call(start_owner, file), StoreBusyError)
 
 
-async def _start(file: str, *, join: bool) -> str:
-    until = clock.monotonic() + _PATIENCE
+async def patiently(step: Callable[[], Awaitable[T]], error: type[Exception], seconds: float = _PATIENCE) -> T:
+    """Repeat a step that raises this error, for some seconds: another process begins or ends its work on the file."""
+    until = clock.monotonic() + seconds
     while True:
-        path = _socket_of(file) if join else None
-        if path is not None:
-            return path
         try:
-            return await threads.call(start_owner, file)
-        except StoreBusyError:  # another process starts one at this moment, or has not ended yet
+            return await step()
+        except error:
             if clock.monotonic() > until:
                 raise
             await asyncio.sleep(_BETWEEN_TRIES)

@@ -287,7 +287,7 @@ class SocketFrontier(_Remote):
 
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         call = self._call(wire.FRONTIER["lease"], limit, ttl, counts_attempt, nonce)
-        return await release_if_cancelled(call, lambda leased: self.release(leased.leases))
+        return await release_if_cancelled(call, self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         deadline = clock.now() + ttl
@@ -296,11 +296,7 @@ class SocketFrontier(_Remote):
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         deadline = clock.now() + ttl
         call = self._call(wire.FRONTIER["reissue"], _bare(leases), ttl, nonce)
-        # The holder of the old tokens may have contacted the hosts.
-        answer = await release_if_cancelled(
-            call, lambda reissued: self.release([lease for lease in reissued if lease], contacted=True)
-        )
-        return _restored(leases, answer, deadline)
+        return _restored(leases, await release_if_cancelled(call, self.release), deadline)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Any]:
         answer: list[Any] = await self._end("complete", completions)

@@ -13,19 +13,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from shoal.errors import (
-    FencedError,
-    FrontierError,
-    LeaseLostError,
-    QueueFullError,
-    RequestError,
-    RunError,
-    StoreAwayError,
-    StoreBusyError,
-    StoreError,
-    StoreFullError,
-    StoreRewoundError,
-)
+from shoal import errors
+from shoal.errors import FrontierError
 from shoal.ports import Frontier, FrontierOptions, History, Holder, Store
 
 MAX_BYTES = 512 * 2**20
@@ -41,16 +30,16 @@ _ERRORS: dict[str, type[Exception]] = {
     error.__name__: error
     for error in (
         FrontierError,
-        QueueFullError,
-        LeaseLostError,
-        FencedError,
-        StoreBusyError,
-        StoreAwayError,
-        StoreFullError,
-        StoreRewoundError,
-        StoreError,
-        RunError,
-        RequestError,
+        errors.QueueFullError,
+        errors.LeaseLostError,
+        errors.FencedError,
+        errors.StoreBusyError,
+        errors.StoreAwayError,
+        errors.StoreFullError,
+        errors.StoreRewoundError,
+        errors.StoreError,
+        errors.RunError,
+        errors.RequestError,
         ValueError,
     )
 }

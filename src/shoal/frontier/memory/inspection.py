@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from heapq import nsmallest
 
 import msgspec
 
+from shoal.frontier import rules
 from shoal.frontier.faults import compare_counters, make_faults
 from shoal.frontier.memory.items import MemoryItemLog, MemoryRoles
 from shoal.frontier.memory.queue import MemoryQueue, MemoryStages
 from shoal.frontier.memory.requests import NO_PARENT, Requests
-from shoal.frontier.rules import (
-    ADMITTED_DETAIL,
-    CLAIMED,
-    FULL_KIND,
-    READY,
-    RETRIED_DETAIL,
-    RETRIED_EVENT,
-    SEED_ROLE,
-    STATE_NAMES,
-    is_retried,
-    retry_reason,
-    sought_fingerprint,
-    sought_urls,
-)
+from shoal.frontier.rules import READY, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import Event, History, LeaseHolder, LeaseKey, LeaseOutcome, Rewind, Stats, Waits
 
@@ -80,7 +69,7 @@ class MemoryInspection:
             redirects=self._requests.redirects,
             item_errors=self._requests.item_errors,
             incoming=incoming,
-            seeding=not self._roles.is_finished(SEED_ROLE),
+            seeding=not self._roles.is_finished(rules.SEED_ROLE),
         )
         return msgspec.structs.replace(stats, **dict(zip(STATE_NAMES, counts, strict=True)))
 
@@ -90,12 +79,12 @@ class MemoryInspection:
     # -- histories
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
-        fingerprint = sought_fingerprint(request, parent)
+        fingerprint = rules.sought_fingerprint(request, parent)
         number = self._requests.fingerprints.find(fingerprint)
         if number is None:
             if (staged := self._stages.find(fingerprint)) is not None:
                 return staged
-            numbers = () if exact else map(self._requests.search, sought_urls(request))
+            numbers = () if exact else map(self._requests.search, rules.sought_urls(request))
             number = next((number for number in numbers if number is not None), None)
         return None if number is None else self._history(number)
 
@@ -104,7 +93,7 @@ class MemoryInspection:
         head, request = requests.read(number)
         fingerprint = requests.fingerprints[number]
         url = None if head.parent == NO_PARENT else requests.read(head.parent)[1].url
-        worker = requests.worker_name(head.worker) if head.state in CLAIMED else ""
+        worker = requests.worker_name(head.worker) if head.state in rules.CLAIMED else ""
         kind, reason = requests.deaths.get(number, ("", ""))
         return History(
             url=request.url,
@@ -130,16 +119,13 @@ class MemoryInspection:
         if (retry := self._queue.next_retry()) is None:
             return Waits(holders=holders)
         at, number = retry
-        reason = retry_reason(self._requests.events[number][-1].detail)
+        reason = rules.retry_reason(self._requests.events[number][-1].detail)
         return Waits(holders=holders, retry_in=max(0.0, at - self._clock()), retry_reason=reason)
 
     # -- dead requests
 
     async def dead_kinds(self) -> dict[str, int]:
-        kinds: dict[str, int] = {}
-        for kind, _ in self._requests.deaths.values():
-            kinds[kind] = kinds.get(kind, 0) + 1
-        return kinds
+        return dict(Counter(kind for kind, _ in self._requests.deaths.values()))
 
     async def dead(self) -> AsyncIterator[History]:
         for number in list(self._requests.deaths):
@@ -150,14 +136,14 @@ class MemoryInspection:
         if only is not None:
             numbers = dict.fromkeys(self._requests.fingerprints.find(fingerprint) for fingerprint in only)
             deaths = {number: deaths[number] for number in numbers if number in deaths}
-        chosen = {number: kind for number, (kind, _) in deaths.items() if is_retried(kind, kinds)}
-        refused = [number for number, kind in chosen.items() if kind == FULL_KIND]
-        others = [number for number, kind in chosen.items() if kind != FULL_KIND]
-        self._revive(others, RETRIED_DETAIL)
+        chosen = {number: kind for number, (kind, _) in deaths.items() if rules.is_retried(kind, kinds)}
+        refused = [number for number, kind in chosen.items() if kind == rules.FULL_KIND]
+        others = [number for number, kind in chosen.items() if kind != rules.FULL_KIND]
+        self._revive(others, rules.RETRIED_DETAIL)
         room = self._requests.measure_room()
         if room is not None and room < len(refused):
             refused = nsmallest(room, refused, key=self._order)
-        self._revive(refused, ADMITTED_DETAIL)
+        self._revive(refused, rules.ADMITTED_DETAIL)
         return len(others) + len(refused)
 
     def _order(self, number: int) -> tuple[float, int]:
@@ -169,6 +155,6 @@ class MemoryInspection:
         for number in numbers:
             del requests.deaths[number]
             head, request = requests.read(number)
-            requests.add_event(number, now, RETRIED_EVENT, detail)
+            requests.add_event(number, now, rules.RETRIED_EVENT, detail)
             requests.update(number, head, head._replace(state=READY, attempts=0, at=now))
             requests.requeue(requests.lane_of(request), -request.priority, number, now)

@@ -12,16 +12,7 @@ from tempfile import TemporaryFile
 
 from msgspec import Struct
 
-from shoal.frontier.rules import (
-    check_cursor,
-    check_fence,
-    claim_epoch,
-    claim_token,
-    count_fitting,
-    is_claimable,
-    is_fenced,
-    new_nonce,
-)
+from shoal.frontier import rules
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
 # The roles of a run in memory, and the fences of cluster slots.
@@ -54,14 +45,14 @@ class MemoryRoles:
         self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"", above: int = 0
     ) -> Claim | None:
         self.check_holder(holder)
-        token, now = claim_token(nonce or new_nonce()), self._clock()
+        token, now = rules.claim_token(nonce or rules.new_nonce()), self._clock()
         stored = self._roles.setdefault(role, _Role())
-        if not is_claimable(
+        if not rules.is_claimable(
             finished=stored.finished, until=stored.until, now=now, held_token=stored.token, token=token
         ):
             return None
         if token != stored.token:
-            stored.epoch = claim_epoch(now=now, last=stored.epoch, above=above)
+            stored.epoch = rules.claim_epoch(now=now, last=stored.epoch, above=above)
         stored.token, stored.until, stored.holder = token, now + ttl, holder
         return Claim(role, token, stored.cursor, stored.epoch)
 
@@ -76,7 +67,7 @@ class MemoryRoles:
         if not self.is_held(claim):
             return False
         role = self._roles[claim.role]
-        check_cursor(claim, role.cursor, cursor)
+        rules.check_cursor(claim, role.cursor, cursor)
         role.cursor, role.until = cursor, self._clock() + ttl
         return True
 
@@ -85,7 +76,7 @@ class MemoryRoles:
             return False
         role = self._roles[claim.role]
         if finished:
-            check_cursor(claim, role.cursor, claim.cursor)
+            rules.check_cursor(claim, role.cursor, claim.cursor)
         role.free()
         role.finished = finished
         return True
@@ -110,7 +101,7 @@ class MemoryRoles:
 
     def check_cursor(self, claim: Claim, cursor: bytes) -> None:
         """StoreRewoundError unless this claim, which is held, may move its cursor to ``cursor``."""
-        check_cursor(claim, self._roles[claim.role].cursor, cursor)
+        rules.check_cursor(claim, self._roles[claim.role].cursor, cursor)
 
     def have_cursors(self, cursors: Mapping[str, bytes]) -> bool:
         """Whether these roles have these cursors."""
@@ -126,7 +117,7 @@ class MemoryRoles:
     def check_holder(self, holder: Holder | None) -> None:
         """FencedError for a holder whose slot was fenced under a later epoch."""
         if holder is not None:
-            check_fence(holder.slot, holder.epoch, self._epochs.get(holder.slot))
+            rules.check_fence(holder.slot, holder.epoch, self._epochs.get(holder.slot))
 
     def fence(self, slot: str, epoch: int) -> None:
         """Fence a slot under this epoch, and free the roles that it holds under earlier ones. FencedError if it is
@@ -134,7 +125,7 @@ class MemoryRoles:
         self.check_holder(Holder(slot, epoch))
         self._epochs[slot] = epoch
         for role in self._roles.values():
-            if is_fenced(role.holder, slot, epoch):
+            if rules.is_fenced(role.holder, slot, epoch):
                 role.free()
 
 
@@ -235,7 +226,7 @@ class MemoryItemLog:
         items = list(islice(self._items, skip, skip + limit))
         if max_bytes is not None:
             sizes = [len(item.payload) if isinstance(item, LoggedItem) else item.size for item in items]
-            del items[count_fitting(sizes, max_bytes) :]
+            del items[rules.count_fitting(sizes, max_bytes) :]
         return [item if isinstance(item, LoggedItem) else item.read() for item in items]
 
     async def trim_items(self, through: int, *, cursors: Mapping[str, bytes] | None = None) -> None:

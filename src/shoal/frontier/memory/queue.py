@@ -13,38 +13,11 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal.frontier import rules
 from shoal.frontier.memory.items import MemoryItemLog, MemoryRoles
 from shoal.frontier.memory.requests import NO_PARENT, Backlog, NewRequests, Requests, decode_request, encode_request
 from shoal.frontier.politeness import Lane
-from shoal.frontier.rules import (
-    DEAD,
-    DONE,
-    LEASED,
-    LOST_EVENT,
-    LOST_KIND,
-    MAX_LEASES,
-    NOTE_EVENT,
-    POLL,
-    READY,
-    STATE_NAMES,
-    WAITING,
-    E,
-    MovedLinks,
-    Portion,
-    check_nonce,
-    check_queue_size,
-    count_moved,
-    failure_event,
-    first_of_each,
-    incoming_history,
-    is_fenced,
-    lost_reason,
-    new_nonce,
-    push_fingerprint,
-    reissued_token,
-    split_large,
-    token_base,
-)
+from shoal.frontier.rules import DEAD, DONE, LEASED, READY, STATE_NAMES, WAITING, E, MovedLinks, Portion
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -105,7 +78,7 @@ class MemoryStages:
             del self._portions[parent]
         new = {
             fingerprint: (decode_request(payload), payload)
-            for fingerprint, payload in first_of_each(portion).items()
+            for fingerprint, payload in rules.first_of_each(portion).items()
             if requests.fingerprints.find(fingerprint) is None
         }
         requests.measure_room()
@@ -118,7 +91,7 @@ class MemoryStages:
         for parent, portions in self._portions.items():
             for name, payload in (link for portion in portions for link in portion):
                 if name == fingerprint:
-                    return incoming_history(decode_request(payload), self._requests.records.request(parent).url)
+                    return rules.incoming_history(decode_request(payload), self._requests.records.request(parent).url)
         return None
 
     def count(self) -> int:
@@ -189,10 +162,10 @@ class MemoryQueue:
                 return Pushed(0, 0)
             self._roles.check_cursor(seed, cursor)
         new = self._requests.select_new(
-            (push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests)
+            (rules.push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests)
         )
         counts = self._requests.counts
-        check_queue_size(self._requests.options.max_queue_size, counts[READY] + counts[WAITING], len(new))
+        rules.check_queue_size(self._requests.options.max_queue_size, counts[READY] + counts[WAITING], len(new))
         self._requests.add(new, NO_PARENT, len(requests), self._clock())
         if seed is not None:
             self._roles.save_cursor(seed.role, cursor)
@@ -203,8 +176,8 @@ class MemoryQueue:
     async def lease(
         self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
-        nonce = nonce or new_nonce()
-        token = token_base(nonce)
+        nonce = nonce or rules.new_nonce()
+        token = rules.token_base(nonce)
         self._roles.check_holder(holder)
         last_nonce, last_leases = self._last_calls.get(holder, (b"", []))
         if nonce == last_nonce:
@@ -219,7 +192,7 @@ class MemoryQueue:
         self._stages.help()
         requests, lanes, leases = self._requests, self._lanes, list[Lease]()
         lanes.reopen(now)
-        limit = min(limit, MAX_LEASES)
+        limit = min(limit, rules.MAX_LEASES)
         until, worker = now + ttl, requests.worker_number("" if holder is None else holder.slot)
         while len(leases) < limit and (lane := lanes.take_best(now)) is not None:
             token += 1
@@ -247,7 +220,7 @@ class MemoryQueue:
     def _wait(self, now: float) -> float | None:
         """Seconds until something changes by itself: a retry is due, a lease expires, a host is due, links arrive."""
         next_retry = self._waiting[0][0] if self._waiting else None
-        incoming = now + POLL if self._stages.incoming else None
+        incoming = now + rules.POLL if self._stages.incoming else None
         moments = (next_retry, self._next_expiry(), self._lanes.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
@@ -294,7 +267,7 @@ class MemoryQueue:
         heappush(self._expiries, (until, held.token, fingerprint))
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
-        check_nonce(nonce)
+        rules.check_nonce(nonce)
         deadline = clock.now() + ttl
         until = self._clock() + ttl
         reissued: set[bytes] = set()
@@ -307,7 +280,7 @@ class MemoryQueue:
                 continue
             reissued.add(fingerprint)
             if held.token == lease.token:
-                held.token, held.origin, held.begun = reissued_token(nonce, lease.token), origin, True
+                held.token, held.origin, held.begun = rules.reissued_token(nonce, lease.token), origin, True
             self._extend(fingerprint, held, until)
             answer.append(msgspec.structs.replace(lease, token=held.token, deadline=deadline))
         return answer
@@ -324,7 +297,7 @@ class MemoryQueue:
         repeated_tokens = {page.lease.token for page in completions if self.outcome_of(page.lease) == "done"}
         results, moved = await self._end(completions, self._complete)
         for place, links in moved.items():
-            results[place] = count_moved(completions[place], links)
+            results[place] = rules.count_moved(completions[place], links)
         return [
             Pushed(0, 0) if pushed is None and page.lease.token in repeated_tokens else pushed
             for page, pushed in zip(completions, results, strict=True)
@@ -340,7 +313,7 @@ class MemoryQueue:
         """End the leases of pages in one step, then move the links of large pages. Returns a list of what ``end``
         returned, None for a lost lease, and by position what became of the links of large pages. If a child cannot be
         encoded, raises RequestError and changes nothing."""
-        pages, staged = await split_large(pages, encode_request)
+        pages, staged = await rules.split_large(pages, encode_request)
         now = self._lanes.called = self._clock()
         self._requests.measure_room()
         new = [self._requests.select_children(page) for page in pages]
@@ -366,7 +339,7 @@ class MemoryQueue:
         requests.counts[DONE] += 1
         self._items.append(lease.fingerprint, page.items, items)
         if page.note:
-            requests.add_event(number, now, NOTE_EVENT, page.note, requests.records.head(number).worker)
+            requests.add_event(number, now, rules.NOTE_EVENT, page.note, requests.records.head(number).worker)
         if page.redirected:
             requests.redirects += 1
         return requests.add_children(page, number, new, page.duplicates, now)
@@ -376,7 +349,7 @@ class MemoryQueue:
         old = requests.records.head(number)
         head = old._replace(status=failure.status, at=now)
         waits = failure.retry_in is not None and head.attempts < self._requests.options.max_attempts
-        requests.add_event(number, now, *failure_event(head.attempts, failure, waits=waits), head.worker)
+        requests.add_event(number, now, *rules.failure_event(head.attempts, failure, waits=waits), head.worker)
         if waits:
             assert failure.retry_in is not None
             heappush(self._waiting, (now + failure.retry_in, number))
@@ -413,10 +386,10 @@ class MemoryQueue:
         del self._held[fingerprint]
         requests, number = self._requests, held.number
         head = requests.records.head(number)
-        reason = lost_reason(head.attempts)
-        requests.add_event(number, now, LOST_EVENT, reason, head.worker)
+        reason = rules.lost_reason(head.attempts)
+        requests.add_event(number, now, rules.LOST_EVENT, reason, head.worker)
         if head.attempts >= self._requests.options.max_attempts:
-            requests.deaths[number] = (LOST_KIND, reason)
+            requests.deaths[number] = (rules.LOST_KIND, reason)
             requests.update(number, head, head._replace(state=DEAD, at=now))
         else:
             requests.update(number, head, head._replace(state=READY, at=now))
@@ -426,7 +399,7 @@ class MemoryQueue:
     async def fence(self, slot: str, epoch: int) -> int:
         self._roles.fence(slot, epoch)
         now = self._clock()
-        lost = [(name, held) for name, held in self._held.items() if is_fenced(held.holder, slot, epoch)]
+        lost = [(name, held) for name, held in self._held.items() if rules.is_fenced(held.holder, slot, epoch)]
         for fingerprint, held in lost:
             self._lose(fingerprint, held, now)
         return len(lost)

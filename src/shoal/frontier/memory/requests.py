@@ -16,20 +16,7 @@ import msgspec
 from shoal.errors import FrontierError
 from shoal.frontier import rules
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
-from shoal.frontier.rules import (
-    DEAD,
-    DONE,
-    FULL_KIND,
-    FULL_REASON,
-    LEASED,
-    MAX_WORKERS,
-    READY,
-    STATE_NAMES,
-    WAITING,
-    child_fingerprint,
-    is_redirect,
-    room_for_links,
-)
+from shoal.frontier.rules import DEAD, DONE, LEASED, READY, STATE_NAMES, WAITING
 from shoal.http import Request
 from shoal.ports import Completion, Event, Failure, FrontierOptions, Pushed
 from shoal.urls.normalize import host_of
@@ -476,11 +463,13 @@ class Requests:
         if not ended.children:
             return {}
         parent = ended.lease.fingerprint
-        return self.select_new((child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children))
+        return self.select_new(
+            (rules.child_fingerprint(child, parent, i), child) for i, child in enumerate(ended.children)
+        )
 
     def measure_room(self) -> int | None:
         """Begin a step that adds links: it may add as many as fit now. Returns how many; None: all."""
-        self._room = room_for_links(self._link_limit, self.counts[READY] + self.counts[WAITING])
+        self._room = rules.room_for_links(self._link_limit, self.counts[READY] + self.counts[WAITING])
         return self._room
 
     def add_children(
@@ -491,7 +480,7 @@ class Requests:
         if ended.children:
             # An earlier page of the same batch may have added the same link.
             new = {name: request for name, request in new.items() if self.fingerprints.find(name) is None}
-            is_limited = not is_redirect(ended)
+            is_limited = not rules.is_redirect(ended)
             refused = self.add_links(new, parent, len(ended.children), now, is_limited=is_limited)
         self.duplicates += duplicates
         if ended.item_errors:
@@ -514,7 +503,7 @@ class Requests:
     def _refuse(self, new: NewRequests, parent: int, now: float) -> None:
         """Record links that do not fit into the queue as dead."""
         head = pack_head(Head(DEAD, 0, 0, 0, 0, now, parent))
-        refusal = FULL_KIND, FULL_REASON % self._link_limit
+        refusal = rules.FULL_KIND, rules.FULL_REASON % self._link_limit
         for fingerprint, (_, payload) in new.items():
             self.deaths[self.fingerprints.add(fingerprint)] = refusal
             self.records.append(make_record(head, payload))
@@ -602,7 +591,7 @@ class Requests:
 
     def worker_number(self, name: str) -> int:
         """The number of a worker or a slot of a cluster. It gets one if it has none; 0 if there are too many."""
-        if name not in self._worker_numbers and len(self._worker_names) <= MAX_WORKERS:
+        if name not in self._worker_numbers and len(self._worker_names) <= rules.MAX_WORKERS:
             self._worker_numbers[name] = len(self._worker_names)
             self._worker_names.append(name)
         return self._worker_numbers.get(name, 0)

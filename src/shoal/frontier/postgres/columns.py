@@ -11,15 +11,6 @@ from shoal.clients import postgres
 from shoal.clients.postgres import storable_text
 from shoal.clients.postgres_schema import Component, Repair
 from shoal.frontier import host_policy, rules
-from shoal.frontier.rules import (
-    CHUNK,
-    ENCODING_ERRORS,
-    MAX_LINKS,
-    WAITS_DETAIL,
-    cannot_store,
-    child_fingerprint,
-    is_redirect,
-)
 from shoal.http import Request
 from shoal.ports import Completion, Failure, Lease
 from shoal.urls.normalize import host_of
@@ -60,8 +51,8 @@ class RequestColumns:
             url = request.url
             try:
                 encoded, rank = _encode(request), 0.0 - request.priority
-            except ENCODING_ERRORS as exc:
-                raise cannot_store(request, exc) from exc
+            except rules.ENCODING_ERRORS as exc:
+                raise rules.cannot_store(request, exc) from exc
             name = host_of(url)
             host = hosts.get(name) or hosts.setdefault(name, len(hosts) + 1)
             payload = encoded[:_COUNT] + encoded[_BEFORE_URL + len(_encode(url)) :]
@@ -102,7 +93,8 @@ class EndingColumns:
         self.tokens.append(lease.token)
         children = ended.children
         # A redirect is not staged: its child enters a full queue too, and staged links do not.
-        stages = bool(children) and len(self._children) + len(children) > MAX_LINKS and not is_redirect(ended)
+        is_large = bool(children) and len(self._children) + len(children) > rules.MAX_LINKS
+        stages = is_large and not rules.is_redirect(ended)
         self._rows.append(self._row(ended, stages))
         nth = len(self._rows)
         if ended.items:
@@ -114,7 +106,7 @@ class EndingColumns:
             self.staged[place] = ended
         elif children:
             parent = lease.fingerprint
-            links = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+            links = ((rules.child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
             self._children.add(nth, links)
 
     @staticmethod
@@ -123,7 +115,7 @@ class EndingColumns:
         in the event, number of items, and numbers of staged chunks and links."""
         lease, children, items = ended.lease, len(ended.children), len(ended.items)
         status = ended.status if 0 <= ended.status <= _MAX_STATUS else _MAX_STATUS * (ended.status > 0)
-        staged = (-(-children // CHUNK), children) if stages else (0, 0)
+        staged = (-(-children // rules.CHUNK), children) if stages else (0, 0)
         duplicates = 0 if stages else children
         if isinstance(ended, Completion):
             duplicates, note = duplicates + ended.duplicates, storable_text(ended.note)
@@ -131,7 +123,7 @@ class EndingColumns:
                 lease.token, lease.fingerprint, status, ended.contacted, ended.redirected, duplicates,
                 ended.item_errors, None, note, None, "", items, *staged,
             )  # fmt: skip
-        waits = "" if ended.retry_in is None else WAITS_DETAIL % ended.retry_in
+        waits = "" if ended.retry_in is None else rules.WAITS_DETAIL % ended.retry_in
         return (
             lease.token, lease.fingerprint, status, ended.contacted, False, duplicates, ended.item_errors,
             storable_text(ended.kind), storable_text(ended.reason), ended.retry_in, waits, items, *staged,

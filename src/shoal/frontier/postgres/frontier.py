@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from shoal.clients.postgres import PostgresClient, storable_text
 from shoal.errors import DECODING_ERRORS, QueueFullError, RunError, StoreAwayError
+from shoal.frontier import rules
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
 from shoal.frontier.host_policy import Delays, Limits, RivalDelay, host_state
 from shoal.frontier.postgres.columns import (
@@ -32,29 +33,7 @@ from shoal.frontier.postgres.columns import (
     tokens_of,
 )
 from shoal.frontier.receipts import Receipts, ServerClock, release_if_cancelled
-from shoal.frontier.rules import (
-    CHUNK,
-    DONE,
-    KINDS_NOT_RETRIED,
-    LEASED,
-    MAX_LEASES,
-    STATE_NAMES,
-    UNREADABLE,
-    MovedLinks,
-    child_fingerprint,
-    claim_token,
-    count_moved,
-    incoming_history,
-    new_nonce,
-    push_fingerprint,
-    queue_full,
-    read_event,
-    reissued_token,
-    retry_reason,
-    sought_fingerprint,
-    sought_urls,
-    token_base,
-)
+from shoal.frontier.rules import DONE, LEASED, STATE_NAMES, MovedLinks
 from shoal.http import Request
 from shoal.ports import (
     Claim,
@@ -95,66 +74,22 @@ def _read(url: str, payload: bytes) -> Request | None:
         return None
 
 
-def incoming(url: str, payload: bytes, parent: str | None) -> History | None:
-    """The history of a link that is not in the queue yet."""
-    request = _read(url, payload)
-    return None if request is None else incoming_history(request, parent)
-
-
 def history_of(row: asyncpg.Record) -> History:
     """The history of a request, from a row of `histories`."""
     state, attempts, status, items, at, kind, reason, worker, fingerprint, url, payload, parent, *columns = row
     request = _read(url, payload)
-    events = zip(*(column or () for column in columns), strict=True)
+    events = [rules.read_event(*event) for event in zip(*(column or () for column in columns), strict=True)]
     return History(
         url=url, state=STATE_NAMES[state], depth=request.depth if request else 0,
         priority=request.priority if request else 0.0, attempts=attempts, status=status, items=items, parent=parent,
-        reason=reason, events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=worker)),
+        reason=reason, events=(*events, Event(at, STATE_NAMES[state], worker=worker)),
         worker=worker, fingerprint=fingerprint, kind=kind or "",
     )  # fmt: skip
 
 
-_PAUSE = 0.01
-
-
-class Stages:
-    """The links of very large pages: uploaded before the completion, moved into the queue after it, in short calls."""
-
-    def __init__(self, database: PostgresClient, run: int, offset: Callable[[], float]) -> None:
-        self._database = database
-        self._run = run
-        self._offset = offset
-
-    async def upload(self, lease: Lease, children: Sequence[Request]) -> None:
-        """Upload the links of a page, so that its completion can refer to them. If the lease ends without a completion,
-        they are deleted."""
-        parent = lease.fingerprint
-        links = ((child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
-        for number in range(-(-len(children) // CHUNK)):
-            offered = RequestColumns()
-            offered.add(1, islice(links, CHUNK))
-            stored = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
-            if not stored:  # the lease was lost, or an earlier completion succeeded: the completion reports it
-                return
-
-    async def move(self, token: int) -> MovedLinks:
-        """Move all links of this completion into the queue. If this process dies, others continue."""
-        before = -1
-        while True:
-            rows = await self._database.call("move_chunk", self._run, self._offset(), token)
-            remaining, added, refused = rows[0] if rows else (0, 0, 0)
-            if not remaining:
-                return MovedLinks(added, refused)
-            await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
-            before = remaining
-
-    async def help(self) -> bool:
-        """Move a chunk of any page. Returns whether there was one."""
-        return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
-
-
 log = logging.getLogger("shoal.frontier")
 
+_PAUSE = 0.01
 _ITEMS = "item log"
 _MAX_HOSTS = 100_000
 _PAGE = 100
@@ -188,7 +123,6 @@ class PostgresFrontier:
         self._has_joined = False
         self._receipts = Receipts[tuple[int, int]]()
         self._recovering = asyncio.Lock()
-        self._stages = Stages(database, run, offset)
 
     def hold(self, holder: Holder) -> None:
         self._holder = storable_text(holder.slot), holder.epoch
@@ -210,7 +144,7 @@ class PostgresFrontier:
 
     async def push(self, requests: Sequence[Request], *, seed: Claim | None = None, cursor: bytes = b"") -> Pushed:
         offered = RequestColumns()
-        offered.add(1, ((push_fingerprint(request, seed, cursor, i), request) for i, request in enumerate(requests)))
+        offered.add(1, ((rules.push_fingerprint(r, seed, cursor, i), r) for i, r in enumerate(requests)))
         role = (None,) * 4 if seed is None else (storable_text(seed.role), seed.token, seed.cursor, cursor)
         most = None if self._options is None else self._options.max_queue_size
         try:
@@ -219,7 +153,7 @@ class PostgresFrontier:
                     "push", self._run, self._offset(), *self._proof, most, *role, *offered.as_push()
                 )
         except QueueFullError as exc:
-            raise queue_full(most) from exc
+            raise rules.queue_full(most) from exc
         if seed is not None and added is not None:
             self._receipts.confirmed(call, seed.role)
         return Pushed(0, 0) if added is None else Pushed(added, len(requests) - added)
@@ -227,11 +161,9 @@ class PostgresFrontier:
     # -- leasing
 
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
-        base = token_base(nonce or new_nonce())
-        return await release_if_cancelled(
-            self._lease(min(limit, MAX_LEASES), ttl, counts_attempt, base, bool(nonce)),
-            lambda leased: self.release(leased.leases),
-        )
+        base = rules.token_base(nonce or rules.new_nonce())
+        call = self._lease(min(limit, rules.MAX_LEASES), ttl, counts_attempt, base, bool(nonce))
+        return await release_if_cancelled(call, self.release)
 
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, base: int, repeat: bool) -> Leased:
         await self.join()
@@ -258,7 +190,8 @@ class PostgresFrontier:
             if unreadable.places:
                 await self._end(unreadable)
                 # Skip their tokens, so that a repeat of this call finds the readable leases.
-                used, limit = used + len(unreadable.places), min(limit, MAX_LEASES - used - len(unreadable.places))
+                used += len(unreadable.places)
+                limit = min(limit, rules.MAX_LEASES - used)
             moved = bool(incoming) and await self._help()
             # If the call was late because the server's clock has jumped, try again: now its time is known.
             if leases or not limit or not (unreadable.places or late or moved):
@@ -274,16 +207,10 @@ class PostgresFrontier:
             return stored, pushed if stored else []
         return int(await self._database.value("store_cookies", self._run, *words)), []
 
-    async def _help(self) -> bool:
-        """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""
-        with suppress(StoreAwayError):
-            return await self._stages.help()
-        return False
-
     def _report(self, unreadable: EndingColumns, token: int, fingerprint: bytes, exc: Exception) -> None:
         log.warning("cannot read request %s (%s): another program wrote it", fingerprint.hex(), exc)
         nothing = Lease(Request("http://unreadable.invalid/"), fingerprint, token, 0, "", 0.0)
-        unreadable.bury(nothing, UNREADABLE, f"cannot read its record in PostgreSQL: {exc}")
+        unreadable.bury(nothing, rules.UNREADABLE, f"cannot read its record in PostgreSQL: {exc}")
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[Lease | None]:
         self._receipts.check()
@@ -296,14 +223,10 @@ class PostgresFrontier:
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
         self._receipts.check()
-        anew = [reissued_token(nonce, lease.token) for lease in leases]
+        anew = [rules.reissued_token(nonce, lease.token) for lease in leases]
         if not leases:
             return []
-        # The former holder may have contacted the host.
-        return await release_if_cancelled(
-            self._reissue(leases, anew, ttl),
-            lambda reissued: self.release([lease for lease in reissued if lease], contacted=True),
-        )
+        return await release_if_cancelled(self._reissue(leases, anew, ttl), self.release)
 
     async def _reissue(self, leases: Sequence[Lease], anew: Sequence[int], ttl: float) -> list[Lease | None]:
         deadline = clock.now() + ttl
@@ -328,7 +251,7 @@ class PostgresFrontier:
             return 0, {}
         with self._receipts.watch(proven=True) as call:
             for page in endings.staged.values():
-                await self._stages.upload(page.lease, page.children)
+                await self._upload(page.lease, page.children)
             (row,) = await self._database.call(
                 "finish", self._run, self._offset(), *self._proof, *cookies, *endings.as_arguments()
             )
@@ -343,10 +266,41 @@ class PostgresFrontier:
         for place, page in endings.staged.items():
             state, _ = result.get(place, (0, None))
             if state > 1:  # done or dead
-                result[place] = (state, await self._stages.move(page.lease.token))
+                result[place] = (state, await self._move_links(page.lease.token))
         if incoming and not endings.staged:  # staged links of other pages
             await self._help()
         return cookie_version or 0, result
+
+    # The links of very large pages are uploaded before the completion, and moved into the queue after it, step by step.
+
+    async def _upload(self, lease: Lease, children: Sequence[Request]) -> None:
+        """Upload the links of a page, so that its completion can refer to them. If the lease ends without a completion,
+        they are deleted."""
+        parent = lease.fingerprint
+        links = ((rules.child_fingerprint(child, parent, index), child) for index, child in enumerate(children))
+        for number in range(-(-len(children) // rules.CHUNK)):
+            offered = RequestColumns()
+            offered.add(1, islice(links, rules.CHUNK))
+            stored = await self._database.value("upload", self._run, lease.token, parent, number, *offered.as_push())
+            if not stored:  # the lease was lost, or an earlier completion succeeded: the completion reports it
+                return
+
+    async def _move_links(self, token: int) -> MovedLinks:
+        """Move all links of this completion into the queue. If this process dies, others continue."""
+        before = -1
+        while True:
+            rows = await self._database.call("move_chunk", self._run, self._offset(), token)
+            remaining, added, refused = rows[0] if rows else (0, 0, 0)
+            if not remaining:
+                return MovedLinks(added, refused)
+            await asyncio.sleep(_PAUSE if remaining == before else 0)  # another client moves the next chunk
+            before = remaining
+
+    async def _help(self) -> bool:
+        """Move links that other clients left behind. Returns whether there were any. Ignores an outage."""
+        with suppress(StoreAwayError):
+            return bool(await self._database.call("move_chunk", self._run, self._offset(), None))
+        return False
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         return (await self._complete(completions, _NO_COOKIES))[1]
@@ -384,7 +338,7 @@ class PostgresFrontier:
         return count
 
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
-        chosen = [storable_text(kind) for kind in (KINDS_NOT_RETRIED if kinds is None else kinds)]
+        chosen = [storable_text(kind) for kind in (rules.KINDS_NOT_RETRIED if kinds is None else kinds)]
         count: int = await self._database.value(
             "retry_dead", self._run, self._offset(), chosen, kinds is None, only, patient=True
         )
@@ -417,7 +371,7 @@ class PostgresFrontier:
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
         call = self._receipts.begin()
-        token = claim_token(nonce or new_nonce())
+        token = rules.claim_token(nonce or rules.new_nonce())
         words = (self._run, self._offset(), storable_text(role), token, ttl, above, *self._holder)
         rows = await self._database.call("claim", *words)
         if not rows:
@@ -538,18 +492,20 @@ class PostgresFrontier:
         holders = [LeaseHolder(**dict(row)) for row in rows]
         if not retries:
             return Waits(holders=holders)
-        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=retry_reason(retries[0][1]))
+        return Waits(holders=holders, retry_in=retries[0][0], retry_reason=rules.retry_reason(retries[0][1]))
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
-        fingerprint = sought_fingerprint(request, parent)
+        fingerprint = rules.sought_fingerprint(request, parent)
         number = await self._database.value("find", self._run, fingerprint)
         if number is None:
             staged = await self._database.call("find_staged", self._run, fingerprint, patient=True)
             if staged:
-                return incoming(*staged[0])
+                url, payload, above = staged[0]
+                link = _read(url, payload)
+                return None if link is None else rules.incoming_history(link, above)
             if exact:
                 return None
-            for url in sought_urls(request):
+            for url in rules.sought_urls(request):
                 if (number := await self._database.value("search", self._run, url, patient=True)) is not None:
                     break
         if number is None:
@@ -587,7 +543,7 @@ def _counters(rows: Sequence[asyncpg.Record]) -> dict[str, Any]:
 
 
 def _pushed(page: Completion, state: int, links: MovedLinks) -> Pushed:
-    return Pushed(0, 0) if state == ALREADY_DONE else count_moved(page, links)
+    return Pushed(0, 0) if state == ALREADY_DONE else rules.count_moved(page, links)
 
 
 def _host_state(

@@ -1,27 +1,35 @@
 """The frontier of a run on a Redis server.
 
 Each call is one Lua script, which Redis runs atomically, also if the client dies meanwhile. The scripts are in
-``lua/``; this module packs their arguments and reads their answers. `shoal.frontier.redis.endings` ends leases,
-`shoal.frontier.redis.inspection` reads.
+``lua/``; this module packs their arguments and reads their answers. `shoal.frontier.redis.inspection` reads.
+
+Redis runs one script at a time, so a script with very many links would block all other clients. Therefore the links of
+large pages are uploaded in chunks to a stage first. The script that ends the lease only registers the stage. Later
+scripts move its chunks into the queue, one at a time. See ``lua/stages.lua``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from shoal.clients.redis import Answer, Word, storable_bytes
-from shoal.errors import RunError
+from shoal.errors import RunError, StoreAwayError
+from shoal.frontier import rules
 from shoal.frontier.receipts import Receipts, ServerClock, release_if_cancelled
-from shoal.frontier.redis.endings import Endings
 from shoal.frontier.redis.inspection import RunInspection
-from shoal.frontier.redis.layouts import FOREVER, WORKER, FrontierScripts, read_text
 from shoal.frontier.redis.records import (
+    FOREVER,
+    SETTLED,
+    WORKER,
+    FrontierScripts,
     Parcel,
     call_tokens,
+    document_words,
     known_item,
     pack_leases,
     pack_options,
@@ -30,19 +38,15 @@ from shoal.frontier.redis.records import (
     read_learned,
     read_leases,
     read_rewind,
+    read_text,
 )
-from shoal.frontier.rules import (
-    MAX_LEASES,
-    check_nonce,
-    claim_token,
-    new_nonce,
-    push_fingerprint,
-    queue_full,
-    reissued_token,
-)
+from shoal.frontier.rules import DEAD, DONE, READY, STATE_NAMES, WAITING
 from shoal.http import Request
 from shoal.ports import (
     Claim,
+    Completion,
+    CookieWrite,
+    Failure,
     FrontierOptions,
     Heartbeat,
     Holder,
@@ -51,6 +55,7 @@ from shoal.ports import (
     Leased,
     LoggedItem,
     Pushed,
+    RequestState,
     Rewind,
     RoleState,
     SilentWorker,
@@ -61,6 +66,29 @@ from shoal.system import chance, clock
 
 _RUNS_PER_CALL = 200
 _ALL_HOSTS = bytes(4)
+_MAX_TRIES = 3
+
+E = TypeVar("E", Completion, Failure)
+
+
+class _EndingResult(NamedTuple):
+    """The result of an ending. ``state`` is -1 if the lease was lost."""
+
+    state: int
+    added: int
+    known: int
+    refused: int
+    order: int
+
+
+class _Stage(NamedTuple):
+    chunks: int
+    links: int
+
+
+_NO_STAGE = _Stage(0, 0)
+_REFUSED = _Stage(1, 0)
+"""A stage that does not exist: if the lease is held after all, the page is not completed without its links."""
 
 
 class RedisFrontier:
@@ -82,14 +110,11 @@ class RedisFrontier:
         self._receipts = Receipts[bytes]()
         self._recovering = asyncio.Lock()
         self._client = chance.token_bytes(12)
-        self._endings = endings = Endings(self._run_proven, self._receipts)
         self._time = ServerClock(scripts.client.address.timeout)
         self._takes_part = options is not None
         self._has_joined = False
         self._has_stale_lanes = False
         """Whether the lanes were placed under other options, and must be placed again."""
-        self.complete, self.fail, self.release = endings.complete, endings.fail, endings.release
-        self.store_cookies = endings.store_cookies
         inspection = RunInspection(self._run, self._run_continued)
         self.read_items, self.trim_items = inspection.read_items, inspection.trim_items
         self._stats, self.audit, self.rewinds = inspection.stats, inspection.audit, inspection.rewinds
@@ -139,31 +164,29 @@ class RedisFrontier:
             return Pushed(0, 0)
         parcel = Parcel()
         for index, request in enumerate(requests):
-            parcel.add_request(request, push_fingerprint(request, seed, cursor, index))
+            parcel.add_request(request, rules.push_fingerprint(request, seed, cursor, index))
         most = self._max_queue
         role = (b"", b"") if seed is None else (pack_token(seed.token), seed.cursor)
         words = (*role, cursor, "" if most is None else most, *parcel.arguments())
         answer = await self._run_proven("push", *words, continues="" if seed is None else seed.role)
         if not answer:
-            raise queue_full(most)
+            raise rules.queue_full(most)
         return Pushed(*answer)
 
     # -- leasing
 
     async def lease(self, limit: int, ttl: float, *, counts_attempt: bool = True, nonce: bytes = b"") -> Leased:
         if nonce:
-            check_nonce(nonce)
-        return await release_if_cancelled(
-            self._lease(limit, ttl, counts_attempt, nonce), lambda leased: self.release(leased.leases)
-        )
+            rules.check_nonce(nonce)
+        return await release_if_cancelled(self._lease(limit, ttl, counts_attempt, nonce), self.release)
 
     async def _lease(self, limit: int, ttl: float, counts_attempt: bool, nonce: bytes) -> Leased:
         self._receipts.check()
         await self.join()
-        limit, part = min(max(0, limit), MAX_LEASES), 0
+        limit, part = min(max(0, limit), rules.MAX_LEASES), 0
         while True:
             # Each part of a call has its own tokens. A repeated call gets the leases of the last part.
-            call = call_tokens(nonce or new_nonce(), part)
+            call = call_tokens(nonce or rules.new_nonce(), part)
             again = (self._client, nonce, part) if nonce else (b"", b"", 0)
             sent, not_after = clock.now(), self._time.not_after
             until = "" if not_after is None else f"{not_after:.6f}"
@@ -194,19 +217,15 @@ class RedisFrontier:
         ]
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
-        check_nonce(nonce)
+        rules.check_nonce(nonce)
         if not leases:
             return []
-        # The former holder may have contacted the host.
-        return await release_if_cancelled(
-            self._reissue(leases, ttl, nonce),
-            lambda anew: self.release([lease for lease in anew if lease], contacted=True),
-        )
+        return await release_if_cancelled(self._reissue(leases, ttl, nonce), self.release)
 
     async def _reissue(self, leases: Sequence[Lease], ttl: float, nonce: bytes) -> list[Lease | None]:
         self._receipts.check()
         deadline = clock.now() + ttl
-        tokens = [reissued_token(nonce, lease.token) for lease in leases]
+        tokens = [rules.reissued_token(nonce, lease.token) for lease in leases]
         packed = b"".join(map(pack_token, tokens))
         reissued = await self._run("reissue", min(ttl, FOREVER), pack_leases(leases), packed)
         return [
@@ -215,6 +234,108 @@ class RedisFrontier:
         ]
 
     # -- ending leases
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
+        return (await self._complete(completions, ()))[1] if completions else []
+
+    async def store_cookies(
+        self, cookies: CookieWrite, completions: Sequence[Completion] = ()
+    ) -> tuple[int, list[Pushed | None]]:
+        return await self._complete(completions, document_words(*msgspec.structs.astuple(cookies)))
+
+    async def _complete(
+        self, completions: Sequence[Completion], cookies: Sequence[bytes]
+    ) -> tuple[int, list[Pushed | None]]:
+        def add(parcel: Parcel, page: Completion, stage: _Stage | None) -> None:
+            parcel.add_ending(
+                page.lease, DONE, contacted=page.contacted, redirected=page.redirected, status=page.status,
+                duplicates=page.duplicates, item_errors=page.item_errors, text=page.note, items=page.items,
+                children=0 if stage else len(page.children), staged=stage or (0, 0),
+            )  # fmt: skip
+
+        version, settled = await self._end(completions, add, cookies)
+        return version, [
+            None if result.state < 0 else Pushed(result.added, result.known, result.refused) for result in settled
+        ]
+
+    async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
+        def add(parcel: Parcel, failure: Failure, stage: _Stage | None) -> None:
+            parcel.add_ending(
+                failure.lease, DEAD if failure.retry_in is None else WAITING, contacted=failure.contacted,
+                status=failure.status, retry_in=min(failure.retry_in or 0.0, FOREVER), kind=failure.kind,
+                text=failure.reason, items=failure.items, children=0 if stage else len(failure.children),
+                staged=stage or (0, 0), item_errors=failure.item_errors,
+            )  # fmt: skip
+
+        _, settled = await self._end(failures, add) if failures else (0, [])
+        return [None if result.state < 0 else STATE_NAMES[result.state] for result in settled]
+
+    async def release(self, leases: Sequence[Lease], *, contacted: bool = False) -> list[bool]:
+        if not leases:
+            return []
+        parcel = Parcel()
+        for lease in leases:
+            parcel.add_ending(lease, READY, contacted=contacted)
+        _, settled = await self._settle(parcel, leases)
+        return [result.state >= 0 for result in settled]
+
+    async def _end(
+        self, endings: Sequence[E], add: Callable[[Parcel, E, _Stage | None], None], cookies: Sequence[bytes] = ()
+    ) -> tuple[int, list[_EndingResult]]:
+        """End all in one script, after the links of the largest pages were staged. The same script writes ``cookies``.
+        Returns the version of the cookies, and the result of each page, unless they were not written."""
+        large = _large(endings)
+        for _ in range(_MAX_TRIES):
+            stages = {index: await self._upload(endings[index]) for index in large}
+            parcel = Parcel()
+            for index, ended in enumerate(endings):
+                add(parcel, ended, stages.get(index))
+                if index not in stages:
+                    _add_children(parcel, ended.lease, ended.children)
+            version, settled = await self._settle(parcel, [ended.lease for ended in endings], cookies)
+            if settled or cookies:
+                return version, [
+                    await self._move_links(endings[index].lease, result)
+                    if stages.get(index, _NO_STAGE).links
+                    else result
+                    for index, result in enumerate(settled)
+                ]
+        raise StoreAwayError("the store lost the links of a page while they were uploaded; try again in a moment")
+
+    async def _settle(
+        self, parcel: Parcel, leases: Sequence[Lease], cookies: Sequence[bytes] = ()
+    ) -> tuple[int, list[_EndingResult]]:
+        """The version of the cookies, and the result of each. Both are empty if a stage has expired, or if the cookies
+        have another version: then nothing was changed."""
+        call = self._receipts.begin()
+        answer = await self._run_proven("settle", *parcel.endings(cookies))
+        version, answer = answer if isinstance(answer, list) else (0, answer)
+        settled = [_EndingResult._make(fields) for fields in SETTLED.iter_unpack(answer)]
+        order, index = max(((result.order, index) for index, result in enumerate(settled)), default=(0, 0))
+        if order:
+            self._receipts.completed(call, order, pack_leases([leases[index]]))
+        return version, settled
+
+    async def _upload(self, ended: Completion | Failure) -> _Stage:
+        """Stage the links of a page. Nothing is staged if its lease was lost."""
+        lease, children = ended.lease, ended.children
+        words = lease.fingerprint, pack_token(lease.token)
+        for first in range(0, len(children), rules.CHUNK):
+            parcel, some = Parcel(), children[first : first + rules.CHUNK]
+            _add_children(parcel, lease, some, first)
+            if not await self._run_proven("stage", "put", *words, first // rules.CHUNK, parcel.chunk(len(some))):
+                return _REFUSED
+        return _Stage(-(-len(children) // rules.CHUNK), len(children))
+
+    async def _move_links(self, lease: Lease, settled: _EndingResult) -> _EndingResult:
+        """Move the staged links into the queue and count them. If this client dies, others move them."""
+        if settled.state not in (DONE, DEAD):
+            return settled
+        while True:
+            remaining, added, known, refused = await self._run_proven("stage", "move", pack_token(lease.token))
+            if not remaining:
+                return settled._replace(added=added, known=settled.known + known, refused=refused)
+            await asyncio.sleep(0)
 
     async def fence(self, slot: str, epoch: int) -> int:
         lost: int = await self._run("fence", storable_bytes(slot), epoch)
@@ -247,7 +368,7 @@ class RedisFrontier:
     # -- roles
 
     async def claim(self, role: str, ttl: float, *, nonce: bytes = b"", above: int = 0) -> Claim | None:
-        token = claim_token(nonce or new_nonce())
+        token = rules.claim_token(nonce or rules.new_nonce())
         words = (storable_bytes(role), pack_token(token), min(ttl, FOREVER), above)
         answer = await self._run_continued(role, "role", "claim", *words, *self._slot)
         return Claim(role, token, *answer) if answer else None
@@ -349,3 +470,25 @@ def _worker_state(name: bytes, record: bytes, silent_for: bytes, leases: int) ->
         silent_for=float(silent_for),
         leases=leases,
     )
+
+
+def _large(endings: Sequence[Completion | Failure]) -> list[int]:
+    """Which pages to stage, largest first, so that the links of the others fit into one script. Never a redirect: its
+    child enters a full queue too, and staged links do not."""
+    links = sum(len(ended.children) for ended in endings)
+    if links <= rules.MAX_LINKS:
+        return []
+    large = []
+    for index in sorted(range(len(endings)), key=lambda index: -len(endings[index].children)):
+        if links <= rules.MAX_LINKS:
+            break
+        if rules.is_redirect(endings[index]):
+            continue
+        large.append(index)
+        links -= len(endings[index].children)
+    return large
+
+
+def _add_children(parcel: Parcel, lease: Lease, children: Sequence[Request], first: int = 0) -> None:
+    for index, child in enumerate(children, first):
+        parcel.add_request(child, rules.child_fingerprint(child, lease.fingerprint, index), lease.fingerprint)

@@ -13,9 +13,12 @@ from struct import Struct
 import msgspec
 
 from shoal.clients.redis import Answer, Word, storable_bytes
+from shoal.frontier import rules
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
-from shoal.frontier.redis.layouts import COUNTERS, FORMAT, HEAD
 from shoal.frontier.redis.records import (
+    COUNTERS,
+    FORMAT,
+    HEAD,
     NO_HOST,
     RecordHead,
     UnreadableError,
@@ -30,19 +33,7 @@ from shoal.frontier.redis.records import (
     read_rival,
     state_of,
 )
-from shoal.frontier.rules import (
-    DEAD,
-    DONE,
-    FULL_KIND,
-    KINDS_NOT_RETRIED,
-    LEASED,
-    STATE_NAMES,
-    is_retried,
-    moment,
-    retry_reason,
-    sought_fingerprint,
-    sought_urls,
-)
+from shoal.frontier.rules import DEAD, DONE, LEASED, STATE_NAMES
 from shoal.http import Request
 from shoal.ports import (
     REPAIRED_LEASE,
@@ -97,112 +88,6 @@ async def _scan(
             return
 
 
-class RedisAudit:
-    """Audits and repairs a run. ``run`` runs one of its scripts, ``urls`` returns the URLs of requests."""
-
-    def __init__(
-        self, run: Callable[..., Awaitable[Answer]], urls: Callable[[Sequence[bytes]], Awaitable[list[str]]]
-    ) -> None:
-        self._run = run
-        self._urls = urls
-
-    async def audit(self, stats: Stats) -> Stats:
-        lanes, lost = await self._check_lanes()
-        counted, requests, compared = await self._check_requests(stats)
-        items = await self._check_items()
-        if lost:
-            lanes["ready"] = max(lost, lanes.get("ready", (0, b""))[0]), await self._find_lost()
-        named_faults = [
-            (kind, count, await self._name(kind, example))
-            for part in (lanes, requests, items)
-            for kind, (count, example) in part.items()
-        ]
-        return msgspec.structs.replace(counted, faults=make_faults((*named_faults, *compared)))
-
-    async def repair(self, stats: Stats) -> list[str]:
-        """Returns what is lost. Each step leaves what it found intact, so workers may go on, and a repair that was
-        interrupted may begin again. Counters are counted in one step, so only if they are wrong."""
-        lost = await self._repair("store", b"0")
-        for act in ("requests", "lanes"):
-            await self._repair_all(act)
-        if any(fault.kind in _COUNTED for fault in (await self.audit(stats)).faults):
-            await self._repair_all("counters")
-        names = [word.decode(errors="replace") for word in lost]
-        return describe_losses(zip(names[::2], names[1::2], strict=True))
-
-    async def _repair_all(self, act: str) -> None:
-        cursor = b"0"
-        while True:
-            cursor = await self._repair(act, cursor)
-            if cursor == b"0":
-                break
-
-    async def _repair(self, act: str, cursor: bytes) -> Answer:
-        return await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
-
-    async def _check_lanes(self) -> tuple[FaultCounts, int]:
-        """The faults of everything but the requests, and how many ready requests the lanes lack."""
-        found: FaultCounts = {}
-        for _ in range(_TRIES):
-            found, ready, ledgers = {}, 0, set()
-            async for ledger, queued, faults in _scan(self._run, "audit_lanes", _LANES):
-                ready += queued
-                ledgers.add(ledger)
-                _add(found, faults)
-            if len(ledgers) == 1:  # else the number of ready requests has changed meanwhile
-                return found, max(0, _read_ledger(ledgers.pop())["ready"] - ready)
-        return found, 0
-
-    async def _check_requests(self, stats: Stats) -> tuple[Stats, FaultCounts, list[tuple[str, int, str]]]:
-        """The recounted stats, the faults of requests, and those of counters."""
-        step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _STEP
-        found: FaultCounts = {}
-        for _ in range(_TRIES):
-            found, counts, ledgers = {}, [0] * len(STATE_NAMES), set()
-            async for ledger, some, faults in _scan(self._run, "audit", step, 0):
-                counts = [before + more for before, more in zip(counts, some, strict=True)]
-                ledgers.add(ledger)
-                _add(found, faults)
-            if len(ledgers) > 1:
-                continue
-            stored = msgspec.structs.replace(stats, **_read_ledger(ledgers.pop()))
-            counted = msgspec.structs.replace(stored, **dict(zip(STATE_NAMES, counts, strict=True)))
-            readable = sum(counts) + found.get("unreadable", (0, b""))[0]
-            if counted == stored or step == AUDIT_LIMIT:
-                return counted, found, compare_counters(stored, counted, readable)
-        return await self._read_stats(stats), found, []
-
-    async def _read_stats(self, stats: Stats) -> Stats:
-        *counters, _, _ = await self._run("stats")
-        return msgspec.structs.replace(stats, **dict(zip(COUNTERS, counters, strict=True)))
-
-    async def _find_lost(self) -> bytes:
-        """The fingerprint of a ready request that is in no lane."""
-        async for _, _, faults in _scan(self._run, "audit", _DEEP_STEP, 1):
-            found: FaultCounts = {}
-            _add(found, faults)
-            if "ready" in found:
-                return found["ready"][1]
-        return b""
-
-    async def _check_items(self) -> FaultCounts:
-        found: FaultCounts = {}
-        at: Answer = 0
-        while at != b"":
-            at, faults = await self._run("audit_items", at, _AUDIT_ITEMS)
-            _add(found, faults)
-        return found
-
-    async def _name(self, kind: str, example: bytes) -> str:
-        """The example of a fault for people: the URL of a fingerprint, the name of a host."""
-        if kind in _TEXTS or len(example) not in (_HOST_SIZE, _FINGERPRINT_SIZE):
-            return example.decode(errors="replace")
-        if len(example) == _HOST_SIZE:
-            return (await self._run("host_name", example) or b"").decode(errors="replace")
-        (url,) = await self._urls([example])
-        return url
-
-
 def _add(found: FaultCounts, faults: Sequence[Answer]) -> None:
     """Add the faults of a script: kind, count, example, ..."""
     for kind, count, example in zip(faults[::3], faults[1::3], faults[2::3], strict=True):
@@ -235,17 +120,6 @@ class RunInspection:
     async def stats(self) -> Stats:
         *counters, trimmed, seeded = await self._run("stats")
         return Stats(**dict(zip(COUNTERS, counters, strict=True)), trimmed=trimmed, seeding=not seeded)
-
-    async def audit(self) -> Stats:
-        """A run with more than `AUDIT_LIMIT` requests is read in portions. While workers change it, its counters are
-        compared only with the sizes of its keys, which is one step."""
-        return await RedisAudit(self._run, self._urls).audit(await self.stats())
-
-    async def repair(self) -> list[str]:
-        return await RedisAudit(self._run, self._urls).repair(await self.stats())
-
-    async def _urls(self, fingerprints: Sequence[bytes]) -> list[str]:
-        return [history.url if history else "" for history in await self._histories(fingerprints)]
 
     async def rewinds(self) -> list[Rewind]:
         return [read_rewind(record) for record in await self._run("value", "LRANGE", ":rewinds", 0, -1)]
@@ -296,15 +170,15 @@ class RunInspection:
         ]
         if not retry_in:
             return Waits(holders=holders)
-        reason = retry_reason(read_events(events)[-1].detail) if events else ""
+        reason = rules.retry_reason(read_events(events)[-1].detail) if events else ""
         return Waits(holders=holders, retry_in=float(retry_in), retry_reason=reason)
 
     # -- histories
 
     async def find(self, request: Request, *, exact: bool = False, parent: bytes = b"") -> History | None:
-        fingerprint = sought_fingerprint(request, parent)
+        fingerprint = rules.sought_fingerprint(request, parent)
         (queued,) = await self._histories([fingerprint])
-        for url in sought_urls(request) if queued is None and not exact else ():
+        for url in rules.sought_urls(request) if queued is None and not exact else ():
             if (other := await self._search(url)) is not None:
                 (queued,) = await self._histories([other])
                 break
@@ -346,6 +220,103 @@ class RunInspection:
             ]
         return outcomes
 
+    # -- audit
+
+    async def audit(self) -> Stats:
+        """A run with more than `AUDIT_LIMIT` requests is read in portions. While workers change it, its counters are
+        compared only with the sizes of its keys, which is one step."""
+        stats = await self.stats()
+        lanes, lost = await self._check_lanes()
+        counted, requests, compared = await self._check_requests(stats)
+        items = await self._check_items()
+        if lost:
+            lanes["ready"] = max(lost, lanes.get("ready", (0, b""))[0]), await self._find_lost()
+        named_faults = [
+            (kind, count, await self._name(kind, example))
+            for part in (lanes, requests, items)
+            for kind, (count, example) in part.items()
+        ]
+        return msgspec.structs.replace(counted, faults=make_faults((*named_faults, *compared)))
+
+    async def repair(self) -> list[str]:
+        """Each step leaves what it found intact, so workers may go on, and a repair that was
+        interrupted may begin again. Counters are counted in one step, so only if they are wrong."""
+        lost = await self._repair("store", b"0")
+        for act in ("requests", "lanes"):
+            await self._repair_all(act)
+        if any(fault.kind in _COUNTED for fault in (await self.audit()).faults):
+            await self._repair_all("counters")
+        names = [word.decode(errors="replace") for word in lost]
+        return describe_losses(zip(names[::2], names[1::2], strict=True))
+
+    async def _repair_all(self, act: str) -> None:
+        cursor = b"0"
+        while True:
+            cursor = await self._repair(act, cursor)
+            if cursor == b"0":
+                break
+
+    async def _repair(self, act: str, cursor: bytes) -> Answer:
+        return await self._run("repair", act, FORMAT, REPAIRED_LEASE, cursor, _DEEP_STEP)
+
+    async def _check_lanes(self) -> tuple[FaultCounts, int]:
+        """The faults of everything but the requests, and how many ready requests the lanes lack."""
+        found: FaultCounts = {}
+        for _ in range(_TRIES):
+            found, ready, ledgers = {}, 0, set()
+            async for ledger, queued, faults in _scan(self._run, "audit_lanes", _LANES):
+                ready += queued
+                ledgers.add(ledger)
+                _add(found, faults)
+            if len(ledgers) == 1:  # else the number of ready requests has changed meanwhile
+                return found, max(0, _read_ledger(ledgers.pop())["ready"] - ready)
+        return found, 0
+
+    async def _check_requests(self, stats: Stats) -> tuple[Stats, FaultCounts, list[tuple[str, int, str]]]:
+        """The recounted stats, the faults of requests, and those of counters."""
+        step = AUDIT_LIMIT if stats.pushed <= AUDIT_LIMIT else _STEP
+        found: FaultCounts = {}
+        for _ in range(_TRIES):
+            found, counts, ledgers = {}, [0] * len(STATE_NAMES), set()
+            async for ledger, some, faults in _scan(self._run, "audit", step, 0):
+                counts = [before + more for before, more in zip(counts, some, strict=True)]
+                ledgers.add(ledger)
+                _add(found, faults)
+            if len(ledgers) > 1:
+                continue
+            stored = msgspec.structs.replace(stats, **_read_ledger(ledgers.pop()))
+            counted = msgspec.structs.replace(stored, **dict(zip(STATE_NAMES, counts, strict=True)))
+            readable = sum(counts) + found.get("unreadable", (0, b""))[0]
+            if counted == stored or step == AUDIT_LIMIT:
+                return counted, found, compare_counters(stored, counted, readable)
+        return await self.stats(), found, []
+
+    async def _find_lost(self) -> bytes:
+        """The fingerprint of a ready request that is in no lane."""
+        async for _, _, faults in _scan(self._run, "audit", _DEEP_STEP, 1):
+            found: FaultCounts = {}
+            _add(found, faults)
+            if "ready" in found:
+                return found["ready"][1]
+        return b""
+
+    async def _check_items(self) -> FaultCounts:
+        found: FaultCounts = {}
+        at: Answer = 0
+        while at != b"":
+            at, faults = await self._run("audit_items", at, _AUDIT_ITEMS)
+            _add(found, faults)
+        return found
+
+    async def _name(self, kind: str, example: bytes) -> str:
+        """The example of a fault for people: the URL of a fingerprint, the name of a host."""
+        if kind in _TEXTS or len(example) not in (_HOST_SIZE, _FINGERPRINT_SIZE):
+            return example.decode(errors="replace")
+        if len(example) == _HOST_SIZE:
+            return (await self._run("host_name", example) or b"").decode(errors="replace")
+        (history,) = await self._histories([example])
+        return history.url if history else ""
+
     # -- the dead
 
     async def dead_kinds(self) -> dict[str, int]:
@@ -364,12 +335,12 @@ class RunInspection:
     async def retry_dead(self, kinds: Sequence[str] | None = None, *, only: Sequence[bytes] | None = None) -> int:
         """One call for every ten thousand requests. Refused links come last."""
         if only is not None:
-            listed = [storable_bytes(kind) for kind in (sorted(KINDS_NOT_RETRIED) if kinds is None else kinds)]
+            listed = [storable_bytes(kind) for kind in (sorted(rules.KINDS_NOT_RETRIED) if kinds is None else kinds)]
             answer = await self._run("retry", b"named", len(listed), 0 if kinds is None else 1, *listed, *only)
             return int(answer[1])
-        others = sorted(KINDS_NOT_RETRIED | {FULL_KIND}) if kinds is None else [k for k in kinds if k != FULL_KIND]
-        retried = await self._retry(0 if kinds is None else 1, *map(storable_bytes, others))
-        return retried + (await self._retry(start=b"refused") if is_retried(FULL_KIND, kinds) else 0)
+        others = rules.KINDS_NOT_RETRIED | {rules.FULL_KIND} if kinds is None else {*kinds} - {rules.FULL_KIND}
+        retried = await self._retry(0 if kinds is None else 1, *map(storable_bytes, sorted(others)))
+        return retried + (await self._retry(start=b"refused") if rules.is_retried(rules.FULL_KIND, kinds) else 0)
 
     async def _retry(self, *words: Word, start: bytes = b"0") -> int:
         return sum([count async for (count,) in _scan(self._run, "retry", _RETRY_STEP, *words, start=start)])
@@ -402,7 +373,7 @@ def _history(
         reason=reason,
         fingerprint=fingerprint,
         kind=kind,
-        events=(*read_events(events), Event(moment(head.at), state, worker=worker)),
+        events=(*read_events(events), Event(rules.moment(head.at), state, worker=worker)),
         worker=worker,
     )
 

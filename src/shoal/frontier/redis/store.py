@@ -37,9 +37,8 @@ import msgspec
 from shoal.clients.redis import Answer, RedisAddress, RedisClient, Word, storable_bytes
 from shoal.errors import StoreError, StoreFullError
 from shoal.frontier.redis.frontier import RedisFrontier
-from shoal.frontier.redis.layouts import FORMAT as FORMAT
-from shoal.frontier.redis.layouts import FrontierScripts
-from shoal.frontier.redis.records import document_words, pack_options, read_document
+from shoal.frontier.redis.records import FORMAT as FORMAT
+from shoal.frontier.redis.records import FrontierScripts, document_words, pack_options, read_document
 from shoal.frontier.rules import moved, no_run, read_run, readable_runs, run_exists, unreadable_run
 from shoal.ports import Document, FrontierOptions, Holder, Room, Run, RunState
 

@@ -18,15 +18,8 @@ from urllib.parse import quote
 
 from shoal.clients import errors
 from shoal.errors import FrontierError, ShoalError, StoreAwayError, StoreError
-from shoal.frontier.sqlite.file_lock import (
-    NAME_KEY,
-    FileLock,
-    check_log,
-    is_open_here,
-    name_in_use,
-    name_record,
-    recorded_name,
-)
+from shoal.frontier.sqlite import file_lock
+from shoal.frontier.sqlite.file_lock import FileLock
 from shoal.system import clock, threads
 
 # Changes a frontier file of an older format into one of the format of ``schema.sql``.
@@ -142,7 +135,7 @@ class SQLiteFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool) -> None:
-        self.path = name_in_use(path)
+        self.path = file_lock.name_in_use(path)
         self.readonly = readonly
         self.restore: Callable[[], None] = lambda: None
         self.db: sqlite3.Connection
@@ -170,12 +163,12 @@ class SQLiteFile:
             )
         try:
             self._check_header()
-            recorded = recorded_name(self.path)
+            recorded = file_lock.recorded_name(self.path)
             self._lock = None if self.readonly else FileLock(self.path)
         except OSError as exc:
             raise StoreError(f"cannot open {self.path}: {exc.strerror}") from exc
         try:
-            check_log(self.path, recorded)
+            file_lock.check_log(self.path, recorded)
             self._connect()
         except BaseException as exc:
             self._drop_lock()
@@ -187,7 +180,7 @@ class SQLiteFile:
 
     def _check_header(self) -> None:
         """Check the first bytes, so that SQLite does not even open a file of another program."""
-        if is_open_here(self.path):
+        if file_lock.is_open_here(self.path):
             return
         try:
             with open(self.path, "rb") as file:
@@ -239,7 +232,10 @@ class SQLiteFile:
                 upgrade(self.db, schema)
             if not self.readonly:
                 self.db.executescript(_PRAGMAS)
-                self._record_name()
+                # Its name is written into the file itself, not only into its log.
+                record = file_lock.NAME_KEY, file_lock.name_record(self.path)
+                self.db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, 1e18)", record)
+                self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except BaseException:
             self.db.close()
             raise
@@ -249,11 +245,6 @@ class SQLiteFile:
         with closing(self.db) as file:
             self.db = sqlite3.connect("", isolation_level=None)
             file.backup(self.db)
-
-    def _record_name(self) -> None:
-        """Write the name of the file into the file itself, not only into its log."""
-        self.db.execute("INSERT OR REPLACE INTO note VALUES (?, ?, 1e18)", (NAME_KEY, name_record(self.path)))
-        self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _drop_lock(self) -> None:
         if self._lock is not None:
@@ -346,7 +337,7 @@ class SQLiteFile:
         try:
             if not self.readonly:
                 with suppress(sqlite3.Error):  # nothing is lost: the next process reads the log
-                    self.db.execute("DELETE FROM note WHERE key = ?", (NAME_KEY,))
+                    self.db.execute("DELETE FROM note WHERE key = ?", (file_lock.NAME_KEY,))
                     self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self.db.close()
         finally:

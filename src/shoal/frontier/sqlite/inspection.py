@@ -9,21 +9,9 @@ from functools import partial
 import msgspec
 
 from shoal.errors import DECODING_ERRORS
+from shoal.frontier import rules
 from shoal.frontier.faults import compare_counters, describe_losses, make_faults
-from shoal.frontier.rules import (
-    DEAD,
-    DONE,
-    LEASED,
-    LOST_DEATH,
-    READY,
-    SEED_ROLE,
-    STATE_NAMES,
-    UNREADABLE,
-    WAITING,
-    retry_reason,
-    sought_fingerprint,
-    sought_urls,
-)
+from shoal.frontier.rules import DEAD, DONE, LEASED, READY, STATE_NAMES, WAITING
 from shoal.frontier.sqlite.file import STORED, UNLISTED, SQLiteFile
 from shoal.frontier.sqlite.items import SQLiteRoles, item_ids
 from shoal.frontier.sqlite.leases import Leases
@@ -130,7 +118,7 @@ def repair(run: RunFile) -> list[str]:
     db.execute(
         f"UPDATE request SET kind = coalesce(kind, ?), reason = coalesce(reason, ?)"
         f" WHERE run = ? AND state = {DEAD} AND (kind IS NULL OR reason IS NULL)",
-        (UNREADABLE, LOST_DEATH, run.number),
+        (rules.UNREADABLE, rules.LOST_DEATH, run.number),
     )
     if next(count for kind, count, _ in find_faults(run) if kind == "known"):
         db.execute("DELETE FROM seen WHERE run = ?", own)  # the fingerprints of the requests are enough
@@ -147,10 +135,10 @@ def repair(run: RunFile) -> list[str]:
 def _repair_listed(run: RunFile) -> list[tuple[str, str]]:
     """Let the inventory and what it lists agree. Returns what was lost. In a finished run, seeding stays finished."""
     lost = {kind: _lost(run, kind) for kind in _LISTED}
-    if SEED_ROLE in lost["role"] and run.state() == "finished":
+    if rules.SEED_ROLE in lost["role"] and run.state() == "finished":
         sql = "INSERT INTO role (run, role, token, until, cursor, finished) VALUES (?, ?, 0, 0, ?, true)"
-        run.db.execute(sql, (run.number, SEED_ROLE, b""))
-        lost["role"].remove(SEED_ROLE)
+        run.db.execute(sql, (run.number, rules.SEED_ROLE, b""))
+        lost["role"].remove(rules.SEED_ROLE)
     # Nobody knows when a lost host was last contacted.
     hosts = [(name, run.clock()) for name in lost["host"]]
     run.db.executemany("INSERT INTO host (name, ended_at) VALUES (?, ?)", hosts)
@@ -176,7 +164,7 @@ def restore_lanes(file: SQLiteFile) -> None:
         sql = f"SELECT id, run FROM request WHERE lane = ? AND state <> {DONE} LIMIT 1"
         request, run = db.execute(sql, (lane,)).fetchone()
         url = _url(file, request)
-        host = host_of(url) if url else UNREADABLE  # its record is damaged, too: an audit reports it
+        host = host_of(url) if url else rules.UNREADABLE  # its record is damaged, too: an audit reports it
         log.warning("the queue of host %s was missing in %s; its requests are in a new one", host, file.path)
         db.execute("INSERT OR IGNORE INTO lane (run, host) VALUES (?, ?)", (run, host))
         (number,) = db.execute("SELECT number FROM lane WHERE run = ? AND host = ?", (run, host)).fetchone()
@@ -210,7 +198,7 @@ class SQLiteInspection:
     def _stats(self) -> Stats:
         ledger = msgspec.structs.asdict(self._file.ledger())
         del ledger["newest"]
-        return Stats(**ledger, trimmed=trimmed_items(self._file), seeding=not self._roles.is_finished(SEED_ROLE))
+        return Stats(**ledger, trimmed=trimmed_items(self._file), seeding=not self._roles.is_finished(rules.SEED_ROLE))
 
     async def audit(self) -> Stats:
         return await self._file.read(self._audit)
@@ -243,8 +231,8 @@ class SQLiteInspection:
                 return Waits(holders=holders)
             sql = "SELECT detail FROM event WHERE request = ? ORDER BY id DESC LIMIT 1"
             event = file.db.execute(sql, row[:1]).fetchone()
-            detail = event[0] if event is not None else ""
-            return Waits(holders=holders, retry_in=max(0.0, row[1] - file.clock()), retry_reason=retry_reason(detail))
+            reason = rules.retry_reason(event[0]) if event is not None else ""
+            return Waits(holders=holders, retry_in=max(0.0, row[1] - file.clock()), retry_reason=reason)
 
         return await self._file.read(read)
 
@@ -257,12 +245,12 @@ class SQLiteInspection:
         def step() -> History | None:
             if self._file.file.readonly:
                 self._seen.load()
-            fingerprint = sought_fingerprint(request, parent)
+            fingerprint = rules.sought_fingerprint(request, parent)
             number = self._seen.find(fingerprint)
             if number is None and (staged := self._stages.find(fingerprint)):
                 return staged
             if number is None and not exact:
-                numbers = map(self._histories.search, sought_urls(request))
+                numbers = map(self._histories.search, rules.sought_urls(request))
                 number = next((number for number in numbers if number is not None), None)
             return None if number is None else self._histories.of(number)
 

@@ -6,15 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from shoal.frontier.rules import (
-    check_cursor,
-    check_fence,
-    claim_epoch,
-    claim_token,
-    count_fitting,
-    is_claimable,
-    new_nonce,
-)
+from shoal.frontier import rules
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.ports import Claim, Holder, LoggedItem, RoleState
 
@@ -40,7 +32,7 @@ class SQLiteRoles:
     async def claim(
         self, role: str, ttl: float, holder: Holder | None = None, *, nonce: bytes = b"", above: int = 0
     ) -> Claim | None:
-        token = claim_token(nonce or new_nonce())
+        token = rules.claim_token(nonce or rules.new_nonce())
 
         def claim(_: Ledger, now: float) -> Claim | None:
             self.check_holder(holder)
@@ -49,10 +41,10 @@ class SQLiteRoles:
                 (self._run, role),
             ).fetchone()
             cursor, until, finished, held_token, epoch = row or (b"", 0.0, False, 0, 0)
-            if not is_claimable(finished=finished, until=until, now=now, held_token=held_token, token=token):
+            if not rules.is_claimable(finished=finished, until=until, now=now, held_token=held_token, token=token):
                 return None
             if token != held_token:
-                epoch = claim_epoch(now=now, last=epoch, above=above)
+                epoch = rules.claim_epoch(now=now, last=epoch, above=above)
             self._db.execute(
                 "INSERT OR REPLACE INTO role (run, role, token, until, cursor, finished, slot, epoch, claim_epoch)"
                 " VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)",
@@ -74,15 +66,15 @@ class SQLiteRoles:
         return await self._file.change(forget)
 
     async def advance(self, claim: Claim, cursor: bytes, ttl: float, *, last: LoggedItem | None = None) -> bool:
-        return await self._file.change(lambda _, now: self._advance(claim, cursor, now + ttl))
+        def advance(_: Ledger, now: float) -> bool:
+            if not self.is_held(claim):
+                return False
+            self.check_cursor(claim, cursor)
+            sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ?"
+            self._db.execute(sql, (cursor, now + ttl, self._run, claim.role))
+            return True
 
-    def _advance(self, claim: Claim, cursor: bytes, until: float) -> bool:
-        if not self.is_held(claim):
-            return False
-        self.check_cursor(claim, cursor)
-        sql = "UPDATE role SET cursor = ?, until = ? WHERE run = ? AND role = ?"
-        self._db.execute(sql, (cursor, until, self._run, claim.role))
-        return True
+        return await self._file.change(advance)
 
     async def relinquish(self, claim: Claim, *, finished: bool = False) -> bool:
         return await self._file.change(lambda *_: self._relinquish(claim, finished))
@@ -114,7 +106,7 @@ class SQLiteRoles:
     def check_cursor(self, claim: Claim, cursor: bytes) -> None:
         """StoreRewoundError unless this claim, which is held, may move its cursor to ``cursor``."""
         sql = "SELECT cursor FROM role WHERE run = ? AND role = ?"
-        check_cursor(claim, self._db.execute(sql, (self._run, claim.role)).fetchone()[0], cursor)
+        rules.check_cursor(claim, self._db.execute(sql, (self._run, claim.role)).fetchone()[0], cursor)
 
     def have_cursors(self, cursors: Mapping[str, bytes]) -> bool:
         """Whether these roles have these cursors."""
@@ -150,7 +142,7 @@ class SQLiteRoles:
 
     def _check_epoch(self, slot: str, epoch: int) -> None:
         row = self._db.execute("SELECT epoch FROM fence WHERE run = ? AND slot = ?", (self._run, slot)).fetchone()
-        check_fence(slot, epoch, row[0] if row else None)
+        rules.check_fence(slot, epoch, row[0] if row else None)
 
 
 _SEQUENCE_BITS = 40
@@ -192,7 +184,7 @@ class SQLiteItemLog:
             skip = after + 1 - recent[0].seq
             items = recent[skip : skip + limit]
             if max_bytes is not None:
-                del items[count_fitting([len(item.payload) for item in items], max_bytes) :]
+                del items[rules.count_fitting([len(item.payload) for item in items], max_bytes) :]
             return items
         return await self._file.read(partial(self._read, after, limit, max_bytes))
 
@@ -200,7 +192,7 @@ class SQLiteItemLog:
         rows = "FROM item WHERE id > ?1 + ?2 AND id <= ?3 ORDER BY id LIMIT ?4"
         if max_bytes is not None:  # SQLite knows the length of a value without reading it
             sizes = self._db.execute(f"SELECT length(payload) {rows}", (self._first, after, self._last, limit))
-            limit = count_fitting([size for (size,) in sizes], max_bytes)
+            limit = rules.count_fitting([size for (size,) in sizes], max_bytes)
         sql = f"SELECT id - ?1, fingerprint, position, payload {rows}"
         return [LoggedItem(*row) for row in self._db.execute(sql, (self._first, after, self._last, limit))]
 

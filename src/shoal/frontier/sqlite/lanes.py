@@ -14,20 +14,10 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from shoal.frontier import rules
 from shoal.frontier.host_policy import DEFAULT_HOST
 from shoal.frontier.politeness import Host, Key, Lane, LaneTable
-from shoal.frontier.rules import (
-    ADMITTED_DETAIL,
-    DEAD,
-    FULL_KIND,
-    FULL_REASON,
-    KINDS_NOT_RETRIED,
-    READY,
-    RETRIED_DETAIL,
-    RETRIED_EVENT,
-    is_retried,
-    room_for_links,
-)
+from shoal.frontier.rules import DEAD, READY
 from shoal.frontier.sqlite.run_file import Ledger, RunFile
 from shoal.http import Request
 from shoal.urls.normalize import host_of
@@ -176,9 +166,6 @@ class StoredLanes:
         rank, number = (-inf, 0) if after is None else after
         return self._db.execute(sql, (lane.queue.number, rank, number, limit)).fetchall()
 
-    def _ahead_limit(self) -> int:
-        return max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
-
     def add(self, new: Sequence[NewRequest], now: float, refused: Collection[bytes] = ()) -> dict[bytes, int]:
         """Store new requests after all others of their priority; those that are refused are dead. Returns their
         numbers in the file."""
@@ -194,7 +181,7 @@ class StoredLanes:
             row = (number, run, lane.queue.number, rank, now, parent, fingerprint, payload)
             numbers[fingerprint] = number
             if refused and fingerprint in refused:
-                dead.append((*row, DEAD, FULL_KIND, FULL_REASON % self._file.options.link_limit))
+                dead.append((*row, DEAD, rules.FULL_KIND, rules.FULL_REASON % self._file.options.link_limit))
                 continue
             rows.append(row)
             self.add_ready(lane, (rank, number), now)
@@ -233,7 +220,8 @@ class StoredLanes:
             lane.ready -= 1
             if lane.ready and not lane.queue.ahead:
                 # In the file, the requests that were chosen are still ready.
-                lane.queue.ahead = self._read_ahead(lane, key, self._ahead_limit())
+                most = max(_MIN_AHEAD, min(_MAX_AHEAD, _ALL_AHEAD // (1 + len(self._by_number))))
+                lane.queue.ahead = self._read_ahead(lane, key, most)
             lane.best = lane.queue.ahead[0] if lane.ready else None
             lane.host.in_flight += 1
             self.table.place(lane, now)
@@ -245,15 +233,15 @@ class StoredLanes:
         dead = f"run = ? AND state = {DEAD} AND kind"
         if only is not None:
             dead = f"id IN ({', '.join(map(str, only))}) AND {dead}"
-        others = KINDS_NOT_RETRIED | {FULL_KIND} if kinds is None else set(kinds) - {FULL_KIND}
+        others = rules.KINDS_NOT_RETRIED | {rules.FULL_KIND} if kinds is None else set(kinds) - {rules.FULL_KIND}
         listed = msgspec.json.encode(sorted(others)).decode()
         chosen = f"{dead} {'NOT ' if kinds is None else ''}IN (SELECT value FROM json_each(?))"
-        count = self._revive(chosen, (self._run, listed), RETRIED_DETAIL, ledger, now)
-        if is_retried(FULL_KIND, kinds):
-            room = room_for_links(self._file.options.link_limit, ledger.ready + ledger.waiting)
+        count = self._revive(chosen, (self._run, listed), rules.RETRIED_DETAIL, ledger, now)
+        if rules.is_retried(rules.FULL_KIND, kinds):
+            room = rules.room_for_links(self._file.options.link_limit, ledger.ready + ledger.waiting)
             chosen = f"id IN (SELECT id FROM request WHERE {dead} = ? ORDER BY rank, id LIMIT ?)"
-            which = (self._run, FULL_KIND, -1 if room is None else room)
-            count += self._revive(chosen, which, ADMITTED_DETAIL, ledger, now)
+            which = (self._run, rules.FULL_KIND, -1 if room is None else room)
+            count += self._revive(chosen, which, rules.ADMITTED_DETAIL, ledger, now)
         return count
 
     def _revive(self, chosen: str, which: tuple[object, ...], detail: str, ledger: Ledger, now: float) -> int:
@@ -262,7 +250,7 @@ class StoredLanes:
             self.add_ready(self._by_number[lane], (rank, number), now)
         self._db.execute(
             f"INSERT INTO event (request, at, what, detail, worker) SELECT id, ?, ?, ?, '' FROM request WHERE {chosen}",
-            (now, RETRIED_EVENT, detail, *which),
+            (now, rules.RETRIED_EVENT, detail, *which),
         )
         count = self._db.execute(
             f"UPDATE request SET state = {READY}, attempts = 0, kind = NULL, reason = NULL, at = ? WHERE {chosen}",

@@ -10,24 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from shoal.errors import DECODING_ERRORS
+from shoal.frontier import rules
 from shoal.frontier.politeness import Host, Key
-from shoal.frontier.rules import (
-    CLAIMED,
-    DEAD,
-    DONE,
-    LEASED,
-    LOST_EVENT,
-    LOST_KIND,
-    MAX_LEASES,
-    READY,
-    STATE_NAMES,
-    WAITING,
-    is_fenced,
-    lost_reason,
-    read_event,
-    reissued_token,
-    token_base,
-)
+from shoal.frontier.rules import DEAD, DONE, LEASED, READY, STATE_NAMES, WAITING
 from shoal.frontier.sqlite.file import StoredRow
 from shoal.frontier.sqlite.items import slot_columns
 from shoal.frontier.sqlite.lanes import SharedHosts, StoredLane, StoredLanes
@@ -38,7 +23,7 @@ from shoal.ports import Event, History, Holder, Lease
 _HISTORY = f"""
     SELECT id, state, attempts - (state = {LEASED} AND NOT begun), status, items, at, parent, kind, reason, payload,
         fingerprint,
-        CASE WHEN state IN ({", ".join(map(str, sorted(CLAIMED)))}) THEN slot END
+        CASE WHEN state IN ({", ".join(map(str, sorted(rules.CLAIMED)))}) THEN slot END
     FROM request
 """
 _PAGE = 100  # dead requests that are read at once
@@ -82,7 +67,7 @@ class Histories:
             url=request.url, state=STATE_NAMES[state], depth=request.depth, priority=request.priority,
             attempts=attempts, status=status, items=items, parent=_decode(above[0]).url if above else None,
             reason=reason or "", worker=slot or "", fingerprint=fingerprint, kind=kind or "",
-            events=(*(read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=slot or "")),
+            events=(*(rules.read_event(*event) for event in events), Event(at, STATE_NAMES[state], worker=slot or "")),
         )  # fmt: skip
 
     def dead_page(self, after: int) -> list[tuple[int, History]]:
@@ -171,7 +156,7 @@ class Leases:
 
     def fenced(self, slot: str, epoch: int) -> list[HeldLease]:
         """The leases that the slot holds under earlier epochs."""
-        return [held for held in self._held.values() if is_fenced(held.holder, slot, epoch)]
+        return [held for held in self._held.values() if rules.is_fenced(held.holder, slot, epoch)]
 
     def has_completed(self, lease: Lease, seen: Seen) -> bool:
         """Whether the request is done under the token of this lease: its completion is repeated."""
@@ -184,8 +169,8 @@ class Leases:
 
     def granted_under(self, call: LeaseCall) -> list[Lease]:
         """The held leases that were granted to this call, by their tokens."""
-        base = token_base(call.nonce)
-        held = [lease for lease in self._held.values() if base < lease.token <= base + MAX_LEASES]
+        base = rules.token_base(call.nonce)
+        held = [lease for lease in self._held.values() if base < lease.token <= base + rules.MAX_LEASES]
         sql = "SELECT payload FROM request WHERE id = ?"
         return [
             Lease(
@@ -205,7 +190,7 @@ class Leases:
         numbers = msgspec.json.encode([number for _, (_, number) in chosen]).decode()
         rows = {row[0]: row for row in self._db.execute(sql, (numbers,))}
         holder, begun, until = call.holder, call.begun, now + call.ttl
-        leases, changes, slot, token = [], [], slot_columns(holder), token_base(call.nonce)
+        leases, changes, slot, token = [], [], slot_columns(holder), rules.token_base(call.nonce)
         for lane, (rank, number) in chosen:
             try:
                 _, fingerprint, attempts, items, payload = rows[number]
@@ -252,7 +237,7 @@ class Leases:
                 reissued.append(None)
                 continue
             if held.token == lease.token:
-                token = reissued_token(nonce, lease.token)
+                token = rules.reissued_token(nonce, lease.token)
                 held = msgspec.structs.replace(held, token=token, begun=True, origin=origin)
                 self._held[held.fingerprint] = held
             changes[held.fingerprint] = (held.token, *origin, until, held.number)
@@ -304,10 +289,10 @@ class Leases:
         lost = [held for held in lost if held.begun]
         ready, dead = [], []
         for held in lost:
-            reason = lost_reason(held.attempts)
-            self.histories.add_event(held.number, now, LOST_EVENT, reason, held.holder)
+            reason = rules.lost_reason(held.attempts)
+            self.histories.add_event(held.number, now, rules.LOST_EVENT, reason, held.holder)
             if held.attempts >= self._file.options.max_attempts:
-                dead.append((LOST_KIND, reason, now, held.number))
+                dead.append((rules.LOST_KIND, reason, now, held.number))
             else:
                 ready.append((now, held.number))
                 self.lanes.add_ready(held.lane, (held.rank, held.number), now)

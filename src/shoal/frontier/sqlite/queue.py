@@ -11,31 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from shoal.errors import DECODING_ERRORS
+from shoal.frontier import rules
 from shoal.frontier.receipts import release_if_cancelled
-from shoal.frontier.rules import (
-    DEAD,
-    DONE,
-    MAX_LEASES,
-    NOTE_EVENT,
-    POLL,
-    STATE_NAMES,
-    WAITING,
-    E,
-    MovedLinks,
-    Portion,
-    check_nonce,
-    check_queue_size,
-    child_fingerprint,
-    count_moved,
-    encode_request,
-    failure_event,
-    first_of_each,
-    incoming_history,
-    new_nonce,
-    push_fingerprint,
-    room_for_links,
-    split_large,
-)
+from shoal.frontier.rules import DEAD, DONE, STATE_NAMES, WAITING, E, MovedLinks, Portion
 from shoal.frontier.sqlite.items import SQLiteItemLog, SQLiteRoles
 from shoal.frontier.sqlite.lanes import NewRequest
 from shoal.frontier.sqlite.leases import HeldLease, LeaseCall, Leases, storable
@@ -101,7 +79,7 @@ class Stages:
             return None
         number, parent, size, links = row
         try:
-            portion = first_of_each(_unpack(links))
+            portion = rules.first_of_each(_unpack(links))
             known = self._seen.known(portion)
             new = [
                 NewRequest(fingerprint, _decode(payload), parent, payload)
@@ -124,9 +102,9 @@ class Stages:
             (self._run.number, fingerprint),
         )
         for links, above in rows:
-            payload = first_of_each(_unpack(links)).get(fingerprint)
+            payload = rules.first_of_each(_unpack(links)).get(fingerprint)
             if payload is not None:
-                return incoming_history(_decode(payload), _decode(above).url)
+                return rules.incoming_history(_decode(payload), _decode(above).url)
         return None
 
     def count(self) -> int:
@@ -198,8 +176,9 @@ class SQLiteQueue:
                 if not self._roles.is_held(seed):
                     return Pushed(0, 0)
                 self._roles.check_cursor(seed, cursor)
-            new = self._select_new([(push_fingerprint(r, seed, cursor, i), r, None) for i, r in enumerate(requests)])
-            check_queue_size(self._run.options.max_queue_size, ledger.ready + ledger.waiting, len(new))
+            names = (rules.push_fingerprint(request, seed, cursor, i) for i, request in enumerate(requests))
+            new = self._select_new([(name, request, None) for name, request in zip(names, requests, strict=True)])
+            rules.check_queue_size(self._run.options.max_queue_size, ledger.ready + ledger.waiting, len(new))
             self._add(new, ledger, now)
             ledger.duplicates += len(requests) - len(new)
             if seed is not None:
@@ -216,12 +195,12 @@ class SQLiteQueue:
         for fingerprint, request, parent in offered:
             if fingerprint not in known:
                 known.add(fingerprint)
-                new.append(NewRequest(fingerprint, request, parent, encode_request(request, _encode)))
+                new.append(NewRequest(fingerprint, request, parent, rules.encode_request(request, _encode)))
         return new
 
     def _select_children(self, ended: Iterable[tuple[HeldLease, Completion | Failure]]) -> list[NewRequest]:
         offered: list[tuple[bytes, Request, int | None]] = [
-            (child_fingerprint(child, held.fingerprint, index), child, held.number)
+            (rules.child_fingerprint(child, held.fingerprint, index), child, held.number)
             for held, page in ended
             for index, child in enumerate(page.children)
         ]
@@ -241,7 +220,7 @@ class SQLiteQueue:
     ) -> Counter[int | None]:
         """Add links of pages while there is room. ``unlimited``: pages whose links always enter. Returns how many were
         refused, by page."""
-        room = room_for_links(self._run.options.link_limit, ledger.ready + ledger.waiting)
+        room = rules.room_for_links(self._run.options.link_limit, ledger.ready + ledger.waiting)
         if room is None:
             self._add(new, ledger, now)
             return Counter()
@@ -254,11 +233,11 @@ class SQLiteQueue:
     async def lease(
         self, limit: int, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True, nonce: bytes = b""
     ) -> Leased:
-        nonce = nonce or new_nonce()
-        check_nonce(nonce)
-        call = LeaseCall(min(limit, MAX_LEASES), ttl, clock.now() + ttl, holder, counts_attempt, nonce)
+        nonce = nonce or rules.new_nonce()
+        rules.check_nonce(nonce)
+        call = LeaseCall(min(limit, rules.MAX_LEASES), ttl, clock.now() + ttl, holder, counts_attempt, nonce)
         step = self._run.change(partial(self._lease, call))
-        return await release_if_cancelled(step, lambda leased: self.release(leased.leases))
+        return await release_if_cancelled(step, self.release)
 
     def _lease(self, call: LeaseCall, ledger: Ledger, now: float) -> Leased:
         self._roles.check_holder(call.holder)
@@ -276,7 +255,7 @@ class SQLiteQueue:
         self._last_calls[call.holder] = call.nonce, leases
         table = self._lanes.table
         table.called, table.asked = now, now if len(leases) < call.limit else 0.0
-        incoming = now + POLL if ledger.incoming else None
+        incoming = now + rules.POLL if ledger.incoming else None
         moments = (next_moment, until if leases else None, table.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
         return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
@@ -306,20 +285,17 @@ class SQLiteQueue:
         return await self._run.change(lambda _, now: self._leases.renew(leases, now + ttl, deadline))
 
     async def reissue(self, leases: Sequence[Lease], ttl: float, *, nonce: bytes) -> list[Lease | None]:
-        check_nonce(nonce)
+        rules.check_nonce(nonce)
         deadline = clock.now() + ttl
         step = self._run.change(lambda _, now: self._leases.reissue(leases, now + ttl, deadline, nonce))
-        # The holder of the old tokens may have contacted the hosts.
-        return await release_if_cancelled(
-            step, lambda reissued: self.release([lease for lease in reissued if lease], contacted=True)
-        )
+        return await release_if_cancelled(step, self.release)
 
     # -- ending a lease
 
     async def complete(self, completions: Sequence[Completion]) -> list[Pushed | None]:
         results, moved = await self._end(completions, self._complete)
         for place, links in moved.items():
-            results[place] = count_moved(completions[place], links)
+            results[place] = rules.count_moved(completions[place], links)
         return results
 
     async def fail(self, failures: Sequence[Failure]) -> list[RequestState | None]:
@@ -331,7 +307,7 @@ class SQLiteQueue:
     ) -> tuple[list[T], dict[int, MovedLinks]]:
         """End the leases of pages in one transaction, then move the links of large ones. Returns what ``end`` returns,
         and by position what became of the links of large pages."""
-        small, staged = await split_large(pages, _encode)
+        small, staged = await rules.split_large(pages, _encode)
         if not staged:
             return await self._run.change(partial(end, pages)), {}
 
@@ -385,7 +361,7 @@ class SQLiteQueue:
             ledger.redirects += page.redirected
             ledger.item_errors += page.item_errors
             if page.note:
-                self._histories.add_event(held.number, now, NOTE_EVENT, page.note, held.holder)
+                self._histories.add_event(held.number, now, rules.NOTE_EVENT, page.note, held.holder)
         ledger.done += len(done)
         self._leases.end([(held, page.contacted) for held, page in done], ledger, now)
         return results
@@ -409,7 +385,7 @@ class SQLiteQueue:
             [(now + retry_in, failure.status, now, held.number) for held, failure, retry_in in waiting],
         )
         for held, failure, _ in waiting:
-            event = failure_event(held.attempts, failure, waits=True)
+            event = rules.failure_event(held.attempts, failure, waits=True)
             self._histories.add_event(held.number, now, *event, held.holder)
         ledger.waiting += len(waiting)
         self._leases.end([(held, failure.contacted) for held, failure, _ in waiting], ledger, now)
@@ -430,7 +406,7 @@ class SQLiteQueue:
                     held.number,
                 ),
             )
-            event = failure_event(held.attempts, failure, waits=False)
+            event = rules.failure_event(held.attempts, failure, waits=False)
             self._histories.add_event(held.number, now, *event, held.holder)
         self._items.append([(held.fingerprint, held.items, failure.items) for held, failure in dead], ledger)
         self._add_links(new, ledger, now)

@@ -17,7 +17,6 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
@@ -151,7 +150,11 @@ class AppriseService:
 
     def __init__(self, where: str, url: Secret, timeout: float, hidden: Sequence[Secret] = ()) -> None:
         """``hidden``: more secrets that no error may show."""
-        apprise = _import_apprise(where)
+        try:
+            import apprise
+        except ModuleNotFoundError:
+            message = f"{where}: this channel needs apprise; install it with: {pip_install('notify')}"
+            raise ConfigError(message) from None
         self._secrets = [url, *hidden]
         self._timeout = timeout
         asset = apprise.AppriseAsset(
@@ -179,7 +182,7 @@ class AppriseService:
         """Nothing is kept open."""
 
     def _send(self, message: Message) -> str:
-        kind = "success" if message.event in ("resolved", "test") else _TYPES[message.severity]
+        kind = "success" if message.event in ("resolved", "test") else _TYPES[message.problem.severity]
         with _one_at_a_time, _Captured() as captured:
             delivered = self._service.notify(
                 title=printable(message.title), body=printable(message.text, lines=True), notify_type=kind,
@@ -212,14 +215,6 @@ class _Captured(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("apprise"):
             self.text = record.getMessage()
-
-
-def _import_apprise(where: str) -> ModuleType:
-    try:
-        import apprise
-    except ModuleNotFoundError:
-        raise ConfigError(f"{where}: this channel needs apprise; install it with: {pip_install('notify')}") from None
-    return apprise
 
 
 # Sends a signed message to a webhook.

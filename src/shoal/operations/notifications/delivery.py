@@ -81,15 +81,13 @@ class ChannelState(Struct, frozen=True, kw_only=True):
 
 async def read_reports(documents: Documents, project: str) -> dict[str, Report]:
     """All reports of a project, by the key of the problem."""
-    decoder = msgspec.msgpack.Decoder(Report)
     reports: dict[str, Report] = {}
     for document in await all_documents(documents, f"problem/{project}/"):
         try:
-            report = decoder.decode(document.value)
+            report = msgspec.msgpack.decode(document.value, type=Report)
+            reports[report.problem.key] = report
         except DECODING_ERRORS as exc:
             log.warning("ignoring the document %s: %s", document.key, exc)
-            continue
-        reports[report.problem.key] = report
     return reports
 
 
@@ -121,10 +119,10 @@ class Delivery:
         settings: NotificationSettings,
         project: str,
         sender: str,
-        in_charge: Callable[[], Awaitable[bool]],
+        in_charge: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """``sender``: the name of this server. ``in_charge``: whether it is still in charge; called before each
-        message."""
+        message. None: it always is."""
         self._documents = documents
         self._channels = channels
         self._settings = settings
@@ -160,7 +158,7 @@ class Delivery:
         """Queue the messages on problems that are new, have changed, or are over. ``active``: the runs that have not
         ended. ``alive``: the keys of alarms that are wrong, because their worker is alive."""
         current = {problem.key: problem for problem in problems}
-        for key in [*current, *(key for key in self._reports if key not in current)]:
+        for key in dict.fromkeys((*current, *self._reports)):
             problem, report = current.get(key), self._reports.get(key)
             end = None
             if report is not None and problem is None:
@@ -181,18 +179,13 @@ class Delivery:
 
     async def deliver(self, now: float) -> None:
         """Send what is due, through all channels at the same time. A slow channel delays only itself."""
-        waiting: dict[str, list[tuple[float, str, Outgoing]]] = {}
+        waiting: dict[str, list[tuple[str, Outgoing]]] = {}
         for key, report in self._reports.items():
             for outgoing in report.outbox:
-                waiting.setdefault(outgoing.channel, []).append((outgoing.message.at, key, outgoing))
-        await asyncio.gather(
-            *(
-                self._drain(
-                    name, [(key, outgoing) for _, key, outgoing in sorted(messages, key=lambda entry: entry[0])], now
-                )
-                for name, messages in waiting.items()
-            )
-        )
+                waiting.setdefault(outgoing.channel, []).append((key, outgoing))
+        for messages in waiting.values():
+            messages.sort(key=lambda entry: entry[1].message.at)
+        await asyncio.gather(*(self._drain(name, messages, now) for name, messages in waiting.items()))
 
     async def _drain(self, name: str, waiting: list[tuple[str, Outgoing]], now: float) -> None:
         """Send the messages of one channel in their order, until one fails."""
@@ -200,33 +193,29 @@ class Delivery:
             channel = self._channels.get(name)
             if channel is None or now - outgoing.message.at > _KEEP_UNDELIVERED:
                 log.warning("dropping a message for channel %s: %s", name, outgoing.message.title)
-                await self._remove(key, outgoing)
+                await self._change_outgoing(key, outgoing, lambda _: None)
                 continue
-            if 0 < self._state_of(name).next_at - now <= _MAX_RETRY:
+            if 0 < self._states.get(name, ChannelState()).next_at - now <= _MAX_RETRY:
                 return
             mark = (outgoing.message.message_id, name)
             if mark not in self._sent:
-                if not await self._claim(key, outgoing) or not await self._in_charge():
+                if not await self._change_outgoing(key, outgoing, self._claimed):
+                    return  # another server has removed it
+                if self._in_charge is not None and not await self._in_charge():
                     return
                 error = await _send(channel, outgoing.message)
                 if error:
                     await self._note_failure(name, key, outgoing, error, now)
                     return
                 self._sent.add(mark)
-            await self._remove(key, outgoing)
+            await self._change_outgoing(key, outgoing, lambda _: None)
             self._sent.discard(mark)
-            await self._note_success(name, now)
+            await self._change_state(
+                name, lambda state: ChannelState(delivered=state.delivered + 1 if state else 1, delivered_at=now)
+            )
 
-    async def _claim(self, key: str, outgoing: Outgoing) -> bool:
-        """Mark a message as being sent by this server. False if another server has removed it."""
-
-        def claimed(message: Outgoing) -> Outgoing:
-            return replace(message, sender=self._sender, attempts=message.attempts + 1)
-
-        return await self._change_outgoing(key, outgoing, claimed)
-
-    async def _remove(self, key: str, outgoing: Outgoing) -> None:
-        await self._change_outgoing(key, outgoing, lambda _: None)
+    def _claimed(self, message: Outgoing) -> Outgoing:
+        return replace(message, sender=self._sender, attempts=message.attempts + 1)
 
     async def _change_outgoing(
         self, key: str, outgoing: Outgoing, change: Callable[[Outgoing], Outgoing | None]
@@ -267,18 +256,9 @@ class Delivery:
         await self._change_state(name, failed)
         await self._change_outgoing(key, outgoing, lambda message: replace(message, sender="", error=error))
 
-    async def _note_success(self, name: str, now: float) -> None:
-        await self._change_state(
-            name,
-            lambda state: ChannelState(delivered=state.delivered + 1 if state else 1, delivered_at=now),
-        )
-
     async def _change_state(self, name: str, update: Callable[[ChannelState | None], ChannelState]) -> None:
         changed = await _state(self._documents, self._project, name).change(update)
         self._states[name] = changed or ChannelState()
-
-    def _state_of(self, name: str) -> ChannelState:
-        return self._states.get(name) or ChannelState()
 
 
 def _is_same(one: Outgoing, other: Outgoing) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shoal.operations.problem import ONCE, UNTIL_END, Problem, Severity
+from shoal.operations.problem import ONCE, UNTIL_END, Problem
 from shoal.operations.problems import taken_back
 from shoal.system import chance, clock
 
@@ -30,12 +30,9 @@ class Message(Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """One line, such as ``[shoal] critical: books: stalled``."""
-        label = {"new": self.severity, "changed": f"{self.severity}, changed", "resolved": "resolved", "test": "test"}
+        severity = self.problem.severity
+        label = {"new": severity, "changed": f"{severity}, changed", "resolved": "resolved", "test": "test"}
         return f"[{self.project}] {label[self.event]}: {self.problem.title}"
-
-    @property
-    def severity(self) -> Severity:
-        return self.problem.severity
 
     @property
     def text(self) -> str:

@@ -105,7 +105,7 @@ class Watcher:
         self._schedules = Schedules(store, project)
         self._watch = watch_of(store, project)
         self._delivery = Delivery(store, channels, settings, project, name, self._is_in_charge)
-        self._own_delivery = Delivery(MemoryDocuments({}), channels, settings, project, name, _always)
+        self._own_delivery = Delivery(MemoryDocuments({}), channels, settings, project, name)
         """For a problem that cannot be stored: the store is unavailable."""
         self._seen: tuple[str, int] | None = None
         self._seen_at = 0.0
@@ -216,10 +216,6 @@ class Watcher:
         self._away_since = now if self._away_since is None else self._away_since
         if self._held is not None and now - self._away_since >= _TAKEOVER * self._settings.check_every:
             await self._own_delivery.check([store_away(self._away_since, reason)], now)
-
-
-async def _always() -> bool:
-    return True
 
 
 # Notifications for servers and commands: the loop, the reported problems, the channels, a test message.

@@ -34,7 +34,7 @@ _MAX_STEPS = 1000
 class Launcher(Protocol):
     """Makes the runs of schedules, and makes sure that a server works on them."""
 
-    async def make_run(self, schedule: Schedule, due: float) -> Run:
+    def make_run(self, schedule: Schedule, due: float, /) -> Awaitable[Run]:
         """Make the run for a due time, without storing it. ShoalError if its spider cannot be used."""
         ...
 

@@ -57,7 +57,7 @@ class Cron:
         """ConfigError if the expression is invalid."""
         self._zone = zone
         self._expression = _with_specific_hours(expression)
-        self._cached_after = lru_cache(maxsize=16)(self._find_after)  # servers ask for the same one again and again
+        self.after = lru_cache(maxsize=16)(self._after)  # servers ask for the same one again and again
         try:
             next(self._from(0.0))
         except ValueError as exc:
@@ -65,10 +65,7 @@ class Cron:
         except StopIteration:
             raise ConfigError("no date matches it") from None
 
-    def after(self, moment: float) -> float | None:
-        return self._cached_after(moment)
-
-    def _find_after(self, moment: float) -> float | None:
+    def _after(self, moment: float) -> float | None:
         return next((due for due in self._from(moment) if due > moment), None)
 
     def _from(self, moment: float) -> Iterator[float]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shoal.errors import DECODING_ERRORS, ConfigError, RunError
 from shoal.messages import did_you_mean
@@ -302,31 +302,19 @@ class Schedules:
         raise RunError(f"there is no schedule {name!r:.120}{hint}")
 
 
+_SHOWN = (
+    "origin source orphaned_at paused next waiting run_id run_state fired_at fired skipped missed_times missed_at error"
+)
+"""What `describe` shows of a schedule besides its name and definition, in this order."""
+
+
 async def describe(schedules: Schedules, schedule: Schedule) -> dict[str, object]:
     """A schedule with its next time and the state of its newest run, for the HTTP API, the dashboard and commands."""
-    definition = schedule.definition
-    try:
-        due = schedule.next_due
-    except ConfigError:  # another program stored it
-        due = None
-    return {
-        "name": schedule.name,
-        **msgspec.structs.asdict(definition),
-        "origin": schedule.origin,
-        "source": schedule.source,
-        "orphaned_at": schedule.orphaned_at,
-        "paused": schedule.paused,
-        "next": due,
-        "waiting": schedule.waiting,
-        "run_id": schedule.run_id,
-        "run_state": await schedules.store.run_state(schedule.run_id) if schedule.run_id else None,
-        "fired_at": schedule.fired_at,
-        "fired": schedule.fired,
-        "skipped": schedule.skipped,
-        "missed_times": schedule.missed,
-        "missed_at": schedule.missed_at,
-        "error": schedule.error,
-    }
+    state = await schedules.store.run_state(schedule.run_id) if schedule.run_id else None
+    values = {**asdict(schedule), "next": None, "run_state": state, "missed_times": schedule.missed}
+    with suppress(ConfigError):  # another program stored it
+        values["next"] = schedule.next_due
+    return {"name": schedule.name, **asdict(schedule.definition), **{name: values[name] for name in _SHOWN.split()}}
 
 
 def _runs_of(name: str, runs: Sequence[Run]) -> list[Run]:

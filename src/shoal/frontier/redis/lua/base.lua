@@ -1,7 +1,7 @@
 -- Prepended to every script, with hosts.lua, lanes.lua, requests.lua, slots.lua and stages.lua: the store's clock and its
 -- runs.
 --
--- Names in capitals that no script defines, and functions such as `policy`, come from shoal/frontier/redis/layouts.py.
+-- Names in capitals that no script defines, and functions such as `policy`, come from shoal/frontier/redis/records.py.
 --
 -- Redis runs a script atomically, but does not undo it after an error. So a script reads first, collects its changes, and
 -- writes them at its end, mostly in `finish`. If Redis refuses writes (no memory, no disk, a replica), it refuses the first

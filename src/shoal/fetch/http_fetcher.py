@@ -1,6 +1,6 @@
-"""Fetches pages without a proxy, over its own HTTP/1.1 connections. It needs a third of the CPU time of aiohttp.
+"""Fetches pages over its own HTTP/1.1 connections, directly or through proxies.
 
-`DirectFetcher` sends requests. `ConnectionPool` decides which connections stay open, and when to open a new one.
+`HttpFetcher` sends requests. `ConnectionPool` decides which connections stay open, and when to open a new one.
 
 A TLS handshake costs as much CPU time as twenty requests over an open connection. So a request for a host that has TLS
 connections waits a moment until one of them is free. While requests wait and this process has nothing to do, the number
@@ -17,36 +17,39 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from shoal.errors import FetchError
+from shoal.config import DnsSettings, HttpSettings
+from shoal.errors import ConfigError, FetchError, ProxyError
+from shoal.fetch.bodies import FREE_BYTES, body_room
 from shoal.fetch.connecting import (
+    Connector,
     RefusedAddressError,
     TlsClient,
     TlsTransport,
     one_line,
     system_text,
     unresolved,
-)
-from shoal.fetch.guard import not_sent
-from shoal.fetch.http_connection import HttpConnection, ResponseLimits
-from shoal.fetch.page_fetcher import (
-    FREE_BYTES,
-    PageFetcher,
-    ReceivedResponse,
-    body_room,
-    default_headers,
-    make_response,
     without_verification,
 )
+from shoal.fetch.guard import AddressGuard, check_upstream, not_sent
+from shoal.fetch.http_connection import HttpConnection, ResponseLimits
+from shoal.fetch.resolving import Caller, Names, current_caller
 from shoal.http import Request, Response
+from shoal.http.decompress import ACCEPTED, decompress
 from shoal.http.exchange import Exchange, captured
 from shoal.http.files import FILE_CALLBACK
+from shoal.ports import Fetcher
 from shoal.system import clock, threads
 from shoal.urls.normalize import host_of, origin_of
+
+if TYPE_CHECKING:
+    from shoal.fetch.pipe import Pipe
+    from shoal.fetch.proxy import Proxy
 
 _MAX_IDLE = 512  # connections that wait for another request, to all hosts together
 _MANY_IDLE = 256  # beyond this number, no host keeps a second one: each needs 50 KB for TLS
@@ -231,29 +234,61 @@ _UNSAFE = re.compile(r"[\r\n\0]")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class DirectFetcher(PageFetcher):
-    """Fetches pages with its own connections. It has the limits and errors of `HttpFetcher`, to which it passes the
-    requests that go through a proxy.
+class HttpFetcher:
+    """Fetches pages over persistent connections. It does not follow redirects: each hop is a separate request, so that
+    politeness, scope and robots.txt apply to it.
 
-    If the server closes a reused connection instead of answering, the fetcher repeats the request once on a new
+    With a guard, it never connects to a refused address. If a name has refused and other addresses, it uses the others:
+    a public site with a wrong DNS entry still works, and nothing private is reached. It uses only the proxies in
+    ``upstreams``, which the operator trusts, and asks them only for hosts that can be public.
+
+    Requests through different proxies, or with different users of one, never share a connection or a TLS session. If
+    the server closes a reused connection instead of answering, the fetcher repeats the request once on a new
     connection, if its method allows that.
     """
 
-    def _set_up(self) -> None:
-        self._proxied: PageFetcher | None = None
-        headers = default_headers(self._config, self._user_agent)
+    def __init__(
+        self,
+        config: HttpSettings,
+        user_agent: str,
+        guard: AddressGuard | None = None,
+        upstreams: Collection[str] = (),
+        *,
+        max_file_bytes: int | None = None,
+        dns: DnsSettings = DnsSettings(),
+    ) -> None:
+        """``max_file_bytes`` replaces the size limit for requests of files."""
+        if guard is not None and config.proxy is not None:
+            raise ConfigError('"http.proxy" can\'t be used here: a proxy would bypass the address guard (serve.allow)')
+        self._config = config
+        self._guard = guard
+        self._upstreams = frozenset(upstreams)
+        self._max_file_bytes = max_file_bytes
+        self._connector = Connector(guard, Names(dns, config.dns_cache_seconds))
+        self._to_proxies = Connector(None, self._connector.names)
+        headers = {
+            "User-Agent": user_agent,
+            "Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+            "Accept-Encoding": ACCEPTED,
+            **config.headers,
+        }
         self._headers = {name.lower(): (name, value) for name, value in headers.items()}
         self._default_lines = _lines(self._headers.values())
         self._buffer = memoryview(bytearray(_BUFFER))
         self._tls: asyncio.Task[TlsClient] | None = None
-        self._pool = ConnectionPool(self._config.keep_alive_seconds)
+        self._pool = ConnectionPool(config.keep_alive_seconds)
         self._in_use: set[HttpConnection] = set()
         self._closed = False
 
+    def limited_to(self, max_body_bytes: int) -> Fetcher:
+        """A fetcher with another size limit that shares these connections. Closing it does not close them."""
+        return _LimitedFetcher(self, max_body_bytes, self._connector.names.new_caller())
+
     async def fetch(self, request: Request, max_body_bytes: int | None = None) -> Response:
+        """``max_body_bytes`` replaces the configured limit."""
         config = self._config
-        if request.proxy is not None or config.proxy is not None:
-            return await self._through_proxies().fetch(request, max_body_bytes)
+        proxy_url = request.proxy or config.proxy
+        proxy = self._proxy_for(request, proxy_url) if proxy_url else None
         if max_body_bytes is None:
             max_body_bytes = config.max_body_bytes
             if request.callback == FILE_CALLBACK and self._max_file_bytes is not None:
@@ -267,30 +302,39 @@ class DirectFetcher(PageFetcher):
         deadline = asyncio.get_running_loop().time() + total
         room = body_room.get()
         limits = ResponseLimits(deadline, read_timeout, max_body_bytes, config.max_header_bytes, room)
-        message = self._message(request)
+        message = self._message(request, proxy)
         try:
-            # Do not await anything between here and `_received`: another request may use the connection already.
-            connection = await self._exchange(request, message, limits)
+            # Do not await anything between here and `_response`: another request may use the connection already.
+            connection = await self._exchange(request, message, limits, proxy)
         except TimeoutError as exc:
             whose = "http.total_timeout" if request.timeout is None else "the request's timeout"
-            problem = f"{host_of(request.url)} did not send the whole page within {total:g} s ({whose})"
+            problem = f"{_host_name(request, proxy)} did not send the whole page within {total:g} s ({whose})"
             raise FetchError(problem, kind="timeout", retryable=True) from exc
         elapsed = connection.answered_at - started
+        if connection.status == 407 and proxy is not None and _is_forwarded(request, proxy):
+            raise proxy.refusal(host_of(request.url), 407, connection.reason)
         if exchanges is not None:
             exchanges.append(_exchange_of(request, message, connection, began, elapsed))
-        received = _received(connection)
-        if room is not None and _is_coded(received) and max_body_bytes > FREE_BYTES:
-            try:
-                return make_response(request, received, elapsed, FREE_BYTES)
-            except FetchError as exc:
-                if exc.kind != "too large":
-                    raise
-            await room.reserve(max_body_bytes)
-        return make_response(request, received, elapsed, max_body_bytes)
+        response, transfer_coding = _response(request, connection, elapsed)
+        if response.body and (transfer_coding or "Content-Encoding" in response.headers):
+            if room is not None and max_body_bytes > FREE_BYTES:
+                try:
+                    _decompress(response, transfer_coding, FREE_BYTES)
+                    return response
+                except FetchError as exc:
+                    if exc.kind != "too large":
+                        raise
+                await room.reserve(max_body_bytes)
+            _decompress(response, transfer_coding, max_body_bytes)
+        return response
 
-    async def _exchange(self, request: Request, message: bytes, limits: ResponseLimits) -> HttpConnection:
+    async def _exchange(
+        self, request: Request, message: bytes, limits: ResponseLimits, proxy: Proxy | None
+    ) -> HttpConnection:
         """Send the request, and return the connection that has the response."""
         origin, head_only, pool = origin_of(request.url), request.method == "HEAD", self._pool
+        if proxy is not None:
+            origin = f"{origin} {proxy.url}"
         place = pool.take(origin)
         connection = await pool.wait(origin, place) if isinstance(place, asyncio.Future) else place
         try:
@@ -305,7 +349,7 @@ class DirectFetcher(PageFetcher):
                 finally:
                     self._in_use.discard(connection)
             connection = None
-            connection = await self._connect(request, origin, limits.deadline)
+            connection = await self._connect(request, origin, limits.deadline, proxy)
             self._in_use.add(connection)
             try:
                 await connection.exchange(message, limits, head_only=head_only)
@@ -315,33 +359,34 @@ class DirectFetcher(PageFetcher):
         finally:
             pool.give_back(origin, connection)
 
-    def _through_proxies(self) -> PageFetcher:
-        if self._proxied is None:
-            from shoal.fetch.aiohttp_fetcher import HttpFetcher  # seldom needed: importing aiohttp takes 0.1 s
+    def _proxy_for(self, request: Request, url: str) -> Proxy:
+        """The proxy with this URL. FetchError if it cannot be used, or not for the host of the request."""
+        if self._guard is not None:
+            check_upstream(url, self._upstreams)
+            self._guard.check_host(_address(origin_of(request.url))[1])
+        from shoal.fetch.proxy import Proxy  # few crawls need it
 
-            self._proxied = HttpFetcher(
-                self._config,
-                self._user_agent,
-                self._guard,
-                self._upstreams,
-                max_file_bytes=self._max_file_bytes,
-                knows_addresses=self._knows_addresses,
-                dns=self._dns,
-            )
-        return self._proxied
+        try:
+            return Proxy(url, self._to_proxies)
+        except ConfigError as exc:
+            raise not_sent(str(exc), "proxy") from exc
 
     # -- what is sent
 
-    def _message(self, request: Request) -> bytes:
+    def _message(self, request: Request, proxy: Proxy | None) -> bytes:
         """The request as bytes. FetchError if it cannot be sent."""
         url = request.url
         try:
             if not _URL.fullmatch(url):
                 raise ValueError("a character of the URL is not quoted")
             path, host = url[url.index("/", 8) :], host_of(url)
-            if not request.headers and request.method == "GET" and not request.body and "@" not in url[: -len(path)]:
+            is_plain = not request.headers and request.method == "GET" and not request.body
+            if is_plain and proxy is None and "@" not in url[: -len(path)]:
                 return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{self._default_lines}\r\n".encode()
             headers = {"host": ("Host", host), **self._headers}
+            if proxy is not None and _is_forwarded(request, proxy):
+                path = f"http://{host}{path}"
+                headers.update((name.lower(), (name, value)) for name, value in proxy.headers.items())
             if user := URL(url, encoded=True).user:
                 login = f"{user}:{URL(url, encoded=True).password or ''}"
                 headers["authorization"] = ("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
@@ -356,24 +401,35 @@ class DirectFetcher(PageFetcher):
 
     # -- connections
 
-    async def _connect(self, request: Request, origin: str, deadline: float) -> HttpConnection:
+    async def _connect(self, request: Request, origin: str, deadline: float, proxy: Proxy | None) -> HttpConnection:
         """Open a connection. FetchError if that fails, TimeoutError after the deadline."""
-        host, patience = host_of(request.url), self._config.connect_timeout
-        scheme, name, port = _address(origin)
+        host, patience = _host_name(request, proxy), self._config.connect_timeout
+        scheme, name, port = _address(origin_of(request.url))
         connection = HttpConnection(host, self._buffer, self._pool.drop)
         connection.origin = origin
         connect_timeout = asyncio.timeout(patience)
+        pipe: Pipe | None = None
         try:
             async with asyncio.timeout_at(deadline):
-                tls = await self._tls_client() if scheme == "https" else None
-                addresses = await self._connector.resolve(name)
+                is_secure = scheme == "https"
+                tls = await self._tls_client() if is_secure or (proxy is not None and proxy.is_secure) else None
+                addresses = await self._connector.resolve(name) if proxy is None else []
                 async with connect_timeout:
-                    await self._open(connection, await self._connector.connect_to(addresses, port), tls, name)
+                    if proxy is None:
+                        way: socket.socket | Pipe = await self._connector.connect_to(addresses, port)
+                    else:
+                        way = pipe = await proxy.connect(None if tls is None else tls.context)
+                        if not _is_forwarded(request, proxy):
+                            await proxy.tunnel(pipe, name, port)
+                    await self._open(connection, way, tls if is_secure else None, name)
         except TimeoutError as exc:
             if exc.errno:  # the timeout is that of the system
                 raise _explain(exc, host) from exc
             if not connect_timeout.expired():
                 raise
+            if proxy is not None and pipe is None:
+                message = f"no connection to the proxy within {patience:g} s (http.connect_timeout)"
+                raise ProxyError(message, retryable=True) from exc
             message = f"no connection to {host} within {patience:g} s (http.connect_timeout)"
             raise FetchError(message, kind="timeout", retryable=True) from exc
         except socket.gaierror as exc:
@@ -390,6 +446,8 @@ class DirectFetcher(PageFetcher):
         if self._closed:
             connection.abort()
             raise _too_late(host)
+        if proxy is not None:
+            connection.address = ""  # that of the proxy
         return connection
 
     async def _tls_client(self) -> TlsClient:
@@ -398,22 +456,27 @@ class DirectFetcher(PageFetcher):
             self._tls = asyncio.create_task(threads.call(_make_tls_client, self._config.verify_tls))
         return await asyncio.shield(self._tls)
 
-    async def _open(self, connection: HttpConnection, sock: socket.socket, tls: TlsClient | None, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            if tls is None:
-                await loop.create_connection(lambda: connection, sock=sock)
-                return
+    async def _open(
+        self, connection: HttpConnection, way: socket.socket | Pipe, tls: TlsClient | None, name: str
+    ) -> None:
+        """Open the connection over a socket or a pipe that is connected to the server."""
+        secure = None
+        if tls is not None:
             secure = TlsTransport(tls, connection.origin, name.rstrip("."), connection, self._buffer)
-            await loop.create_connection(lambda: secure, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
         try:
-            await secure.ready
+            if isinstance(way, socket.socket):
+                await asyncio.get_running_loop().create_connection(lambda: secure or connection, sock=way)
+            else:
+                way.hand_over(secure or connection)
         except BaseException:
-            secure.abort()
+            way.close() if isinstance(way, socket.socket) else way.abort()
             raise
+        if secure is not None:
+            try:
+                await secure.ready
+            except BaseException:
+                secure.abort()
+                raise
 
     @property
     def idle_connections(self) -> int:
@@ -428,9 +491,37 @@ class DirectFetcher(PageFetcher):
         if self._tls is not None:
             self._tls.cancel()
         self._connector.close()
-        if self._proxied is not None:
-            await self._proxied.close()
         await asyncio.sleep(0)  # the event loop closes the sockets
+
+
+class _LimitedFetcher:
+    """A fetcher that shares the connections of another, but not its limit of lookups."""
+
+    def __init__(self, owner: HttpFetcher, max_body_bytes: int, caller: Caller) -> None:
+        self._owner = owner
+        self._max_body_bytes = max_body_bytes
+        self._caller = caller
+
+    async def fetch(self, request: Request) -> Response:
+        token = current_caller.set(self._caller)
+        try:
+            return await self._owner.fetch(request, self._max_body_bytes)
+        finally:
+            current_caller.reset(token)
+
+    async def close(self) -> None:
+        pass
+
+
+def _host_name(request: Request, proxy: Proxy | None) -> str:
+    """The host, as messages name it."""
+    host = host_of(request.url)
+    return host if proxy is None else proxy.shown(host)
+
+
+def _is_forwarded(request: Request, proxy: Proxy) -> bool:
+    """Whether the proxy gets the request itself. Otherwise it connects to the host."""
+    return proxy.forwards and request.url.startswith("http:")
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> str:
@@ -465,12 +556,8 @@ def _exchange_of(
     )  # fmt: skip
 
 
-def _is_coded(received: ReceivedResponse) -> bool:
-    _, headers, body, transfer_coding, _ = received
-    return bool(body and (transfer_coding or "Content-Encoding" in headers))
-
-
-def _received(connection: HttpConnection) -> ReceivedResponse:
+def _response(request: Request, connection: HttpConnection, elapsed: float) -> tuple[Response, str]:
+    """The response as it was received, and its transfer coding."""
     headers = CIMultiDictProxy(
         CIMultiDict(
             [
@@ -481,7 +568,26 @@ def _received(connection: HttpConnection) -> ReceivedResponse:
     )
     body = connection.body if isinstance(connection.body, bytes) else bytes(connection.body)
     connection.forget()
-    return connection.status, headers, body, connection.transfer_coding, connection.flags
+    response = Response(
+        request.url,
+        status=connection.status,
+        headers=headers,
+        body=body,
+        request=request,
+        elapsed=elapsed,
+        flags=connection.flags,
+    )
+    return response, connection.transfer_coding
+
+
+def _decompress(response: Response, transfer_coding: str, limit: int) -> None:
+    """Undo the codings of a body. FetchError if it is larger than ``limit`` then; the response is not changed."""
+    body, flags = response.body, tuple(response.flags)
+    for coding in (transfer_coding, response.headers.get("Content-Encoding")):
+        if coding and body:
+            body, odd = decompress(body, coding, limit)
+            flags += odd
+    response.body, response.flags = body, flags
 
 
 def _make_tls_client(verify: bool) -> TlsClient:
