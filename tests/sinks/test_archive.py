@@ -8,6 +8,7 @@ import json
 import os
 import random
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
@@ -18,9 +19,10 @@ import pytest
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
+import shoal.sinks.warc
 from shoal import Request
 from shoal.ports import Completion, Failure, Run
-from shoal.sinks import archive_index
+from shoal.sinks import archive, archive_index
 from shoal.sinks.archive import ArchiveFolder, FolderLock, Found
 from shoal.sinks.archive_index import ArchiveError, IndexBuilder, surt
 from shoal.sinks.archive_upkeep import check, prune
@@ -168,6 +170,34 @@ async def test_a_full_disk_for_lines_does_not_matter(folder: Folder, monkeypatch
     assert pages_of(read_folder(folder.path)) == {URLS[0]: 1}
 
 
+def test_a_url_with_many_quoted_signs_takes_no_time() -> None:
+    url = "http://a.example/" + "%25" * 5000 + "25" * 10_000 + "41"
+    began = time.process_time()
+    assert surt(url).startswith("example,a)/%25%25")
+    assert time.process_time() - began < 0.2
+
+
+@pytest.mark.parametrize("name", ["write_index", "rebuild_index"])
+async def test_a_full_disk_while_a_file_is_finished(folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The file stays open, and the next process finishes it."""
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    warc = Archive(folder.path, await memory_frontier(FakeClock()))
+    archive = await warc.open(run(1))
+    await warc.complete(archive, *await store(warc, archive, URLS[0]))
+    assert archive._file is not None
+    archive._file._index.is_broken = name == "rebuild_index"
+    with monkeypatch.context() as patch:
+        patch.setattr(shoal.sinks.warc, name, full)
+        await archive.close()
+    assert len(folder.files(".open")) == 1
+    assert len(folder.files(".warc.gz")) == 0
+    await (await warc.open(run(1))).close()
+    assert pages_of(read_folder(folder.path)) == {URLS[0]: 1}
+
+
 # -- reading pages
 
 
@@ -274,6 +304,17 @@ async def test_a_damaged_body_is_not_referred_to(folder: Folder, kind: str) -> N
     with folder.open(2) as archive:
         assert [each.revisits for each in archive.runs() if each.run == "run_2"] == [0]
     assert folder.bodies(2) == contents(1, 2)
+
+
+async def test_more_files_than_stay_open(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_MAX_OPEN", 2)
+    for number in range(1, 7):
+        await folder.write(number, contents(1, number, 10 + number))
+    assert folder.faults() == []
+    prune(str(folder.path), keep=3)
+    for number in range(4, 7):
+        assert folder.bodies(number) == contents(1, number, 10 + number)
+    assert folder.faults() == []
 
 
 # -- crashes while a file is finished

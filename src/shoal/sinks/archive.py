@@ -33,8 +33,8 @@ from shoal.sinks.archive_index import (
 from shoal.sinks.warc_records import Original, Record, members, parse_head, parse_record, payload_digest, run_of
 
 OPEN = ".open"
-_MAX_OPEN = 128
-"""Indexes that are open at the same time. Each has up to two files."""
+_MAX_OPEN = 64
+"""Indexes that stay open. Each has up to two files."""
 _FILTER_BYTES = 1 << 23
 _MAX_RECORD = 1 << 30
 _STEP = 1 << 20
@@ -125,7 +125,7 @@ class ArchiveFolder:
         runs = self._runs
         self._searched = [path for _, path, run, _ in found if runs is None or run in runs]
         for path in self._open.keys() - set(self._paths):
-            self._open.pop(path).close()
+            del self._open[path]
 
     def close(self) -> None:
         for index in self._open.values():
@@ -142,7 +142,7 @@ class ArchiveFolder:
         index = self._open.pop(path, None) or FileIndex(path)
         self._open[path] = index  # the last one is the one used last
         if len(self._open) > _MAX_OPEN:
-            self._open.pop(next(iter(self._open))).close()
+            del self._open[next(iter(self._open))]  # it is closed when nothing uses it any more
         return index
 
     # -- find

@@ -7,6 +7,7 @@ on disk, and both can be made again from the WARC file: the result is equal, byt
 
 from __future__ import annotations
 
+import errno
 import heapq
 import mmap
 import os
@@ -76,6 +77,8 @@ _QUERY_SESSIONS = [
     )
 ]  # fmt: skip
 _PORTS = {"http": ":80", "https": ":443"}
+_PERCENTS = re.compile(b"%(?:25)+")
+_LONGEST_ORIGIN = 300
 _SAFE = "!\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
@@ -83,12 +86,12 @@ def surt(url: str) -> str:
     """The key of a URL in an index, as pywb and the Wayback Machine make it: ``com,example)/path?a=1&b=2``. Different
     URLs may have the same one."""
     slash = url.find("/", 8)
-    origin = _origin_key(url[:slash]) if slash > 0 else ""
+    origin = _origin_key(url[:slash]) if 0 < slash < _LONGEST_ORIGIN else ""
     if not origin:
         match = _URL.match(url)
         if match is None:
             return re.sub(r"\s", "%20", url.lower()) or "-"
-        slash, origin = match.end(), _origin_key(match[0])
+        slash, origin = match.end(), _origin_key.__wrapped__(match[0])
     path, _, query = url[slash:].partition("#")[0].partition("?")
     if not _PLAIN.fullmatch(path):
         path = _escaped(path)
@@ -130,8 +133,8 @@ def _name_and_value(part: str) -> list[str]:
 
 def _escaped(text: str) -> str:
     """Unquoted as often as possible, then quoted where it must be."""
-    data = text.encode("utf-8", "surrogateescape")
-    while (plain := unquote_to_bytes(data)) != data:
+    data = text.encode("utf-8", "surrogatepass")
+    while (plain := unquote_to_bytes(_PERCENTS.sub(b"%", data))) != data:  # without it, %252525... takes minutes
         data = plain
     return quote_from_bytes(data, safe=_SAFE)
 
@@ -200,18 +203,18 @@ def make_entry(
     for name, value in received:
         match _WANTED.get(name) or _WANTED.get(name.lower()):
             case "mime" if entry.mime == "unk":
-                entry.mime = _mime(value)
+                entry.mime = _mime(value[:_LONGEST_VALUE])
             case "etag" if not entry.etag:
                 entry.etag = _short(value)
             case "modified" if not entry.modified:
                 entry.modified = _short(value)
             case "vary":
-                varying.append(_names(value))
+                varying.append(_names(value) if len(value) <= _LONGEST_VALUE else "*")
             case "redirect" if not entry.redirect and status[:1] == "3":
                 with suppress(RequestError):
                     entry.redirect = join_url(url, value.strip().decode("utf-8", "surrogateescape"))
     if varying:
-        entry.vary = varying[0] if len(varying) == 1 else _names(",".join(varying).encode())
+        entry.vary = varying[0] if len(varying) == 1 else _names(",".join(varying).encode("latin-1"))
     return entry
 
 
@@ -225,14 +228,13 @@ _WANTED |= {name.title(): field for name, field in _WANTED.items()}
 @lru_cache(1024)
 def _mime(value: bytes) -> str:
     match = _MIME.match(value.strip().decode("latin-1"))
-    return (match[0][:_LONGEST_VALUE] if match is not None else "") or "unk"
+    return (match[0] if match is not None else "") or "unk"
 
 
 @lru_cache(1024)
 def _names(value: bytes) -> str:
-    """The names in a header, in lower case and sorted; ``*`` if they are too long."""
-    names = {name.strip().lower() for name in value.decode("latin-1").split(",")} - {""}
-    return ",".join(sorted(names)) if len(value) <= _LONGEST_VALUE else "*"
+    """The names in a header, in lower case and sorted."""
+    return ",".join(sorted({name.strip().lower() for name in value.decode("latin-1").split(",")} - {""}))
 
 
 def _short(value: bytes) -> str:
@@ -360,7 +362,10 @@ class IndexBuilder:
         self._size = 0
 
     def lines(self, dropped: Sequence[PagePart] = ()) -> Iterator[bytes]:
-        """The lines in order, without those of dropped parts, and with the offsets that the others have then."""
+        """The lines in order, without those of dropped parts, and with the offsets that the others have then.
+        ArchiveError if some could not be kept."""
+        if self.is_broken:
+            raise ArchiveError(f"there is no room to sort an index in {self._folder}: free some space")
         for run in self._runs:
             run.seek(0)
         self._lines.sort()
@@ -547,7 +552,7 @@ def rebuild_index(path: str, source: str | None = None, *, size: int, dropped: S
             found = (each for each in scan(file, size) if isinstance(each, Member))
             run = index_records(found, os.path.basename(path) + ENDING, builder)
         if builder.is_broken:
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         gone = sum(part.end - part.begin for part in dropped)
         return write_index(path, builder.lines(dropped), run, size - gone)
     finally:

@@ -103,9 +103,13 @@ class WarcArchive:
             os.makedirs(self._folder, exist_ok=True)
         except OSError as exc:
             raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
-        await self._take_lock()
-        await self._recover()
-        await in_thread(self._look_around)
+        try:
+            await self._take_lock()
+            await self._recover()
+            await in_thread(self._look_around)
+        except BaseException:
+            self._let_go()
+            raise
 
     async def _take_lock(self) -> None:
         """Wait until nobody prunes the archive, and keep others from doing that."""
@@ -216,11 +220,14 @@ class WarcArchive:
         try:
             await self._finish_files()
         finally:
-            if self._archive is not None:
-                self._archive.close()
-            if self._lock is not None:
-                self._lock.close()
-            self._archive = self._lock = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._archive is not None:
+            self._archive.close()
+        if self._lock is not None:
+            self._lock.close()
+        self._archive = self._lock = None
 
     async def _finish_files(self) -> None:
         try:
@@ -295,6 +302,7 @@ class WarcFile:
 
     def append(self, pages: Sequence[PageRecords], *, durable: bool) -> list[PagePart]:
         """Append the records of pages."""
+        lines = [page_line(page, self.name) for page in pages]
         begin, parts = self._file.size, []
         for page in pages:
             parts.append(PagePart(begin, begin + len(page.data)))
@@ -302,8 +310,8 @@ class WarcFile:
         self._file.append(b"".join([page.data for page in pages]))
         if durable:
             self._file.sync()
-        for page, part in zip(pages, parts, strict=True):
-            self._index.add(page_line(page, self.name), part.begin, page.length)
+        for line, page, part in zip(lines, pages, parts, strict=True):
+            self._index.add(line, part.begin, page.length)
         return parts
 
     def finish(self) -> None:
