@@ -26,6 +26,7 @@ from shoal.sinks import archive, archive_index
 from shoal.sinks.archive import ArchiveFolder, FolderLock, Found
 from shoal.sinks.archive_index import ArchiveError, IndexBuilder, surt
 from shoal.sinks.archive_upkeep import check, prune
+from shoal.sinks.warc_records import Damage, scan
 from shoal.testing import FakeClock
 from tests.support.archives import Archive, die, exchange, store
 from tests.support.fakes import memory_frontier
@@ -451,6 +452,15 @@ async def test_a_damaged_record_is_reported_and_the_others_are_read(folder: Fold
     (fault,) = folder.faults()
     assert fault == faults[0]
     assert folder.bodies(1) == {URLS[0]: contents(1)[URLS[0]], URLS[2]: contents(1, 2, 3)[URLS[2]]}
+
+
+async def test_a_file_that_becomes_shorter_while_it_is_read(folder: Folder) -> None:
+    await folder.write(1, contents(1))
+    (path,) = folder.files(".warc.gz")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        *_, last = scan(file, size + 1000)
+    assert last == Damage(size, size + 1000)
 
 
 async def test_a_payload_that_is_lost_is_reported(folder: Folder) -> None:

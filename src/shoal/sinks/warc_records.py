@@ -266,7 +266,10 @@ def _next_record(file: BinaryIO, at: int, end: int) -> int:
     before = b""
     while at < end:
         file.seek(at)
-        data = before + file.read(min(_BLOCK, end - at))
+        block = file.read(min(_BLOCK, end - at))
+        if not block:  # it became shorter meanwhile
+            break
+        data = before + block
         start, at = at - len(before), at + len(data) - len(before)
         place = -1
         while (place := data.find(_GZIP, place + 1)) >= 0:
