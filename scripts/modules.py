@@ -11,8 +11,8 @@ SOURCE = ROOT / "src" / "shoal"
 PAGE = ROOT / "docs" / "modules.md"
 ROOMS = (
     *("system", "errors", "messages", "config", "urls", "item", "selector", "http", "ports", "spider"),
-    *("sitemap_spider", "clients", "fetch", "frontier", "sinks", "crawling", "runs", "operations", "testing", "scrapy"),
-    *("api", "celery", "cli"),
+    *("sitemap_spider", "clients", "fetch", "frontier", "sinks", "crawling", "runs", "operations", "scrapy"),
+    *("api", "celery", "testing", "cli"),
 )
 """The packages and modules of `shoal`, from the lowest to the highest. Each may import itself and those before it.
 `testing` and `scrapy` are leaves: no room imports `testing`, and only `cli` imports `scrapy`."""

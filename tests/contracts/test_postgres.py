@@ -576,6 +576,46 @@ async def test_a_fence_goes_with_its_run(url: str) -> None:
         await store.close()
 
 
+async def test_a_lease_that_waits_takes_nothing_that_came_after_a_pause(url: str) -> None:
+    """Leases of a run wait for each other. A run may be paused meanwhile, and when that call has returned, what is
+    pushed then stays in the queue."""
+    link = await asyncpg.connect(url.partition("?")[0])
+    store = await PostgresStore.open(url)
+    try:
+        await store.create_run(Run(run_id="run", spider="s", state="running", created_at=0.0))
+        frontier = await store.frontier("run", WIDE)
+        number = await link.fetchval(f"SELECT id FROM {schema_of(url)}.run")
+        lock = f"pg_advisory_lock('{schema_of(url)}.ledger'::regclass::oid::integer, {number})"
+        await link.fetch(f"SELECT {lock}")
+        lease = asyncio.create_task(frontier.lease(1, 60, nonce=os.urandom(16)))
+        await waiting(link, 1)
+        async with opened(url) as other:
+            pause = asyncio.create_task(store.transition("run", "paused"))
+            while not pause.done() and await count_waiting(link) < 2:
+                await asyncio.sleep(0.01)
+            if pause.done():
+                await other.push(pages(1))
+            await link.fetch(f"SELECT {lock.replace('lock', 'unlock')}")
+            await pause
+            await other.push(pages(1))
+            assert not (await lease).leases
+            assert (await other.stats()).ready == 1
+    finally:
+        await store.close()
+        await link.close()
+
+
+async def count_waiting(link: asyncpg.Connection[asyncpg.Record]) -> int:
+    """How many calls wait for the lock of a run."""
+    count: int = await link.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    return count
+
+
+async def waiting(link: asyncpg.Connection[asyncpg.Record], count: int) -> None:
+    while await count_waiting(link) < count:
+        await asyncio.sleep(0.01)
+
+
 # -- plans
 
 

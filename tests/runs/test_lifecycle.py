@@ -43,6 +43,7 @@ class Written:
 
     def __init__(self, error: Exception | None = None, *, hangs: bool = False) -> None:
         self.ended: list[bool] = []
+        self.abandoned = asyncio.Event()
         self._error = error
         self._hangs = hangs
 
@@ -61,6 +62,9 @@ class Written:
         self.ended.append(finished)
 
     def hurry(self) -> None: ...
+
+    async def abandon(self) -> None:
+        self.abandoned.set()
 
 
 class Life:
@@ -172,12 +176,12 @@ async def test_the_limit_is_stored_before_the_run_is_finished() -> None:
     stored: list[LimitReached | None] = []
     transition = life.store.transition
 
-    async def watched(run_id: str, state: RunState) -> Run:
+    async def watched(run_id: str, state: RunState, **options: Any) -> Run:
         run = await life.store.get_run(run_id)
         assert run is not None
         assert await limit_of(life.store, run) is None  # it has not ended yet
         stored.append(await limit_of(life.store, replace(run, state="finished")))
-        return await transition(run_id, state)
+        return await transition(run_id, state, **options)
 
     life.store.transition = watched  # type: ignore[method-assign]
     await life.work()
@@ -264,6 +268,23 @@ async def test_a_run_that_is_cancelled_or_removed_ends_here(removed: bool, monke
     assert await life.state() == (None if removed else "cancelled")
 
 
+async def test_a_run_that_is_cancelled_while_its_work_begins_stays_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_POLL", 0.01)
+    life = await Life.make("queued", watches=True, grace=0)
+    life.web.gate.clear()
+    read = life.store.run_state
+
+    async def cancelled_meanwhile(run_id: str) -> RunState | None:
+        state = await read(run_id)
+        if state == "queued":
+            await life.store.transition(run_id, "cancelled")
+        return state
+
+    life.store.run_state = cancelled_meanwhile  # type: ignore[method-assign]
+    await life.work()
+    assert await life.state() == "cancelled"
+
+
 async def test_a_process_that_stays_shows_when_the_run_has_more() -> None:
     life = await Life.make(stays=True)
     work = asyncio.create_task(life.work())
@@ -347,6 +368,8 @@ async def test_a_stopped_process_does_not_wait_for_an_output_that_hangs() -> Non
     summary = await work
     assert summary.stats.done == 1
     assert await life.state() == "running"
+    async with asyncio.timeout(5):  # the process may live on, and another one needs the output
+        await life.output.abandoned.wait()
 
 
 # -- clusters

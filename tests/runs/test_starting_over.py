@@ -82,9 +82,9 @@ class Told(MemoryStore):
         super().__init__()
         self.states: list[str] = []
 
-    async def transition(self, run_id: str, state: Any) -> Run:
+    async def transition(self, run_id: str, state: Any, **options: Any) -> Run:
         self.states.append(state)
-        return await super().transition(run_id, state)
+        return await super().transition(run_id, state, **options)
 
 
 async def session_of(store: MemoryStore, at: Callable[[str, tuple[Any, ...]], bool], page: str = "") -> Session:
@@ -119,9 +119,9 @@ async def test_a_worker_does_not_end_a_run_that_went_back_meanwhile(
         made.append(Rewinding(await opens(self, *arguments), ending, page=CLOSED + "2"))
         return made[0]
 
-    async def transition(self: SQLiteStore, run_id: str, state: Any) -> Run:
+    async def transition(self: SQLiteStore, run_id: str, state: Any, **options: Any) -> Run:
         states.append(state)
-        return await moves(self, run_id, state)
+        return await moves(self, run_id, state, **options)
 
     monkeypatch.setattr(SQLiteStore, "frontier", frontier)
     monkeypatch.setattr(SQLiteStore, "transition", transition)

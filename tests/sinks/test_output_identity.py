@@ -414,3 +414,14 @@ async def test_runs_in_memory_leave_no_identity(
     done = await crawl(Nothing, {"frontier": store}, outputs=["out.csv"])
     assert done.error is None
     assert {name for name in os.listdir(folder) if not name.startswith("x.db")} == names
+
+
+async def test_a_disk_that_takes_a_part_of_the_identity(
+    frontier: FrontierWithFaults, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is almost full writes less than it was asked to, without an error."""
+    path, write = folder / "out.jsonl", os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data[:5])))
+    role = await role_of(path, frontier)
+    assert split_role(role)[1] == identity_of(path)
+    assert await role_of(path, frontier) == role

@@ -126,11 +126,12 @@ def _warn(message: str) -> None:
     log.warning("a list of runs lacks one: %s", message)
 
 
-def moved(run: Run, state: RunState) -> Run:
-    """The run in this state, in which it may be already. RunError if it may not change to it."""
+def moved(run: Run, state: RunState, among: Sequence[RunState] | None = None) -> Run:
+    """The run in this state, in which it may be already. RunError if it may not change to it, or is in none of the
+    states ``among``."""
     if state == run.state:
         return run
-    if state not in _TRANSITIONS[run.state]:
+    if state not in _TRANSITIONS[run.state] or (among is not None and run.state not in among):
         raise RunError(f"run {run.run_id} is {run.state}; it cannot become {state}")
     # The time is for people.
     return msgspec.structs.replace(run, state=state, ended_at=clock.time() if state in _ENDED else None)

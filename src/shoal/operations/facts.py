@@ -97,7 +97,7 @@ class FactReader:
         listed = await self._store.list_runs(project=self._config.project_name, states=("finished",), limit=_ENDED)
         runs = {run.run_id: run for run in listed if run.spider not in self._without}
         active = {run_snapshot.run.run_id for run_snapshot in snapshot.runs}
-        for run_id in self._active - active - runs.keys():
+        for run_id in sorted(self._active - active - runs.keys()):
             if (run := await self._store.get_run(run_id)) is not None:
                 runs[run_id] = run
         recent = [run for run in runs.values() if run.state == "finished" and (run.ended_at or 0.0) >= since]

@@ -74,8 +74,10 @@ class Store(Documents, Protocol):
 
     async def create_run(self, run: Run) -> Run: ...
 
-    async def transition(self, run_id: str, state: RunState) -> Run:
-        """Move a run to another state. RunError if there is no such run, or the step is not allowed."""
+    async def transition(self, run_id: str, state: RunState, *, among: Sequence[RunState] | None = None) -> Run:
+        """Move a run to another state. RunError if there is no such run, or the step is not allowed, or the run is in
+        none of the states ``among``: a process that begins to work on a run must not undo what somebody did to it
+        meanwhile. None: any state."""
         ...
 
     async def get_run(self, run_id: str) -> Run | None: ...

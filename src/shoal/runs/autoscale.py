@@ -126,7 +126,7 @@ class Autoscaler:
         frontier = await store.frontier(run.run_id)
         if run.state == "finished" and not (await frontier.stats()).finished:
             with suppress(RunError):  # another process was first
-                await store.transition(run.run_id, "running")
+                await store.transition(run.run_id, "running", among=["finished"])
         return frontier
 
     async def _depth(self, store: Store, frontier: Inspection) -> int | None:

@@ -82,6 +82,9 @@ class RunLifecycle:
         self._stop_asked = asyncio.Event()
         self._persist = Persistence(shared=store.shared)
         self._outputs: Sequence[Output] = ()
+        self._abandoning: list[asyncio.Task[None]] = []
+        """Release outputs that had no time to finish: this process may live on, and another one needs their files and
+        roles. Nobody waits for that, as an output may hang."""
         self._shown = "running"
         """The state of the run at the last poll."""
         self._polls = 0
@@ -321,6 +324,7 @@ class RunLifecycle:
             current_queries.reset(before)
             if timer is not None:
                 timer.cancel()
+            self._abandoning = [asyncio.create_task(_abandon(output)) for output in self._outputs]
 
     def _limit_time(self) -> asyncio.TimerHandle | None:
         seconds = self._plan.config.scope.max_seconds
@@ -351,12 +355,16 @@ class RunLifecycle:
             await run_end.announce_end(self._store, self.run_id, None)
         elif has_more and await run_end.announced_end(self._store, self.run_id) is not None:
             has_more = False  # a worker does not undo what ended the run; `shoal resume` does
-        if has_more or state == "queued" or (state == "paused" and self._plan.resumes):
-            await self._move_to("running")
+        if state is not None and (has_more or state == "queued" or (state == "paused" and self._plan.resumes)):
+            await self._move_to("running", among=[state])
 
-    async def _move_to(self, state: RunState) -> None:
+    async def _move_to(self, state: RunState, *, among: Sequence[RunState] | None = None) -> None:
+        """``among``: see `shoal.ports.Store.transition`. By default a run that somebody has paused or cancelled
+        meanwhile does not begin again."""
+        if state == "running" and among is None:
+            among = ("queued", "finished")
         with suppress(RunError):  # another process was first, or the run was cancelled
-            await self._store.transition(self.run_id, state)
+            await self._store.transition(self.run_id, state, among=among)
             self._plan.on_state(state)
 
     async def _work(self) -> None:
@@ -600,6 +608,11 @@ class RunLifecycle:
             await self._store_limit()
         if stats.finished != (state == "finished"):
             await self._move_to("finished" if stats.finished else "running")
+
+
+async def _abandon(output: Output) -> None:
+    with suppress(ShoalError, OSError):
+        await output.abandon()
 
 
 class Participant:

@@ -26,6 +26,10 @@ class Output(Drain, Protocol):
         """Do not wait long for an output that is down: the process stops."""
         ...
 
+    async def abandon(self) -> None:
+        """Leave the output as it is to other processes, unless it is finished."""
+        ...
+
 
 class Plan(Participation, frozen=True, kw_only=True):
     """How one process takes part in a run."""

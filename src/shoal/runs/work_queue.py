@@ -179,7 +179,7 @@ class UrlWorkQueue:
             raise StoreError(f"{self._name!r} is not a work queue: {exc}") from exc
         if run.state == "queued":
             with suppress(RunError):  # another process was first
-                await store.transition(run.run_id, "running")
+                await store.transition(run.run_id, "running", among=["queued"])
         return options
 
     async def enqueue_urls(

@@ -28,7 +28,7 @@ from shoal.errors import DECODING_ERRORS, SinkError
 from shoal.ports import ItemSource, RoleState
 from shoal.sinks import file_of, is_sqlite, open_sink, sink_id
 from shoal.sinks.drainer import PREFIX, first_after, host_of, read_cursor, split_role
-from shoal.sinks.storage import OUTPUT_MODE, in_thread, owner_of, stat_of, storage_errors, sync_folder
+from shoal.sinks.storage import OUTPUT_MODE, in_thread, owner_of, stat_of, storage_errors, sync_folder, write_all
 from shoal.system import chance
 
 log = logging.getLogger("shoal.sinks")
@@ -253,7 +253,7 @@ def _write_sidecar(sidecar: str, identity: str) -> str:
     temporary = f"{sidecar}.{chance.token_hex(4)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OUTPUT_MODE)
     try:
-        os.write(descriptor, _encode(_Sidecar(identity, os.fstat(descriptor).st_ino)) + b"\n")
+        write_all(descriptor, _encode(_Sidecar(identity, os.fstat(descriptor).st_ino)) + b"\n")
         os.fsync(descriptor)
         stored = _publish(temporary, sidecar, identity)
     finally:

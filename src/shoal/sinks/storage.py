@@ -190,6 +190,13 @@ def sync_folder(path: str) -> None:
             os.close(descriptor)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it. A disk that is almost full takes a part of it without an error."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def replace_file(path: str, write: Callable[[BinaryIO], None], *, mode: int = OUTPUT_MODE) -> int:
     """Write a new file, durably, and rename it to ``path`` in one step. Return its locked descriptor."""
     temporary = path + TEMPORARY
@@ -321,9 +328,7 @@ class GrowingFile:
         self.settle()
         self._is_torn = True
         with storage_errors(self.path):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            write_all(self._descriptor, data)
         self.size, self._is_torn = self.size + len(data), False
 
     def replace(self, write: Callable[[BinaryIO, BinaryIO], None]) -> None:

@@ -90,9 +90,6 @@ class StandbyDrainer:
 
     async def start_over(self) -> None:
         """Release the role after a rewind of the store. ``run`` takes it again, at the cursor that the store has."""
-        if self._starting is not None:
-            with suppress(ShoalError, OSError):
-                await self._try_start()
         await self.abandon()
 
     async def _give_way(self, error: RoleTakenError | SinkBusyError) -> None:
@@ -170,7 +167,10 @@ class StandbyDrainer:
         return True
 
     async def abandon(self) -> None:
-        """Release the role, and leave the output as it is."""
+        """Release the role, also one that is just being taken, and leave the output as it is."""
+        if self._starting is not None:
+            with suppress(ShoalError, OSError):
+                await self._try_start()
         if self._current is not None:
             drainer, self._current = self._current, None
             await drainer.abandon()

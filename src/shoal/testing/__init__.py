@@ -17,8 +17,8 @@ a frontier, write one `Harness` and a few lines::
     def test_random_steps() -> None:                 # random calls, each compared with a simple model
         check_machine(MyHarness)
 
-A frontier on a server must also pass `ServerFaultContract`, a coordinator `CoordinatorContract`,
-a sink `SinkContract` (see `shoal.testing.sinks`).
+A frontier on a server must also pass `ServerFaultContract`, and `shoal.testing.driving.drive`, which checks histories
+of concurrent clients. A coordinator must pass `CoordinatorContract`, a sink `SinkContract` (see `shoal.testing.sinks`).
 
 This room may import `sinks` and what is below it; no room imports it. Start with `FrontierContract` below, then
 `leasing` and `model`.

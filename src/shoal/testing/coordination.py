@@ -1,11 +1,10 @@
 """The contract of `shoal.ports.Coordinator` as tests.
 
-Sessions use the real clock of the server, so some tests wait until a session expires."""
+Sessions use the clock of the server, so some tests wait until a session expires."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ import pytest_asyncio
 
 from shoal.errors import CoordinatorAwayError, CoordinatorError, NameTakenError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterView, Coordinator, Counts
+from shoal.system import clock
 
 TTL = 2.0
 """Length in seconds of a session that expires in a test. A busy machine may delay heartbeats by a second."""
@@ -67,8 +67,8 @@ def select_events(events: list[ClusterEvent], *whats: str) -> list[tuple[str, st
 
 async def keep_alive(*members: Coordinator, seconds: float) -> None:
     """Send heartbeats for these members for some seconds."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
+    until = clock.monotonic() + seconds
+    while (left := until - clock.monotonic()) > 0:
         await asyncio.gather(*(member.beat() for member in members))
         await asyncio.sleep(min(left, TTL / 5))
 
@@ -137,11 +137,11 @@ class CoordinatorContract:
     async def test_a_member_without_heartbeats_is_lost(self, coordination: CoordinatorHarness) -> None:
         dead, living = await coordination.member("dead", ttl=TTL), await coordination.member("living", ttl=TTL)
         epoch = await dead.take(0)
-        last_beat = time.monotonic()
+        last_beat = clock.monotonic()
         await dead.beat()
         await coordination.abandon(dead)
         await keep_alive(living, seconds=0.5 * TTL)
-        assert names(await living.beat()) == ["dead", "living"] or time.monotonic() - last_beat > TTL
+        assert names(await living.beat()) == ["dead", "living"] or clock.monotonic() - last_beat > TTL
         await self._wait_until_lost(living, "dead")
         view = await living.beat()
         assert holders(view) == {}
@@ -150,11 +150,11 @@ class CoordinatorContract:
         assert (event.member, event.slot, event.epoch, event.detail) == ("dead", 0, epoch, "")
 
     async def _wait_until_lost(self, living: Coordinator, name: str) -> float:
-        started = time.monotonic()
-        while time.monotonic() - started < 10 * TTL:
+        started = clock.monotonic()
+        while clock.monotonic() - started < 10 * TTL:
             with suppress(CoordinatorAwayError):  # a busy machine answers late
                 if name not in names(await living.beat()):
-                    return time.monotonic() - started
+                    return clock.monotonic() - started
                 await living.wait(TTL / 10)
         raise AssertionError(f"{name} is not lost after {10 * TTL:g} s")
 
@@ -249,7 +249,7 @@ class CoordinatorContract:
         (event,) = [event for event in await successor.events() if event.what == "took over"]
         assert (event.member, event.slot, event.epoch) == ("successor", 0, epoch)
         assert "dead" in event.detail
-        assert abs(event.at - time.time()) < 60
+        assert abs(event.at - clock.time()) < 60
 
     async def test_a_slot_beyond_the_counts_is_refused(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a", Counts(1, 0))
@@ -359,12 +359,12 @@ class CoordinatorContract:
         await other.take(0)
         await member.beat()
         await member.wait(0.05)
-        started = time.monotonic()
+        started = clock.monotonic()
         waiting = asyncio.create_task(self._wait_until_free(member))
         await asyncio.sleep(0.1)
         await other.retire()
         await waiting
-        assert time.monotonic() - started < 4.0  # notified; otherwise it would wait for 5 seconds
+        assert clock.monotonic() - started < 4.0  # notified; otherwise it would wait for 5 seconds
 
     async def _wait_until_free(self, member: Coordinator) -> None:
         while holders(await member.beat()):
@@ -372,10 +372,10 @@ class CoordinatorContract:
 
     async def test_wait_ends_after_its_timeout(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")
-        started = time.monotonic()
-        while time.monotonic() - started < 0.3:
+        started = clock.monotonic()
+        while clock.monotonic() - started < 0.3:
             await member.wait(0.3)
-        assert time.monotonic() - started < 3.0
+        assert clock.monotonic() - started < 3.0
 
     async def test_a_closed_coordinator_refuses_calls(self, coordination: CoordinatorHarness) -> None:
         member = await coordination.member("a")

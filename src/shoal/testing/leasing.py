@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from msgspec.structs import replace
 
 from shoal.frontier.rules import LOST_KIND
@@ -370,6 +371,18 @@ class LeasingContract(ContractTests):
         assert (await frontier.store_cookies(CookieWrite(key, None, b"version1", b"version3")))[0] > version
         assert await harness.store.get_document(key) is None
         assert (await frontier.lease(1, TTL)).cookies > version
+
+    async def test_the_version_of_the_cookies_survives_the_store(self, harness: Harness, frontier: Frontier) -> None:
+        """A worker that knows a version learns of each change, also after a crash of the store."""
+        if not harness.durable:
+            pytest.skip("the store does not survive its process")
+        key, before, known = "run/cookies/jar//a.example", b"", 0
+        for change in (b"version1", b"version2"):
+            version, _ = await frontier.store_cookies(CookieWrite(key, change, before, change))
+            assert version > known
+            frontier = await harness.reopen()
+            assert (await frontier.lease(1, TTL)).cookies == version
+            before, known = change, version
 
     async def test_pages_are_completed_with_their_cookies(self, harness: Harness, frontier: Frontier) -> None:
         await push(frontier, "a", "b")

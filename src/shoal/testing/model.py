@@ -218,20 +218,27 @@ class Model:
             if granted is not None and best.request not in granted and self._is_shared(best.host):
                 left_out.add(best.host)
                 continue
-            self._tokens += 1
-            best.state, best.token, best.until = "leased", self._tokens, now + ttl
-            leases.append(ModelLease(best, best.token, best.attempts + 1))
-            best.holder, best.begun, best.origin = holder, False, None
-            if counts_attempt:
-                self._begin(best)
+            leases.append(self.grant(best, ttl, holder, counts_attempt=counts_attempt))
         self.asked = now if len(leases) < limit else None
         waiting_hosts = {entry.host for entry in self.in_state("ready") if self._has_room(entry.host)}
         moments = [entry.until for entry in self.in_state("waiting", "leased")]
-        moments += [self._due_at(host) for host in waiting_hosts if not self._is_due(host)]
+        moments += [self._due_at(host) for host in waiting_hosts if not self.is_due(host)]
         return leases, min(moments) - now if moments else None
 
+    def grant(
+        self, entry: Entry, ttl: float, holder: Holder | None = None, *, counts_attempt: bool = True
+    ) -> ModelLease:
+        """Lease a ready request, whose host must be due."""
+        self._tokens += 1
+        entry.state, entry.token, entry.until = "leased", self._tokens, self.world.now + ttl
+        entry.holder, entry.begun, entry.origin = holder, False, None
+        lease = ModelLease(entry, entry.token, entry.attempts + 1)
+        if counts_attempt:
+            self._begin(entry)
+        return lease
+
     def _due_entries(self, left_out: Collection[str]) -> list[Entry]:
-        return [entry for entry in self.in_state("ready") if entry.host not in left_out and self._is_due(entry.host)]
+        return [entry for entry in self.in_state("ready") if entry.host not in left_out and self.is_due(entry.host)]
 
     def _is_shared(self, host: str) -> bool:
         """Whether it may be the turn of another run: it wants the host, and asked now, or before the host was due."""
@@ -281,7 +288,8 @@ class Model:
         limit = self.options.concurrency_per_host if own is None else own
         return self.world.in_flight(host) < (1 if self._delay(host) else limit)
 
-    def _is_due(self, host: str) -> bool:
+    def is_due(self, host: str) -> bool:
+        """Whether politeness allows a lease now."""
         return self._has_room(host) and self._due_at(host) <= self.world.now
 
     # -- ending a lease

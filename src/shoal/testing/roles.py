@@ -349,6 +349,17 @@ class RolesContract(ContractTests):
         again = await store.transition("run", "cancelled")  # it stays in its state
         assert again == changed
 
+    async def test_a_run_moves_only_from_the_states_that_the_caller_names(
+        self, harness: Harness, frontier: Frontier
+    ) -> None:
+        store = harness.store
+        cancelled = await store.transition("run", "cancelled")
+        with pytest.raises(RunError, match="run is cancelled"):
+            await store.transition("run", "running", among=["queued", "finished"])
+        assert await store.get_run("run") == cancelled
+        assert (await store.transition("run", "running", among=["cancelled"])).state == "running"
+        assert (await store.transition("run", "running", among=["queued"])).state == "running"  # it is there already
+
     async def test_a_run_makes_only_allowed_transitions(self, harness: Harness, frontier: Frontier) -> None:
         store = harness.store
         for number, (old, new) in enumerate(permutations(get_args(RunState), 2)):

@@ -179,6 +179,9 @@ class _Notifier:
     def hurry(self) -> None:
         """Do nothing: there is no output."""
 
+    async def abandon(self) -> None:
+        """Do nothing: there is no output."""
+
 
 class LocalWork:
     """Works on sessions in this process. They share its connections; the store keeps their hosts polite."""

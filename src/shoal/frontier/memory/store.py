@@ -165,10 +165,10 @@ class MemoryStore(MemoryDocuments):
         self._runs[run.run_id] = run
         return run
 
-    async def transition(self, run_id: str, state: RunState) -> Run:
+    async def transition(self, run_id: str, state: RunState, *, among: Sequence[RunState] | None = None) -> Run:
         if run_id not in self._runs:
             raise no_run(run_id)
-        changed = self._runs[run_id] = moved(self._runs[run_id], state)
+        changed = self._runs[run_id] = moved(self._runs[run_id], state, among)
         if run_id in self.frontiers:
             self.frontiers[run_id].enter(state)
         return changed

@@ -56,10 +56,10 @@ class PostgresStore:
             raise run_exists(run.run_id)
         return run
 
-    async def transition(self, run_id: str, state: RunState) -> Run:
+    async def transition(self, run_id: str, state: RunState, *, among: Sequence[RunState] | None = None) -> Run:
         while True:
             number, run = await self._find_existing(run_id)
-            changed = moved(run, state)
+            changed = moved(run, state, among)
             if await self._database.value("set_state", number, run.state, state, changed.ended_at):
                 return changed
 

@@ -116,10 +116,10 @@ class RedisStore:
             raise run_exists(run.run_id)
         return run
 
-    async def transition(self, run_id: str, state: RunState) -> Run:
+    async def transition(self, run_id: str, state: RunState, *, among: Sequence[RunState] | None = None) -> Run:
         while True:
             number, run = await self._find_existing(run_id)
-            changed = moved(run, state)
+            changed = moved(run, state, among)
             if await self._run("transition", run.state, state, _time_word(changed.ended_at), run=number):
                 return changed
 

@@ -36,6 +36,7 @@ _FILLED = {
     ("run", "project"): "'shoal'",
     ("event", "worker"): "''",
     ("item", "id"): "(run << 40) + seq",
+    ("run", "cookies"): "1",
 }
 """SQL for columns without a default, by table and column. Ids of items: see ``items.py``."""
 STORED = (
@@ -113,7 +114,7 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """A row of a table, as SQLite returns it."""
 
 APPLICATION_ID = 0x53686F6C
-VERSION = 13
+VERSION = 14
 _MAGIC = b"SQLite format 3\0"
 _PRAGMAS = """
 PRAGMA journal_mode = WAL;

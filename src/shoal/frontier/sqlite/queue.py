@@ -23,7 +23,6 @@ from shoal.ports import (
     Claim,
     Completion,
     CookieWrite,
-    Documents,
     Failure,
     History,
     Holder,
@@ -149,7 +148,7 @@ class SQLiteQueue:
         items: SQLiteItemLog,
         roles: SQLiteRoles,
         expire_others: Callable[[float], None],
-        documents: Documents,
+        put_document: Callable[[str, bytes | None, bytes, bytes], bool],
     ) -> None:
         self.halted = False
         """The run is paused or cancelled: nothing is leased."""
@@ -162,11 +161,10 @@ class SQLiteQueue:
         self._items = items
         self._roles = roles
         self._expire_others = expire_others
-        self._documents = documents
+        self._put_document = put_document
         self.stages = Stages(run, seen, self._add_links)
         self._last_calls: dict[Holder | None, tuple[bytes, list[Lease]]] = {}
         """The nonce of the last lease call, and what it leased."""
-        self._cookies = 1  # other processes read them through this one
 
     # -- pushing
 
@@ -244,11 +242,11 @@ class SQLiteQueue:
         until = now + call.ttl
         if (granted := self._granted_before(call)) is not None:
             renewed = self._leases.renew(granted, until, call.deadline)
-            return Leased([lease for lease in renewed if lease], 0.0, cookies=self._cookies)
+            return Leased([lease for lease in renewed if lease], 0.0, cookies=self._run.cookies)
         self._expire_others(now)
         next_moment = self._leases.expire(now, ledger)
         if self.halted:
-            return Leased([], None, cookies=self._cookies)
+            return Leased([], None, cookies=self._run.cookies)
         self.stages.help(ledger, now)
         chosen = self._lanes.choose(call.limit, now)
         leases = self._leases.grant(chosen, call, ledger, now)
@@ -258,16 +256,21 @@ class SQLiteQueue:
         incoming = now + rules.POLL if ledger.incoming else None
         moments = (next_moment, until if leases else None, table.next_due(), incoming)
         first = min((moment for moment in moments if moment is not None), default=None)
-        return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._cookies)
+        return Leased(leases, None if first is None else max(0.0, first - now), cookies=self._run.cookies)
 
     async def store_cookies(
         self, cookies: CookieWrite, completions: Sequence[Completion] = ()
     ) -> tuple[int, list[Pushed | None]]:
-        key, value, replaces, version = msgspec.structs.astuple(cookies)
-        if not await self._documents.put_document(key, value, replaces=replaces, version=version):
+        def put() -> int:
+            if not self._put_document(*msgspec.structs.astuple(cookies)):
+                return 0
+            self._run.count_cookies()
+            return self._run.cookies
+
+        version = await self._run.file.write(put)
+        if not version:
             return 0, []
-        self._cookies = stored = self._cookies + 1
-        return stored, await self.complete(completions) if completions else []
+        return version, await self.complete(completions) if completions else []
 
     def _granted_before(self, call: LeaseCall) -> list[Lease] | None:
         """What the same call leased before, if this is a repeat. The process that answered it may be gone."""

@@ -44,11 +44,20 @@ class RunFile:
         self.db = file.db
         self.options = FrontierOptions()
         """The options of the run. The file has the same ones."""
+        self.cookies = 0
+        """The version of its cookies, as in the file: it never starts again, whoever opens the file."""
 
-    def load_options(self) -> None:
-        """Read the options from the file. A run in which nobody has taken part yet has none."""
-        (stored,) = self.db.execute("SELECT options FROM run WHERE number = ?", (self.number,)).fetchone()
+    def load(self) -> None:
+        """Read the options and the version of the cookies from the file. A run in which nobody has taken part yet has
+        no options."""
+        query = "SELECT options, cookies FROM run WHERE number = ?"
+        stored, self.cookies = self.db.execute(query, (self.number,)).fetchone()
         self.options = _decode_options(stored) if stored else FrontierOptions()
+
+    def count_cookies(self) -> None:
+        """The cookies changed: they get another version."""
+        query = "UPDATE run SET cookies = cookies + 1 WHERE number = ? RETURNING cookies"
+        (self.cookies,) = self.db.execute(query, (self.number,)).fetchone()
 
     def save_options(self, options: FrontierOptions) -> None:
         sql = "UPDATE run SET options = ? WHERE number = ?"

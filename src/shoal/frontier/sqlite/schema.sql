@@ -1,7 +1,7 @@
 -- The tables of a frontier file. They are created in one transaction in an empty file.
 
 PRAGMA application_id = 0x53686F6C;  -- "Shol"
-PRAGMA user_version = 13;
+PRAGMA user_version = 14;
 
 -- A run and its counters: how many requests are in each state.
 CREATE TABLE run (
@@ -26,7 +26,8 @@ CREATE TABLE run (
     redirects INTEGER NOT NULL DEFAULT 0,  -- done requests that were redirects
     item_errors INTEGER NOT NULL DEFAULT 0, -- items that could not be stored
     trimmed INTEGER,                       -- how many items were deleted from the log; null: not known
-    options BLOB                           -- FrontierOptions as msgpack; null: nobody has taken part yet
+    options BLOB,                          -- FrontierOptions as msgpack; null: nobody has taken part yet
+    cookies INTEGER NOT NULL               -- the version of its cookies; 0: it has none
 );
 
 -- The politeness of hosts. All runs in the file share it.

@@ -114,7 +114,7 @@ class SQLiteFrontier(ComposedFrontier):
         items = SQLiteItemLog(run, roles)
         self._leases = leases = Leases(run, lanes, hosts)
         self._queue = queue = SQLiteQueue(
-            run, seen, leases, items, roles, lambda now: runs.expire_others(self, now), store
+            run, seen, leases, items, roles, lambda now: runs.expire_others(self, now), store.put
         )
         self.expire_leases = queue.expire_leases
         self.held_at = leases.held_at
@@ -139,7 +139,7 @@ class SQLiteFrontier(ComposedFrontier):
         self._seen.load()
 
     def _load_queue(self) -> None:
-        self._run.load_options()
+        self._run.load()
         self._lanes.load()
         self._leases.load()
 
@@ -283,18 +283,18 @@ class SQLiteStore:
 
     def _add(self, run: Run) -> bool:
         added = self._file.db.execute(
-            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at, trimmed)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at, trimmed,"
+            " cookies) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0)",
             (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings), run.project, run.ended_at),
         )
         return added.rowcount > 0
 
-    async def transition(self, run_id: str, state: RunState) -> Run:
+    async def transition(self, run_id: str, state: RunState, *, among: Sequence[RunState] | None = None) -> Run:
         def change() -> Run:
             run = self._run(run_id)
             if run is None:
                 raise no_run(run_id)
-            changed = moved(run, state)
+            changed = moved(run, state, among)
             self._file.db.execute(
                 "UPDATE run SET state = ?, ended_at = ? WHERE run_id = ?", (changed.state, changed.ended_at, run_id)
             )
@@ -371,28 +371,28 @@ class SQLiteStore:
     async def put_document(
         self, key: str, value: bytes | None, *, replaces: bytes, version: bytes, run: Run | None = None
     ) -> bool:
+        return await self._file.write(lambda: self.put(key, value, replaces, version, run))
+
+    def put(self, key: str, value: bytes | None, replaces: bytes, version: bytes, run: Run | None = None) -> bool:
+        """See ``put_document``, within a transaction."""
         check_document(key, value, version)
         db = self._file.db
-
-        def put() -> bool:
-            row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
-            stored = row[0] if row else b""
-            if stored == version or (value is None and not stored):
-                return True
-            if stored != replaces:
-                return False
-            if value is None:
-                db.execute("DELETE FROM document WHERE key = ?", (key,))
-                db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
-            elif stored:
-                db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
-            else:
-                db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
-            if run is not None:
-                self._add(run)
+        row = db.execute("SELECT version FROM document WHERE key = ?", (key,)).fetchone()
+        stored = row[0] if row else b""
+        if stored == version or (value is None and not stored):
             return True
-
-        return await self._file.write(put)
+        if stored != replaces:
+            return False
+        if value is None:
+            db.execute("DELETE FROM document WHERE key = ?", (key,))
+            db.execute("DELETE FROM inventory WHERE run = 0 AND kind = 'document' AND name = ?", (key,))
+        elif stored:
+            db.execute("UPDATE document SET version = ?, value = ? WHERE key = ?", (version, value, key))
+        else:
+            db.execute("INSERT INTO document VALUES (?, ?, ?)", (key, version, value))
+        if run is not None:
+            self._add(run)
+        return True
 
     def _delete_documents(self, run_id: str) -> None:
         """Delete the documents of a run, within a transaction."""

@@ -266,7 +266,7 @@ _decode = msgspec.msgpack.Decoder(Declaration).decode
 class Declarations:
     """The declarations of one server, and what it knows of those of others."""
 
-    def __init__(self, documents: Documents, project: str, now: Callable[[], float] = clock.now) -> None:
+    def __init__(self, documents: Documents, project: str, now: Callable[[], float] = lambda: clock.now()) -> None:
         """``now``: a clock that never goes back."""
         self.names: frozenset[str] = frozenset()
         self.source = ""

@@ -183,7 +183,7 @@ class Schedules:
                 await self._mark(schedule.name, None, "adopt schedule", f"{self.declarations.source} has it")
         self.foreign = frozenset(foreign)
         if foreign:
-            for name in await self.declarations.orphans(foreign.items()):
+            for name in sorted(await self.declarations.orphans(foreign.items())):
                 detail = f"no server has it in its shoal.toml; it was in {foreign[name] or 'an unknown file'}"
                 await self._mark(name, self.now(), "orphan schedule", detail)
 

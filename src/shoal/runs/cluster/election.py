@@ -88,6 +88,12 @@ def decide(view: ClusterView, name: str, vacant_for: Mapping[int, float], *, idl
     return Take(index) if vacant_for.get(index, 0.0) >= late_by * HESITATION else None
 
 
+def next_epoch(last: int, microseconds: int) -> int:
+    """The epoch of a new holder, by the coordinator's clock. ``last``: the latest epoch that it knows. The time makes
+    epochs grow even if it has lost its data."""
+    return max(last + 1, microseconds)
+
+
 def shortage(view: ClusterView) -> str:
     """What the cluster lacks, in words. Empty if it is complete."""
     has = Counter(roles(view).values())

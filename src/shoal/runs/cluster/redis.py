@@ -24,7 +24,7 @@ _CLOSE_TIMEOUT = 1.0
 """Seconds that ``close`` waits for the end of a call."""
 
 
-class _Member(msgspec.Struct, array_like=True):
+class MemberRecord(msgspec.Struct, array_like=True):
     """A member as the scripts pack it."""
 
     session: str
@@ -35,7 +35,7 @@ class _Member(msgspec.Struct, array_like=True):
     last_heartbeat: float
 
 
-class _Slot(msgspec.Struct, array_like=True):
+class SlotRecord(msgspec.Struct, array_like=True):
     """A slot as the scripts pack it."""
 
     holder: str
@@ -43,8 +43,8 @@ class _Slot(msgspec.Struct, array_like=True):
     lost: str
 
 
-_decode_member = msgspec.msgpack.Decoder(_Member).decode
-_decode_slot = msgspec.msgpack.Decoder(_Slot).decode
+_decode_member = msgspec.msgpack.Decoder(MemberRecord).decode
+_decode_slot = msgspec.msgpack.Decoder(SlotRecord).decode
 
 
 class RedisCoordinator:

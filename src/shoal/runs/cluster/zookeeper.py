@@ -20,6 +20,7 @@ from msgspec import Struct, json
 from shoal.errors import CoordinatorError, SessionLostError
 from shoal.ports import ClusterEvent, ClusterStep, ClusterView, Counts, Member, Slot
 from shoal.runs.cluster import membership_lost, name_taken, unknown_cluster
+from shoal.runs.cluster.election import next_epoch
 from shoal.runs.cluster.zookeeper_session import (
     BadVersionError,
     NodeExistsError,
@@ -393,11 +394,11 @@ class ZookeeperCoordinator:
             return await self._take(index, own[1].mtime, config[1].version, slots[1].version)
 
     async def _take(self, index: int, now: int, config_version: int, slots_version: int) -> int | None:
-        """Take a slot under a new epoch, which is at least the time in microseconds: so it grows even after the server
-        lost its data. The version of ``slots`` ensures that members take slots one at a time."""
+        """Take a slot under a new epoch. ``now``: the server's time in milliseconds. The version of ``slots`` ensures
+        that members take slots one at a time."""
         paths, name, last = self._paths, self._name, self._last.get(index)
         before = last.record if last else LastRecord("", 0)
-        epoch = max(before.epoch + 1, now * 1000)
+        epoch = next_epoch(before.epoch, now * 1000)
         record = json.encode(LastRecord(name, epoch))
         step = self._client.transaction()
         step.check(paths.member(name), -1)

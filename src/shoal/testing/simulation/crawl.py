@@ -6,15 +6,15 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
 
 from shoal.config import Config
 from shoal.crawling.outcome import BROKEN_LINK
-from shoal.errors import ShoalError
+from shoal.crawling.stats import Summary
 from shoal.http import Request, Response
 from shoal.http.login import LoggedOut, Login
 from shoal.ports import Frontier
@@ -23,18 +23,19 @@ from shoal.runs.start import start_run
 from shoal.runs.worker import Worker
 from shoal.spider import Spider
 from shoal.testing.simulation.faults import FAULTS, RATES, Faults
-from shoal.testing.simulation.site import Session
+from shoal.testing.simulation.processes import Supervisor
+from shoal.testing.simulation.site import Session, Visit
 from shoal.testing.simulation.store import open_store
 from shoal.testing.simulation.world import SCHEME, World
 from shoal.urls.normalize import host_of
 
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 RUN = "run"
 _SESSION = 6.0
 _LEASE = 20.0
 _PATIENCE = 900.0
 """Seconds in which a run must end when nothing fails any more."""
-_RESTART = 3.0
-_SLACK = 1e-3
+SLACK = 1e-3
 _LONGEST_GAP = 12.0
 """Seconds, besides the delay, within which something must happen at the site while nothing fails."""
 
@@ -89,8 +90,8 @@ class CrawlPlan(Struct, frozen=True):
     faults: tuple[str, ...]
 
     @classmethod
-    def draw(cls, world: World) -> CrawlPlan:
-        """A plan that the seed decides."""
+    def draw(cls, world: World, faults: Sequence[str] = FAULTS) -> CrawlPlan:
+        """A plan that the seed decides. ``faults``: those that may happen."""
         random = world.random
         session = cast("Session", random.choice(["none", "none", "none", "cookie", "login"]))
         pages = random.choice([10, 30, 80])
@@ -107,7 +108,7 @@ class CrawlPlan(Struct, frozen=True):
             keeps_items=random.random() < 0.7,
             outputs=tuple(random.sample(["items.jsonl", "items.db", "database"], random.randint(1, 2))),
             seconds=random.choice([20.0, 60.0, 150.0]),
-            faults=tuple(random.sample(FAULTS, random.choice([0, 1, 2, 4, len(FAULTS) - 2]))),
+            faults=tuple(random.sample(faults, random.choice([0, 1, 2, 4, len(faults) - 2]))),
         )
 
 
@@ -142,12 +143,13 @@ class Crawl:
                 "login.attempts": 1000,
             }
         )
-        self._number = 0
+        self._supervisor = Supervisor(world)
         self._refusal = ""
         """Why an output cannot be continued. It was set back, and the log no longer has what it lacks."""
-        self._is_calm = False
-        """Whether nothing fails any more."""
-        self.faults = Faults(world, plan.faults, world.folder / "items.jsonl", self._note)
+        self.faults = self._make_faults()
+
+    def _make_faults(self) -> Faults:
+        return Faults(self.world, self.plan.faults, self.world.folder / "items.jsonl", self._note)
 
     def _note(self, text: str) -> None:
         self.world.note(text)
@@ -168,31 +170,15 @@ class Crawl:
 
     async def _work(self) -> None:
         worker = Worker(self._spider(), self._config, RUN, outputs=self._outputs)
-        summary = await worker.run()
+        self._note_end(await worker.run())
+
+    def _note_end(self, summary: Summary) -> None:
         self._note(f"{self.world.current.name} ended: {summary.state} {summary.error}")
         if "output-back" in self.plan.faults and not self.plan.keeps_items and "was set back" in summary.error:
             self._refusal = summary.error
 
-    async def _supervise(self, role: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run one process after another, until one that began when nothing failed any more sees the end of the run."""
-        began_calmly = False
-        while not (began_calmly and (self._refusal or await self._has_ended())):
-            began_calmly = self._is_calm
-            self._number += 1
-            process = self.world.process(f"{role}{self._number}")
-            task = process.start(work())
-            while not task.done() and process.is_alive:
-                await asyncio.sleep(0.25)
-            if task.done():
-                process.kill()
-                error = task.exception()
-                if error is None and work == self._start:
-                    return
-                if error is not None:
-                    self._note(f"{process.name} failed: {error!r}")
-                    if not isinstance(error, ShoalError):
-                        raise error
-            await asyncio.sleep(_RESTART)
+    async def _is_over(self, began_calmly: bool) -> bool:
+        return began_calmly and bool(self._refusal or await self._has_ended())
 
     async def _run_state(self) -> str:
         run = await self.world.server.run_of(RUN)
@@ -201,15 +187,18 @@ class Crawl:
     async def _has_ended(self) -> bool:
         return await self._run_state() == "finished"
 
+    def _roles(self) -> dict[str, Work]:
+        """What processes of the crawl do, by the beginnings of their names."""
+        return {f"worker{number}.": self._work for number in range(self.plan.workers)}
+
     async def run(self) -> None:
         """Crawl. AssertionError if the run does not end."""
         loop = self.world.loop
-        everybody = [loop.create_task(self._supervise("start", self._start))]
-        everybody += [
-            loop.create_task(self._supervise(f"worker{number}.", self._work)) for number in range(self.plan.workers)
-        ]
+        keep = self._supervisor.keep
+        everybody = [loop.create_task(keep("start", self._start, self._is_over, once=True))]
+        everybody += [loop.create_task(keep(role, work, self._is_over)) for role, work in self._roles().items()]
         await self.faults.run(self.plan.seconds)
-        self._is_calm = True
+        self._supervisor.is_calm = True
         try:
             async with asyncio.timeout(_PATIENCE):
                 await asyncio.gather(*everybody)
@@ -275,17 +264,23 @@ class Crawl:
         assert not repeated, f"{name}: {len(repeated)} items are there twice, such as {repeated[0]}"
 
     def _judge_delays(self) -> None:
-        """Between the end of one request and the beginning of the next one of its host is the delay (law 7). A store
-        that went back does not know the last requests, nor does the first process know robots.txt."""
-        delay, rewinds = self.plan.delay, self.world.server.restored_at
+        """Between the end of one request and the beginning of the next one of its host is the delay (law 7). The first
+        process does not know robots.txt yet."""
+        delay = self.plan.delay
         if not delay:
             return
         for host in {host_of(url) for url in self.world.site.pages}:
             visits = sorted(self.world.site.visits_of(host), key=lambda visit: visit.start)
             for visit, following in pairwise(visits):
                 gap = following.start - visit.end
-                is_known = not any(visit.start <= at <= following.start for at in rewinds)
-                assert gap >= delay - _SLACK or not is_known, f"{gap:.3f} s between {visit} and {following}"
+                is_known = self._knows(visit, following)
+                assert gap >= delay - SLACK or not is_known, f"{gap:.3f} s between {visit} and {following}"
+
+    def _knows(self, visit: Visit, following: Visit) -> bool:
+        """Whether the store knew the end of a visit. One that went back does not, and a process that was frozen ends no
+        request."""
+        restored = any(visit.start <= at <= following.start for at in self.world.server.restored_at)
+        return not restored and not visit.process.is_frozen and visit.process.thawed_at < visit.start
 
     def _judge_session(self) -> None:
         """A session belongs to the run: law 17."""

@@ -33,12 +33,7 @@ class Faults:
         self.count = 0
         """How many events have happened."""
         self.logouts = 0
-
-    async def run(self, seconds: float) -> None:
-        """Let things fail. At the end nothing fails any more."""
-        world, random = self._world, self._world.random
-        self._set_rates(1.0)
-        events: dict[str, Callable[[], Awaitable[None]]] = {
+        self._events: dict[str, Callable[[], Awaitable[None]]] = {
             "kill": self._kill,
             "freeze": self._freeze,
             "power": self._cut_power,
@@ -50,18 +45,27 @@ class Faults:
             "output-back": self._set_output_back,
             "logout": self._log_out,
         }
-        chosen = [event for name, event in events.items() if name in self._kinds]
+
+    async def run(self, seconds: float) -> None:
+        """Let things fail. At the end nothing fails any more."""
+        world, random = self._world, self._world.random
+        self._set_rates(1.0)
+        chosen = [event for name, event in self._events.items() if name in self._kinds]
         end = world.loop.time() + seconds
         while world.loop.time() < end:
             await asyncio.sleep(random.expovariate(1 / _BETWEEN))
             if chosen:
                 self.count += 1
                 await random.choice(chosen)()
-        self._set_rates(0.0)
-        world.disk.is_full = world.server.is_away = False
-        for process in world.processes:
-            process.thaw()
+        self._end()
         self._note("nothing fails any more")
+
+    def _end(self) -> None:
+        self._set_rates(0.0)
+        self._world.disk.is_full = self._world.server.is_away = False
+        for process in self._world.processes:
+            process.wall_offset = 0.0
+            process.thaw()
 
     def _set_rates(self, factor: float) -> None:
         def rate(kind: str, share: float) -> float:
@@ -128,6 +132,7 @@ class Faults:
         victim = self._victim()
         if victim is not None:
             victim.wall_offset += self._world.random.choice([-3600.0, -5.0, 5.0, 3600.0, 1e6])
+            victim.max_wall_offset = max(victim.max_wall_offset, victim.wall_offset)
             self._note(f"clock of {victim.name}: {victim.wall_offset:+.0f} s")
 
     async def _set_output_back(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from shoal.frontier.local import wire
-from shoal.ports import Lease, Leased
+from shoal.frontier.rules import is_fenced
+from shoal.ports import Holder, Lease, Leased
 
 if TYPE_CHECKING:
     from shoal.testing.simulation.store import Call
@@ -26,8 +28,7 @@ class Grant(Struct):
 
     token: int
     process: str
-    holder: str
-    """The worker, or an empty string."""
+    holder: Holder | None
     until: float
     """When it expires, in the time of the loop."""
     is_over: bool = False
@@ -44,15 +45,20 @@ class LeaseJudge:
         """The process that got a request under a token."""
         self._done: dict[tuple[str, bytes], int] = {}
         """The token that made a request done."""
+        self._fences: dict[tuple[str, str], int] = {}
+        """The epoch under which a slot of a run was fenced last."""
+        self._holders: dict[tuple[str, Holder], str] = {}
+        """The process that works on a run under a slot and an epoch."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> LeaseJudge:
         twin = LeaseJudge(self._world)
         twin._grants, twin._done = copy.deepcopy(self._grants), dict(self._done)
+        twin._fences = dict(self._fences)
         return twin
 
     def after_rewind(self, before: LeaseJudge) -> LeaseJudge:
-        """This judge, for a store that went back to it. Tokens stay used."""
-        self._owners = before._owners
+        """This judge, for a store that went back to it. Tokens and epochs stay used."""
+        self._owners, self._holders = before._owners, before._holders
         return self
 
     def note(self, call: Call, arguments: tuple[Any, ...], result: Any) -> None:
@@ -68,18 +74,20 @@ class LeaseJudge:
             results = result[1] if call.method == "store_cookies" else result
             self._ended(call.method, run.run_id, pages, results)
         elif call.method == "fence":
-            self._fenced({arguments[0]})
+            self._fenced(run.run_id, *arguments)
         elif call.method == "fence_silent":
-            self._fenced({silent.worker for silent in result})
+            for silent in result:
+                self._end_grants(silent.worker, maxsize)
 
     @property
     def _now(self) -> float:
         return self._world.loop.time()
 
     def _granted(self, run: wire.RunKey, process: str, ttl: float, leased: Leased) -> None:
-        holder = "" if run.holder is None else run.holder.slot
+        if run.holder is not None and leased.leases:
+            self._check_holder(run.run_id, run.holder, process)
         for lease in leased.leases:
-            name, grant = (run.run_id, lease.fingerprint), Grant(lease.token, process, holder, self._now + ttl)
+            name, grant = (run.run_id, lease.fingerprint), Grant(lease.token, process, run.holder, self._now + ttl)
             last = self._grants.get(name)
             url = lease.request.url
             owner = self._owners.setdefault((*name, lease.token), process)
@@ -112,10 +120,27 @@ class LeaseJudge:
             if method in ("complete", "store_cookies"):
                 self._done[name] = lease.token
 
-    def _fenced(self, holders: set[str]) -> None:
+    def _check_holder(self, run_id: str, holder: Holder, process: str) -> None:
+        owner = self._holders.setdefault((run_id, holder), process)
+        self._world.require(owner == process, f"{process} works under {holder}, and so does {owner}")
+        fence = self._fences.get((run_id, holder.slot), 0)
+        self._world.require(holder.epoch >= fence, f"{process} got leases under {holder}, which {fence} has fenced")
+
+    def _fenced(self, run_id: str, slot: str, epoch: int) -> None:
+        self._fences[run_id, slot] = max(epoch, self._fences.get((run_id, slot), 0))
+        self._end_grants(slot, epoch)
+
+    def _end_grants(self, slot: str, epoch: int) -> None:
+        """End the leases that a slot has under earlier epochs."""
         for grant in self._grants.values():
-            if grant.holder in holders:
+            if is_fenced(grant.holder, slot, epoch):
                 grant.is_over = True
+
+    def forget(self, run_id: str) -> None:
+        """A run was deleted. Another one may get its name."""
+        for named in (self._grants, self._done):
+            for name in [name for name in named if name[0] == run_id]:
+                del named[name]
 
     def lease_at(self, process: str, fingerprint: bytes) -> Grant | None:
         """The lease that a process has on a request now; None if it has none."""

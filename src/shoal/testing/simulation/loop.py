@@ -7,6 +7,7 @@ import contextvars
 import heapq
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from itertools import count
 from math import inf
 from random import Random
 from typing import Any, TypeVar
@@ -28,8 +29,13 @@ class Process:
         self.name = name
         self.is_alive = True
         self.killed_at = inf
+        self.thawed_at = -inf
+        """When it continued for the last time."""
         self.wall_offset = 0.0
         """How far its clock of the time of day is ahead."""
+        self.max_wall_offset = 0.0
+        """How far it was ahead at most."""
+        self.was_frozen = False
         self._loop = loop
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
@@ -63,11 +69,14 @@ class Process:
 
     def freeze(self) -> None:
         """Stop it, as SIGSTOP does. The time goes on."""
+        self.was_frozen = True
         if self._frozen is None:
             self._frozen = []
 
     def thaw(self) -> None:
         """Continue it: everything that became ready meanwhile is ready now."""
+        if self._frozen is not None:
+            self.thawed_at = self._loop.time()
         frozen, self._frozen = self._frozen or [], None
         for handle in frozen:
             self._loop.add_ready(handle)
@@ -96,6 +105,28 @@ def current_process() -> Process | None:
     return _process.get()
 
 
+class SimulatedTask(asyncio.Task[T]):
+    """Has the same hash in each simulation of a seed, as code may loop over sets of tasks."""
+
+    def __init__(self, work: Any, *, loop: SimulatedLoop, **options: Any) -> None:
+        self._hash = next(loop.numbers)
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class SimulatedFuture(asyncio.Future[T]):
+    """The same for a future."""
+
+    def __init__(self, *, loop: SimulatedLoop) -> None:
+        self._hash = next(loop.numbers)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """Runs one step at a time. Of the steps that are ready, the seed picks the next one. When none is ready, the time
     jumps to the next timer."""
@@ -106,10 +137,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._time = 1000.0
         self.steps = 0
         """How many steps have run."""
+        self.numbers = count()
+        """Of tasks and futures."""
         self.set_task_factory(_make_task)
 
     def time(self) -> float:
         return self._time
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimulatedFuture(loop=self)
 
     def add_ready(self, handle: asyncio.Handle) -> None:
         """Add a step that was kept back."""
@@ -155,7 +191,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    task = asyncio.Task(work, loop=loop, **options)
+    assert isinstance(loop, SimulatedLoop)
+    task: SimulatedTask[Any] = SimulatedTask(work, loop=loop, **options)
     context: contextvars.Context | None = options.get("context")
     process = _process.get() if context is None else context.get(_process)
     if process is not None:

@@ -58,6 +58,72 @@ def _function_of(target: object) -> FunctionType:
 
 
 _QUEUE = "shoal.frontier.memory.queue:MemoryQueue"
+_CLUSTER = "shoal.runs.cluster"
+
+_SCHEDULES = "shoal.operations.schedules"
+_NOTIFICATIONS = "shoal.operations.notifications"
+
+_OF_SCHEDULES = [
+    Defect(
+        "time before run",
+        "a server that is killed after it stored the time of a schedule has not created its run",
+        f"{_SCHEDULES}.service:take_step",
+        "after = await stored.change_with_run(update)",
+        "after = await stored.change(lambda value: update(value)[0])\n"
+        "    if is_mine and run is not None:\n"
+        "        await store.create_run(run)",
+        scenario="schedules",
+    ),
+    Defect(
+        "started twice",
+        "a server starts the run of a time that another one has decided about meanwhile",
+        f"{_SCHEDULES}.service:take_step",
+        "is_mine = value == schedule",
+        "is_mine = value is not None",
+        scenario="schedules",
+    ),
+    Defect(
+        "lost answer",
+        "a message is forgotten if the receiver does not answer",
+        f"{_NOTIFICATIONS}.delivery:Delivery._drain",
+        "if error:",
+        'if error and "did not answer" not in error:',
+        scenario="schedules",
+    ),
+    Defect(
+        "another id",
+        "a message that is repeated has a new id",
+        f"{_NOTIFICATIONS}.delivery:Delivery._drain",
+        "_send(channel, outgoing.message)",
+        '_send(channel, replace(outgoing.message, message_id=f"{mark[0]}-{outgoing.attempts}"))',
+        scenario="schedules",
+    ),
+    Defect(
+        "changed clocks",
+        "a local time that does not exist is left out, or one that exists twice is due twice",
+        f"{_SCHEDULES}.schedule:_with_specific_hours",
+        'if fields[1] not in ("*", "*/1"):',
+        "if False:",
+        scenario="schedules",
+    ),
+    Defect(
+        "queued is over",
+        "a run that waits for a worker does not count as active",
+        f"{_SCHEDULES}.service:take_step",
+        "in ACTIVE",
+        'in ("running", "paused")',
+        scenario="schedules",
+    ),
+    Defect(
+        "times of a pause",
+        "times during a pause are started when the schedule is resumed",
+        f"{_SCHEDULES}.service:Schedules.resume",
+        "paused=False, last=self.now()",
+        "paused=False",
+        scenario="schedules",
+    ),
+]
+"""In schedules and notifications."""
 
 DEFECTS = [
     Defect(
@@ -114,7 +180,7 @@ DEFECTS = [
         "repeated token",
         "another worker gets a page under the same token",
         f"{_QUEUE}.lease",
-        "token = token_base(nonce)",
+        "token = rules.token_base(nonce)",
         "token = 0",
         backend="memory",
     ),
@@ -161,6 +227,57 @@ DEFECTS = [
         f"{_QUEUE}._lose",
         "requests.requeue(held.lane, held.rank, number, now)",
         "pass",
+        backend="memory",
+    ),
+    *_OF_SCHEDULES,
+    # of clusters
+    Defect(
+        "work without a slot",
+        "a node works on after the end of its session",
+        f"{_CLUSTER}.slots:NodeSession.is_good",
+        "return self.left > 0",
+        "return self.left >= 0",
+        scenario="cluster",
+    ),
+    Defect(
+        "repeated epoch",
+        "the next holder of a slot gets the epoch of the last one",
+        f"{_CLUSTER}.election:next_epoch",
+        "return max(last + 1, microseconds)",
+        "return max(last, 1)",
+        scenario="cluster",
+    ),
+    Defect(
+        "sleeping backup",
+        "a Backup Runner does not wake up when the session of a Runner ends",
+        f"{_CLUSTER}.membership:Membership._wait",
+        "self._sleep(min([interval, *soon]),",
+        "self._sleep(interval,",
+        scenario="cluster",
+    ),
+    Defect(
+        "deaf backup",
+        "a Backup Runner does not hear that a Runner has left",
+        f"{_CLUSTER}.redis:RedisCoordinator.wait",
+        "if _position(last) > _position(self._seen):",
+        "if False:",
+        scenario="cluster",
+    ),
+    Defect(
+        "late release",
+        "the frontier is not told of a new holder, so the leases of a dead Runner end only with their time",
+        "shoal.runs.lifecycle:RunLifecycle._fence",
+        "count = await self._frontier.fence(holder.slot, holder.epoch)",
+        "count = 0",
+        scenario="cluster",
+    ),
+    Defect(
+        "trusting frontier",
+        "the frontier gives leases to a holder that has been replaced",
+        f"{_QUEUE}.lease",
+        "self._roles.check_holder(holder)",
+        "pass",
+        scenario="cluster",
         backend="memory",
     ),
 ]

@@ -14,9 +14,21 @@ from typing import Any
 from msgspec import Struct
 
 from shoal.testing.simulation.crawl import crawl
+from shoal.testing.simulation.schedules import schedules
 from shoal.testing.simulation.world import World
 
-SCENARIOS: dict[str, Callable[[World], Coroutine[Any, Any, None]]] = {"crawl": crawl}
+
+async def _cluster(world: World) -> None:
+    from shoal.testing.simulation.cluster import simulate_cluster  # it needs the extra of Redis
+
+    await simulate_cluster(world)
+
+
+SCENARIOS: dict[str, Callable[[World], Coroutine[Any, Any, None]]] = {
+    "crawl": crawl,
+    "cluster": _cluster,
+    "schedules": schedules,
+}
 """What can be simulated, by name."""
 _SHOWN = 60
 """So many lines of the trace does a failure show."""

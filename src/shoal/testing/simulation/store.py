@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 
-from shoal.errors import StoreAwayError, StoreRewoundError
+from shoal.errors import StoreRewoundError
 from shoal.frontier.local import wire
 from shoal.frontier.local.store import OwnerConnection, SocketStore
-from shoal.ports import Frontier, HostUpdate, Rewind, Run, Store
-from shoal.system import clock
+from shoal.ports import Frontier, FrontierOptions, Holder, HostUpdate, Rewind, Run, Store
+from shoal.testing.simulation.calls import NetworkCall
 from shoal.testing.simulation.leases import JUDGED, LeaseJudge
 from shoal.testing.simulation.loop import Process
 
@@ -29,6 +31,8 @@ _READS = {
     *("run_states", "list_runs", "room"),
 }
 """Calls that change nothing."""
+_UNPROVEN = (_READS - {"read_items"}) | {"fence"}
+"""Calls whose answers are no receipts for a client."""
 
 
 class Receipt(NamedTuple):
@@ -46,10 +50,26 @@ class ServerClock:
         self._world = world
 
     def __call__(self) -> float:
-        return 1_700_000_000.0 + self._world.loop.time()
+        return self._world.epoch + self._world.loop.time()
 
     def __deepcopy__(self, memo: object) -> ServerClock:
         return self
+
+
+class StoreJudge(ABC):
+    """Judges calls to the store itself, in the order in which they took effect. A copy of it is backed up with the
+    store."""
+
+    methods: frozenset[str] = frozenset()
+    """The calls that it judges."""
+
+    @abstractmethod
+    def note(self, call: Call, arguments: tuple[Any, ...], result: Any) -> None:
+        """The server has executed a call."""
+
+    @abstractmethod
+    def after_rewind(self, before: Self) -> Self:
+        """This judge, for a store that went back to it. ``before``: the judge until then."""
 
 
 class SimulatedServer:
@@ -69,11 +89,14 @@ class SimulatedServer:
         """For each time that the store went back: the changes that it kept."""
         self.restored_at: list[float] = []
         self._changes = 0
-        self._backup: tuple[int, float, LeaseJudge] | None = None
+        self._backup: tuple[int, float, LeaseJudge, StoreJudge | None] | None = None
         self.is_away = False
+        self.cut_off: set[Process] = set()
+        """Processes whose calls do not arrive."""
         self.lost_since = 0.0
         """Until when the store knew everything, if it went back."""
         self.leases = LeaseJudge(world)
+        self.judge: StoreJudge | None = None
 
     @property
     def survives(self) -> bool:
@@ -99,7 +122,7 @@ class SimulatedServer:
 
     def receive(self, call: Call) -> None:
         """A call has arrived."""
-        if not self.is_away:
+        if not self.is_away and call.caller not in self.cut_off:
             self._processes[-1].start(self._execute(call))
 
     async def _execute(self, call: Call) -> None:
@@ -108,9 +131,9 @@ class SimulatedServer:
         try:
             result = await self._answer(call)
         except Exception as exc:  # every error of a call is sent to its client
-            call.fail(wire.error_of(exc))
+            call.fail(_decoded(wire.error_of(exc)))
         else:
-            call.finish(result, Receipt(len(self._restored), self._changes))
+            call.finish((result, Receipt(len(self._restored), self._changes)))
 
     def _knows(self, receipt: Receipt) -> bool:
         """Whether the store still has everything that a client with this receipt has seen."""
@@ -126,7 +149,7 @@ class SimulatedServer:
         if method not in _READS:
             self._changes += 1
         if not run:
-            return wire.encode(await wire.STORE[method].call(store, call.arguments))
+            return wire.encode(await self._call_store(store, call))
         frontier = await self._frontier(store, run)
         if method == wire.DEAD:
             return wire.encode(wire.DeadPage(0, [history async for history in frontier.dead()]))
@@ -136,6 +159,19 @@ class SimulatedServer:
             result = await wire.FRONTIER[method].call(frontier, call.arguments)
             self.leases.note(call, wire.FRONTIER[method].decode_arguments(call.arguments), result)
         return wire.encode(result)
+
+    async def _call_store(self, store: Store, call: Call) -> Any:
+        method, judge = wire.STORE[call.method], self.judge
+        async with self._turn if call.method not in _READS else nullcontext():
+            result = await method.call(store, call.arguments)
+            arguments = method.decode_arguments(call.arguments)
+            if judge is not None and call.method in judge.methods:
+                judge.note(call, arguments, result)
+            if call.method == "delete_run":
+                for run in [run for run in self._frontiers if wire.decode_run_key(run).run_id == arguments[0]]:
+                    del self._frontiers[run]
+                self.leases.forget(arguments[0])
+        return result
 
     async def _frontier(self, store: Store, run: bytes) -> Frontier:
         if run not in self._frontiers:
@@ -164,7 +200,7 @@ class SimulatedServer:
     def back_up(self) -> None:
         """Copy the store."""
         self._backend.back_up()
-        self._backup = self._changes, self.clock(), copy.deepcopy(self.leases)
+        self._backup = self._changes, self.clock(), copy.deepcopy(self.leases), copy.deepcopy(self.judge)
 
     def restore(self) -> bool:
         """Replace the store by its copy, as if it had been restored from a backup. False if there is none."""
@@ -172,58 +208,34 @@ class SimulatedServer:
             return False
         self.restart()
         self._backend.restore()
-        kept, self.lost_since, leases = self._backup
+        kept, self.lost_since, leases, judge = self._backup
         self._backup, self.leases = None, leases.after_rewind(self.leases)
+        if judge is not None and self.judge is not None:
+            self.judge = judge.after_rewind(self.judge)
         self._changes += 1  # so that no later change has the number of one that is lost
         self._restored.append(kept)
         self.restored_at.append(self._world.loop.time())
         return True
 
 
-_REFUSED_LATE = {"lease"}
+_REFUSED_LATE = {"lease", "transition"}
 """Calls that a server ignores when their client has given them up. It executes other calls whenever they arrive."""
 
 
-class Call:
-    """One call of a client, which may arrive twice."""
+class Call(NetworkCall[tuple[bytes, Receipt]]):
+    """A call to the store."""
 
     def __init__(self, world: World, method: str, run: bytes, arguments: msgspec.Raw, receipt: Receipt | None) -> None:
+        super().__init__(world, TIMEOUT)
         self.method = method
         self.run = run
         self.arguments = arguments
         self.receipt = receipt
-        self.caller = world.current
-        self.answer: asyncio.Future[tuple[bytes, Receipt]] = world.loop.create_future()
-        self._world = world
-        self._not_after = clock.now() + TIMEOUT
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the client has given up."""
-        return self._world.loop.time() > self._not_after
-
-    def finish(self, result: bytes, receipt: Receipt) -> None:
-        """Send the result."""
-        self._reply(lambda: self._settle(lambda: self.answer.set_result((result, receipt))))
-
-    def fail(self, error: tuple[str, str]) -> None:
-        """Send an error."""
-        self._reply(lambda: self._settle(lambda: self.answer.set_exception(_decoded(error))))
-
-    def give_up(self) -> None:
-        error = StoreAwayError(f"the simulated server did not answer in {TIMEOUT:g} s")
-        self._settle(lambda: self.answer.set_exception(error))
-
-    def _reply(self, settle: Callable[[], None]) -> None:
-        self._world.network.send(settle, self.caller.context)
-
-    def _settle(self, settle: Callable[[], None]) -> None:
-        if not self.answer.done():
-            settle()
 
 
 class SimulatedConnection(OwnerConnection):
-    """The connection of one process to the server."""
+    """A connection to the server: of a store, or of one frontier. As with real servers, a frontier notices that the
+    store went back if the store lacks what it acknowledged to the frontier."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -237,21 +249,17 @@ class SimulatedConnection(OwnerConnection):
         """Do nothing."""
 
     async def call(self, method: str, run: bytes, arguments: msgspec.Raw) -> msgspec.Raw:
-        if self._is_rewound and method != "recover":
+        if run and self._is_rewound and method != "recover":
             raise StoreRewoundError("the store went back in time; nothing was changed. Call recover() first")
         world = self._world
-        call = Call(world, method, run, arguments, self._receipt)
-        timer = world.loop.call_later(TIMEOUT, call.give_up)
-        world.network.send(lambda: world.server.receive(call), world.machine.context, repeats=True)
+        call = Call(world, method, run, arguments, self._receipt if run else None)
         try:
-            result, receipt = await call.answer
+            result, receipt = await call.send(lambda: world.server.receive(call))
         except StoreRewoundError:
             self._is_rewound = True
             raise
-        finally:
-            timer.cancel()
         self._is_rewound &= method != "recover"
-        if self._receipt is None or receipt > self._receipt:
+        if run and method not in _UNPROVEN and (self._receipt is None or receipt > self._receipt):
             self._receipt = receipt
         return msgspec.Raw(result)
 
@@ -264,6 +272,20 @@ def _decoded(error: tuple[str, str]) -> Exception:
     raise AssertionError(error)
 
 
+class SimulatedStore(SocketStore):
+    """A client of the simulated server. As on a real server, each frontier remembers for itself what the store has
+    acknowledged. Runs and documents need no such proof."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(SimulatedConnection(world))
+        self._world = world
+
+    async def frontier(
+        self, run_id: str, options: FrontierOptions | None = None, holder: Holder | None = None
+    ) -> Frontier:
+        return await SocketStore.frontier(SocketStore(SimulatedConnection(self._world)), run_id, options, holder)
+
+
 def open_store(world: World) -> Store:
     """A client of the simulated server, for the process that runs now."""
-    return cast("Store", cast(Any, SocketStore(SimulatedConnection(world))))
+    return cast("Store", cast(Any, SimulatedStore(world)))

@@ -7,6 +7,7 @@ import contextvars
 import errno
 import gc
 import os
+import socket
 import sys
 import threading
 import warnings
@@ -137,6 +138,8 @@ class World:
         """``folder``: for the outputs, empty. ``backend``: the store of the server. None: the seed decides."""
         self.seed = seed
         self.folder = folder
+        self.epoch = _EPOCH
+        """The time of day when the time of the loop is 0. A scenario may change it before anything happens."""
         self.random = Random(seed)
         self.loop = SimulatedLoop(Random(self.random.random()))
         self.network = Network(self.loop, Random(self.random.random()))
@@ -179,7 +182,11 @@ class World:
     # -- what replaces the ports
 
     def _time(self) -> float:
-        return _EPOCH + self.loop.time() + self.current.wall_offset
+        return self.epoch + self.loop.time() + self.current.wall_offset
+
+    def _process_id(self) -> int:
+        process = current_process()
+        return 1000 + (self.processes.index(process) if process in self.processes else 0)
 
     async def _call_in_thread(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
         done: asyncio.Future[T] = self.loop.create_future()
@@ -216,7 +223,8 @@ class World:
         return open_store(self)
 
     @contextmanager
-    def _ports(self) -> Iterator[None]:
+    def ports(self) -> Iterator[None]:
+        """Replace the clocks, threads, files and plugins of all code that runs meanwhile."""
         entropy = self._entropy
         replaced: list[tuple[object, dict[str, object]]] = [
             (clock, {"time": self._time, "monotonic": self.loop.time, "now": self.loop.time}),
@@ -227,7 +235,8 @@ class World:
             (threads, {"call": self._call_in_thread, "start": _no_thread, "StepThread": self._step_thread}),
             (threads.Pool, {"call": self._call_in_pool}),
             (os, {name: getattr(self.disk, name) for name in ("open", "dup", "write", "close")}),
-            (os, {"fsync": self.disk.sync}),
+            (os, {"fsync": self.disk.sync, "getpid": self._process_id}),
+            (socket, {"gethostname": lambda: "machine"}),
             (plugins, {"load": self._load_plugin, "names": lambda kind: [SCHEME]}),
         ]
         with ExitStack() as stack:
@@ -240,7 +249,7 @@ class World:
     def run(self, director: Callable[[World], Coroutine[Any, Any, T]]) -> T:
         """Run until the director returns."""
         self.loop.set_exception_handler(self._note_error)
-        with self._ports():
+        with self.ports():
             try:
                 return self.loop.run_until_complete(director(self))
             finally:

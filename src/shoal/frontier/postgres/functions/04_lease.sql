@@ -8,9 +8,9 @@ END
 $$;
 
 -- The hosts of candidate lanes of a run, enough to contain its best _limit requests. Some of them cannot be leased from.
--- overdue: whether a lease or a wait of any run has ended.
+-- overdue: whether a lease or a wait of any run has ended. halted: whether the run leases nothing now.
 CREATE FUNCTION near_lanes(
-    _run integer, _limit integer, _now double precision, OUT hosts integer[], OUT overdue boolean
+    _run integer, _limit integer, _now double precision, OUT hosts integer[], OUT overdue boolean, OUT halted boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _width integer := least(greatest(_limit, 8), 20000);
@@ -18,8 +18,9 @@ DECLARE
     _open integer;
 BEGIN
     LOOP  -- until enough are due: another run may have filled the hosts of open lanes
-        SELECT array_agg(n.host), count(*) FILTER (WHERE n.place = {OPEN}), EXISTS (SELECT FROM held h WHERE h.due <= _now)
-            INTO hosts, _open, overdue
+        SELECT array_agg(n.host), count(*) FILTER (WHERE n.place = {OPEN}), EXISTS (SELECT FROM held h WHERE h.due <= _now),
+            (SELECT r.state IN ({HALTED}) FROM run r WHERE r.id = _run LIMIT 1)
+            INTO hosts, _open, overdue, halted
             FROM (
                 (SELECT l.host, l.place FROM lane l WHERE l.run = _run AND l.place = {OPEN}
                  ORDER BY l.run, l.best_rank, l.best_id LIMIT _width)
@@ -279,6 +280,7 @@ BEGIN
     END IF;
 
     _near := near_lanes(_run, CASE WHEN _may_lease THEN _limit ELSE 0 END, _now);
+    _may_lease := _may_lease AND NOT _near.halted;  -- paused while it waited for the lock
     IF NOT _may_lease THEN
         _near.hosts := NULL;
     END IF;

@@ -63,9 +63,10 @@ RETURNS TABLE (run_id text, state text) LANGUAGE sql SET search_path FROM CURREN
     ORDER BY r.number
 $$;
 
--- False if its state is not _from.
+-- False if its state is not _from. When it returns, no lease of a halted run is under way: what is pushed then stays.
 CREATE FUNCTION set_state(_run integer, _from text, _to text, _ended_at double precision)
 RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT lock_run(_run);
     WITH changed AS (
         UPDATE run r SET state = _to, ended_at = _ended_at
         WHERE r.id = _run AND r.state = _from AND NOT r.deleting RETURNING 1)
