@@ -20,6 +20,7 @@
     │   └── TooComplexError          a page that needs too much memory or time to parse
     ├── LoginError                   a login failed
     ├── FileStoreError               the store of downloaded files failed
+    ├── ArchiveError                 a file of an archive is missing or damaged (shoal.sinks)
     ├── PluginError                  a plugin that is broken, or a name that several plugins have
     ├── BrowserError                 a browser that cannot be started
     ├── TorError                     Tor cannot start, or cannot reach its network

@@ -258,7 +258,6 @@ WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from shoal.cli.main 
         ("playwright", "browser", ["--render"]),
         ("playwright", "browser", ["--render-auto"]),
         ("pyarrow", "parquet", ["-o", "x.parquet"]),
-        ("warcio", "warc", ["--warc", "pages"]),
         ("redis", "redis", ["--frontier", "redis://127.0.0.1:9"]),
         ("asyncpg", "postgres", ["-o", "postgresql://127.0.0.1:9/x"]),
     ],

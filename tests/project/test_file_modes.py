@@ -16,9 +16,11 @@ from shoal.fetch.layers.cache import Cache
 from shoal.frontier import open_store
 from shoal.frontier.memory.requests import Spill
 from shoal.http import Request, Response
+from shoal.http.exchange import Exchange
 from shoal.ports import FrontierOptions, Run
 from shoal.runs.autoscale import LocalPool
 from shoal.sinks.warc import WarcFile
+from shoal.sinks.warc_records import Original, PageRecords
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +84,20 @@ async def test_the_logs_of_workers(tmp_path: Path) -> None:
     assert list(modes(tmp_path).values()) == ["0o600"]
 
 
+def page(data: bytes) -> PageRecords:
+    url = "http://a.example/"
+    made = Exchange(url=url, method="GET", sent=[], status=200, received=[], body=b"", began=1e9, elapsed=0.1)
+    response = Original("1", url, "2026-01-01T00:00:00Z")
+    return PageRecords(data, len(data), made, [], "sha1:A", response, None, bytes(16))
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_warc_files(tmp_path: Path, drops: bool) -> None:
     """Their requests have cookies and passwords."""
     file = WarcFile(str(tmp_path / "a.warc.gz"), b"info", "run")
-    first, _ = file.append([b"first", b"second"], durable=True)
+    first, _ = file.append([page(b"first"), page(b"second")], durable=True)
     assert modes(tmp_path) == {"a.warc.gz.open": "0o600"}
     if drops:  # then it is copied
         file.dropped.append(first)
     file.finish()
-    assert modes(tmp_path) == {"a.warc.gz": "0o600"}
+    assert modes(tmp_path) == dict.fromkeys(("a.warc.gz", "a.cdxj", "a.keys"), "0o600")

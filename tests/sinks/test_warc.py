@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -15,19 +14,18 @@ import pytest
 from aiohttp import web
 
 from shoal import Request, Response, Spider, crawl
-from shoal.config import HttpSettings, WarcSettings
-from shoal.errors import ConfigError, SinkError
+from shoal.config import HttpSettings
+from shoal.errors import SinkError
 from shoal.fetch.http_fetcher import HttpFetcher
 from shoal.http.exchange import Exchange, captured
-from shoal.ports import Completion, Failure, Frontier, Lease, Run
+from shoal.ports import Completion, Failure, Run
 from shoal.sinks import open_sink
-from shoal.sinks.warc import WarcArchive
 from shoal.testing import FakeClock
+from tests.support.archives import Archive, die, exchange, store
 from tests.support.fakes import memory_frontier
 from tests.support.servers import ProxyServer
-from tests.support.warc_files import Found, pages_of, read_file, read_folder
+from tests.support.warc_files import Found, pages_of, read_file, read_folder, warc_files
 
-RUN = Run(run_id="run", spider="pages", state="running", created_at=1.5)
 BODY = b"<html>" + b"the same words " * 50
 
 
@@ -86,45 +84,9 @@ async def exchange_for(request: Request) -> Exchange:
     return exchange
 
 
-class Archive:
-    """An archive in a folder, with a run in memory."""
-
-    def __init__(self, folder: Path, frontier: Frontier) -> None:
-        self.folder = folder
-        self.frontier = frontier
-
-    async def open(self, run: Run = RUN, **settings: Any) -> WarcArchive:
-        chosen = WarcSettings(folder=str(self.folder), **settings)
-        archive = WarcArchive(chosen, run, self.frontier, durable=True, user_agent="shoal-test")
-        await archive.open()
-        return archive
-
-    async def lease(self, *urls: str) -> list[Lease]:
-        await self.frontier.push([Request(url) for url in urls])
-        return (await self.frontier.lease(len(urls), 60.0)).leases
-
-    async def complete(self, archive: WarcArchive, *leases: Lease) -> None:
-        results = await self.frontier.complete([Completion(lease=lease) for lease in leases])
-        archive.settled(leases, [pushed is not None for pushed in results])
-
-
 @pytest.fixture
 async def warc(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "warc", await memory_frontier(FakeClock()))
-
-
-def exchange(url: str, body: bytes = b"", **fields: Any) -> Exchange:
-    received = [(b"Content-Type", b"text/html")]
-    return Exchange(
-        url=url, method="GET", sent=[(b"Host", b"a.example")], status=200, reason="OK", received=received,
-        body=body or url.encode(), began=1e9, elapsed=0.25, **fields,
-    )  # fmt: skip
-
-
-async def store(warc: Archive, archive: WarcArchive, *urls: str, body: bytes = b"") -> list[Lease]:
-    leases = await warc.lease(*urls)
-    await archive.store([(lease, exchange(lease.request.url, body)) for lease in leases])
-    return leases
 
 
 async def recorded(warc: Archive, request: Request) -> list[Found]:
@@ -186,7 +148,7 @@ async def test_the_first_record_says_what_the_file_is(warc: Archive) -> None:
     archive = await warc.open()
     await warc.complete(archive, *await store(warc, archive, "http://a.example/"))
     await archive.close()
-    (path,) = warc.folder.iterdir()
+    (path,) = warc_files(warc.folder)
     info = read_file(path)[0]
     assert info.headers["WARC-Filename"] == path.name
     assert b"isPartOf: run\r\n" in info.body
@@ -246,7 +208,7 @@ async def test_a_large_file_is_finished_and_another_one_begun(warc: Archive) -> 
         await warc.complete(archive, *await store(warc, archive, url, body=os.urandom(800)))
     assert len([path for path in warc.folder.iterdir() if path.suffix == ".open"]) == 1
     await archive.close()
-    files = sorted(warc.folder.iterdir())
+    files = warc_files(warc.folder)
     assert len(files) == 6
     assert ["00001" in files[0].name, "00006" in files[-1].name] == [True, True]
     assert pages_of(read_folder(warc.folder)) == dict.fromkeys(urls, 1)
@@ -258,7 +220,7 @@ async def test_a_process_without_a_page_leaves_no_file(warc: Archive) -> None:
     lost = await store(warc, archive, "http://a.example/")
     archive.settled(lost, [False])
     await archive.close()
-    assert list(warc.folder.iterdir()) == []
+    assert warc_files(warc.folder) == []
 
 
 async def test_what_the_frontier_did_not_answer_is_asked_later(warc: Archive) -> None:
@@ -268,13 +230,6 @@ async def test_what_the_frontier_did_not_answer_is_asked_later(warc: Archive) ->
     await warc.frontier.fail([Failure(lease=lost, kind="test", reason="test")])
     await archive.close()
     assert pages_of(read_folder(warc.folder)) == {"http://a.example/done": 1}
-
-
-def die(archive: WarcArchive) -> Path:
-    """Leave everything as a killed process does. Returns its open file."""
-    assert archive._file is not None
-    archive._file.abandon()
-    return Path(archive._file.path + ".open")
 
 
 async def test_the_next_process_finishes_the_file_of_a_dead_one(warc: Archive) -> None:
@@ -331,7 +286,7 @@ async def test_a_file_without_its_first_record_is_removed(warc: Archive) -> None
     with die(dead).open("r+b") as file:
         file.truncate(20)
     await (await warc.open()).close()
-    assert list(warc.folder.iterdir()) == []
+    assert warc_files(warc.folder) == []
 
 
 async def test_files_of_living_processes_and_other_runs_are_left_alone(warc: Archive) -> None:
@@ -355,12 +310,6 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path, warc: Archive) -> No
     (tmp_path / "file").write_text("")
     warc.folder = tmp_path / "file" / "warc"
     with pytest.raises(SinkError, match=r"warc\.folder"):
-        await warc.open()
-
-
-async def test_a_missing_library(warc: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "warcio", None)
-    with pytest.raises(ConfigError, match=r"pip install .*\[warc\]"):
         await warc.open()
 
 

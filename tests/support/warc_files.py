@@ -6,11 +6,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+from shoal.sinks.archive_index import rebuild_index
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # the library uses what it deprecates
     from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
+
+
+LOCK = ".lock"
 
 
 class Found(NamedTuple):
@@ -61,9 +67,10 @@ def _found(record: WarcRecord, content: bytes) -> Found:
 
 def read_folder(folder: Path) -> list[Found]:
     """The records of all files. Checks that each is whole and that records refer to each other as they should."""
-    names = sorted(path.name for path in folder.iterdir())
-    assert all(name.endswith(".warc.gz") for name in names), names
-    records = [record for path in sorted(folder.iterdir()) for record in _checked(read_file(path))]
+    paths = warc_files(folder)
+    records = [record for path in paths for record in _checked(read_file(path))]
+    for path in paths:
+        check_index(path)
     by_id = {record.headers["WARC-Record-ID"]: record for record in records}
     assert len(by_id) == len(records)
     for record in records:
@@ -75,6 +82,28 @@ def read_folder(folder: Path) -> list[Found]:
             assert original.headers["WARC-Payload-Digest"] == record.headers["WARC-Payload-Digest"]
             assert not record.body
     return records
+
+
+def warc_files(folder: Path) -> list[Path]:
+    """The WARC files of a folder. Checks that all of them are finished, and that nothing else than indexes is there."""
+    names = {path.name for path in folder.iterdir()} - {LOCK}
+    found = sorted(name for name in names if name.endswith(".warc.gz"))
+    stems = [name.removesuffix(".warc.gz") for name in found]
+    assert names == {*found, *(stem + ending for stem in stems for ending in (".cdxj", ".keys"))}, sorted(names)
+    return [folder / name for name in found]
+
+
+def check_index(path: Path) -> None:
+    """Check that the index of a file is the one that is made from its records."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        copy.symlink_to(path.resolve())
+        stem = path.name.removesuffix(".warc.gz")
+        rebuild_index(str(Path(folder) / stem), size=path.stat().st_size)
+        for ending in (".cdxj", ".keys"):
+            assert (Path(folder) / (stem + ending)).read_bytes() == (path.parent / (stem + ending)).read_bytes()
+    lines = (path.parent / (stem + ".cdxj")).read_bytes().splitlines(keepends=True)
+    assert lines == sorted(lines)
 
 
 def _checked(records: list[Found]) -> list[Found]:

@@ -63,6 +63,7 @@ COMMANDS = {
         "session": CommandEntry("session", "Show the cookies and logins of a run, without values."),
         "outputs": CommandEntry("outputs", "List the outputs of a run, and count their items."),
         "export": CommandEntry("outputs", "Write all items of a run to files or databases."),
+        "archive": CommandEntry("archive", "List, check and prune an archive."),
     },
     "Develop": {
         "new": CommandEntry("spiders", "Create a spider from a template."),

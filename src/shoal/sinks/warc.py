@@ -7,55 +7,57 @@ frontier which of the pages in the file are done.
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import fcntl
 import logging
 import os
 import re
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
-from hashlib import sha1
 from io import BytesIO
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from msgspec import Struct
+from msgspec import structs
 
 from shoal import __version__
 from shoal.config import WarcSettings
-from shoal.errors import ConfigError, FrontierError, SinkError
-from shoal.http import Request
+from shoal.errors import FrontierError, SinkError
 from shoal.http.exchange import Exchange
-from shoal.messages import pip_install
 from shoal.ports import Inspection, Lease, LeaseKey, LeaseOutcome, Run
+from shoal.sinks.archive import LOCK, OPEN, ArchiveFolder, FolderLock
+from shoal.sinks.archive_index import (
+    ARCHIVE_MODE,
+    ENDING,
+    ArchiveError,
+    IndexBuilder,
+    page_line,
+    rebuild_index,
+    write_index,
+)
 from shoal.sinks.storage import GrowingFile, in_thread, is_at, replace_file, storage_errors, sync_folder
+from shoal.sinks.warc_records import (
+    Original,
+    PagePart,
+    PageRecords,
+    first_record,
+    members,
+    page_records,
+    read_lease,
+    run_of,
+)
 from shoal.system import chance
-
-if TYPE_CHECKING:
-    from warcio.recordloader import ArcWarcRecord
-    from warcio.statusandheaders import StatusAndHeaders
 
 log = logging.getLogger("shoal.warc")
 
 _MAX_ORIGINALS = 100_000
 """Payloads that are remembered, so that the same payload is stored once."""
+_MAX_SEARCHED = 2_000_000
+"""Pages of the archive, the newest ones, among which a payload is looked for. A filter needs up to 8 MB for them."""
+_PAUSE = 0.5
 _QUESTIONS = 1000
 """How many leases one call asks the frontier about."""
-ENDING = ".warc.gz"
 _UNSAFE = re.compile(r"[^\w.-]")
-_LEASE_FIELD = "shoalLease"
-_LEASE = re.compile(rb"^%s: ([0-9a-f]{32})-([0-9a-f]+)\r$" % _LEASE_FIELD.encode(), re.MULTILINE)
-_ONE_LINE = bytes(32 if code in b"\r\n" else code for code in range(256))
-_LEVEL = 6
-"""The level of compression. Level 9 takes far longer and saves one percent."""
-_SECRET = frozenset({b"proxy-authorization"})
-"""Headers for a proxy. They were not sent to the site."""
-_ORIGINAL = b"X-Orig-"
-"""The prefix for the name of a header that does not describe the body in the record."""
-OPEN = ".open"
-_MODE = 0o600  # requests have cookies and passwords
 _BLOCK = 1 << 16
 _KIND = b"WARC-Type: "
 
@@ -66,8 +68,7 @@ class WarcArchive:
     def __init__(
         self, settings: WarcSettings, run: Run, frontier: Inspection, *, durable: bool, user_agent: str
     ) -> None:
-        """ConfigError if a library is missing. ``durable``: the frontier survives a crash of the machine, so the
-        records must too."""
+        """``durable``: the frontier survives a crash of the machine, so the records must too."""
         assert settings.folder is not None
         self._folder = os.path.realpath(settings.folder)
         self._max_bytes = settings.max_file_bytes
@@ -86,13 +87,15 @@ class WarcArchive:
             "shoalRun": mark,
         }
         self._mark = f"shoalRun: {mark}\r\n".encode()
-        self._maker = RecordMaker()
         self._process = chance.token_hex(4)
         self._number = 0
         self._file: WarcFile | None = None
-        self._unsettled: dict[LeaseKey, tuple[PagePart, PageRecords]] = {}
+        self._unsettled: dict[LeaseKey, tuple[PagePart, str, Original]] = {}
         """Pages in the file that may or may not be done: the frontier has not answered yet."""
         self._originals: dict[str, Original] = {}
+        self._archive: ArchiveFolder | None = None
+        """What earlier runs and other processes have stored."""
+        self._lock: FolderLock | None = None
 
     async def open(self) -> None:
         """SinkError if it cannot write to the folder."""
@@ -100,7 +103,56 @@ class WarcArchive:
             os.makedirs(self._folder, exist_ok=True)
         except OSError as exc:
             raise SinkError(f"can't create the folder {self._folder} (warc.folder): {exc.strerror}") from exc
-        await self._recover()
+        try:
+            await self._take_lock()
+            await self._recover()
+            await in_thread(self._look_around)
+        except BaseException:
+            self._let_go()
+            raise
+
+    async def _take_lock(self) -> None:
+        """Wait until nobody prunes the archive, and keep others from doing that."""
+        with storage_errors(os.path.join(self._folder, LOCK)):
+            self._lock = FolderLock(self._folder)
+        try:
+            is_first = True
+            while not self._lock.take(shared=True):
+                if is_first:
+                    log.warning("waiting: the archive %s is being pruned", self._folder)
+                is_first = False
+                await asyncio.sleep(_PAUSE)
+        except OSError as exc:
+            log.warning("%s has no locks (%s): do not prune the archive during a crawl", self._folder, exc.strerror)
+
+    def _look_around(self) -> None:
+        """Find the files that are finished now."""
+        try:
+            if self._archive is None:
+                self._archive = ArchiveFolder(self._folder, newest=_MAX_SEARCHED)
+            else:
+                self._archive.refresh()
+        except ArchiveError as error:
+            log.warning("%s", error)
+            return
+        for fault in self._archive.faults:
+            log.warning("%s", fault)
+
+    def _original(self, digest: str) -> Original | None:
+        """A stored response with this payload: of this process, or in the files of others."""
+        original = self._originals.get(digest)
+        if original is None and self._archive is not None:
+            original = self._archive.payload(digest)
+            if original is not None:
+                self._remember(digest, original)
+        if original is not None and self._file is not None and original.filename == self._file.name:
+            return structs.replace(original, filename="")
+        return original
+
+    def _remember(self, digest: str, original: Original) -> None:
+        self._originals[digest] = original
+        if len(self._originals) > _MAX_ORIGINALS:
+            del self._originals[next(iter(self._originals))]
 
     # -- pages
 
@@ -115,20 +167,24 @@ class WarcArchive:
 
     def _store(self, pages: Sequence[tuple[Lease, Exchange]]) -> None:
         keys = [LeaseKey(lease.fingerprint, lease.token) for lease, _ in pages]
-        records = [
-            self._maker.page(exchange, lease.request, key, self._originals)
-            for key, (lease, exchange) in zip(keys, pages, strict=True)
-        ]
         if self._file is None:
             self._file = self._new_file()
-        parts = self._file.append([page.data for page in records], durable=self._durable)
-        self._unsettled.update(zip(keys, zip(parts, records, strict=True), strict=True))
+        records = [
+            page_records(exchange, lease.request, key, self._original)
+            for key, (lease, exchange) in zip(keys, pages, strict=True)
+        ]
+        parts = self._file.append(records, durable=self._durable)
+        for key, part, page in zip(keys, parts, records, strict=True):
+            original = page.original or page.response
+            if not original.filename:
+                original = structs.replace(original, filename=self._file.name)
+            self._unsettled[key] = part, page.digest, original
 
     def _new_file(self) -> WarcFile:
         self._number += 1
         now = time.strftime("%Y%m%d%H%M%S", time.gmtime())
         name = f"{self._prefix}{now}-{self._number:05d}-{self._process}{ENDING}"
-        return WarcFile(os.path.join(self._folder, name), self._maker.info(name, self._about), self._run_id)
+        return WarcFile(os.path.join(self._folder, name), first_record(name, self._about), self._run_id)
 
     def settled(self, leases: Sequence[Lease], done: Sequence[bool]) -> None:
         """Record the answer of the frontier. The records of pages that are not done are left out of the file later."""
@@ -138,14 +194,12 @@ class WarcArchive:
     def _settle(self, key: LeaseKey, outcome: LeaseOutcome) -> None:
         if outcome == "leased" or key not in self._unsettled:
             return
-        part, page = self._unsettled.pop(key)
+        part, digest, original = self._unsettled.pop(key)
         if outcome == "lost":
             assert self._file is not None
             self._file.dropped.append(part)
-        elif page.digest not in self._originals:
-            self._originals[page.digest] = page.response
-            if len(self._originals) > _MAX_ORIGINALS:
-                del self._originals[next(iter(self._originals))]
+        elif digest not in self._originals:
+            self._remember(digest, original)
 
     # -- files
 
@@ -159,9 +213,23 @@ class WarcArchive:
         if not self._unsettled:
             await in_thread(self._file.finish)
             self._file = None
+            await in_thread(self._look_around)
 
     async def close(self) -> None:
         """Finish the file of this process, and those that dead processes of the run left in the folder."""
+        try:
+            await self._finish_files()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._archive is not None:
+            self._archive.close()
+        if self._lock is not None:
+            self._lock.close()
+        self._archive = self._lock = None
+
+    async def _finish_files(self) -> None:
         try:
             if self._file is not None:
                 await self._end_file()
@@ -202,141 +270,10 @@ class WarcArchive:
         return outcomes
 
 
-# -- records
-#
-# A page has these, each a gzip member of its own: response or revisit, request, rendered page, metadata. The metadata
-# record is the last one. It names the lease of the page, so that a later process can find out whether the page is done.
-
-
-class Original(Struct, frozen=True):
-    """A stored response that a later one with the same payload refers to."""
-
-    record_id: str
-    url: str
-    date: str
-
-
-class PageRecords(Struct, frozen=True):
-    """The compressed records of a page."""
-
-    data: bytes
-    digest: str
-    """The digest of the payload."""
-    response: Original
-
-
-class RecordMaker:
-    """Makes records. One thread at a time may use it."""
-
-    def __init__(self) -> None:
-        """ConfigError if the library is missing."""
-        try:
-            from warcio import warcwriter
-        except ImportError:
-            raise ConfigError(f'"warc.folder" is set, but warcio is not installed: {pip_install("warc")}') from None
-        self._buffer = BytesIO()
-        self._writer = warcwriter.WARCWriter(self._buffer, gzip=False, warc_version="1.1")
-
-    def info(self, filename: str, fields: Mapping[str, str]) -> bytes:
-        """The first record of a file."""
-        return self._packed(self._writer.create_warcinfo_record(filename, fields))
-
-    def page(
-        self, exchange: Exchange, request: Request, lease: LeaseKey, originals: Mapping[str, Original]
-    ) -> PageRecords:
-        """``originals``: stored responses by the digest of their payload."""
-        date = _date(exchange.began)
-        digest = "sha1:" + base64.b32encode(sha1(exchange.body, usedforsecurity=False).digest()).decode()
-        original = originals.get(digest) if exchange.body else None
-        common = {"WARC-Date": date}
-        if exchange.address:
-            common["WARC-IP-Address"] = exchange.address
-        if exchange.truncated:
-            common["WARC-Truncated"] = "unspecified"
-        received = [  # headers that do not describe the body in the record get another name
-            (_ORIGINAL + name if name.lower() in exchange.undone else name, value) for name, value in exchange.received
-        ]
-        head = _http_head(f"HTTP/{exchange.version} {exchange.status} {exchange.reason}", received)
-        if original is None:
-            headers = {**common, "WARC-Payload-Digest": digest}
-            response = self._record("response", exchange.url, headers, head, exchange.body)
-        else:
-            headers = {**common, "WARC-Refers-To": original.record_id}
-            response = self._writer.create_revisit_record(
-                exchange.url, digest, original.url, original.date, http_headers=head, warc_headers_dict=headers
-            )
-        record_id = response.rec_headers.get_header("WARC-Record-ID")
-        sent = [(name, value) for name, value in exchange.sent if name.lower() not in _SECRET]
-        request_head = _http_head(f"{exchange.method} {_target(exchange.url)} HTTP/1.1", sent)
-        beside = {"WARC-Date": date, "WARC-Concurrent-To": record_id}
-        records = [response, self._record("request", exchange.url, beside, request_head, exchange.sent_body)]
-        if exchange.rendered is not None:
-            refers = {"WARC-Date": date, "WARC-Refers-To": record_id, "Content-Type": "text/html; charset=utf-8"}
-            records.append(self._record("conversion", exchange.url, refers, None, exchange.rendered))
-        records.append(self._record("metadata", exchange.url, beside, None, _metadata(exchange, request, lease)))
-        data = b"".join(map(self._packed, records))
-        return PageRecords(data, digest, original or Original(record_id, exchange.url, date))
-
-    def _record(
-        self, kind: str, url: str, headers: Mapping[str, str], head: StatusAndHeaders | None, body: bytes
-    ) -> ArcWarcRecord:
-        return self._writer.create_warc_record(
-            url, kind, payload=BytesIO(body), length=len(body), warc_headers_dict=headers, http_headers=head
-        )
-
-    def _packed(self, record: ArcWarcRecord) -> bytes:
-        """The record as a gzip member."""
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        self._writer.write_record(record)
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS + 16)
-        return packer.compress(self._buffer.getbuffer()) + packer.flush()
-
-
-def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> StatusAndHeaders:
-    """The first line and the headers, byte for byte: the library would change what is not ASCII."""
-    from warcio.statusandheaders import StatusAndHeaders
-
-    lines = [line.rstrip().encode("latin-1", "replace"), *(name + b": " + value for name, value in headers)]
-    head = StatusAndHeaders(line, [])
-    head.headers_buff = b"".join(header_line.translate(_ONE_LINE) + b"\r\n" for header_line in lines) + b"\r\n"
-    head.compute_headers_buffer = lambda header_filter=None: None
-    return head
-
-
-def _target(url: str) -> str:
-    return url[url.index("/", 8) :]
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _metadata(exchange: Exchange, request: Request, lease: LeaseKey) -> bytes:
-    fields = {"fetchTimeMs": str(round(exchange.elapsed * 1000)), "hopsFromSeed": str(request.depth)}
-    if request.redirects:
-        fields["via"] = request.redirects[-1]
-    fields[_LEASE_FIELD] = f"{lease.fingerprint.hex()}-{lease.token:x}"
-    return "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
-
-
-def read_lease(metadata: bytes) -> LeaseKey | None:
-    """The lease that a metadata record names; None if it names none."""
-    match = _LEASE.search(metadata)
-    return None if match is None else LeaseKey(bytes.fromhex(match[1].decode()), int(match[2], 16))
-
-
 # -- files
 #
 # A file has the ending ``.open`` until it is whole. Then it is renamed, without the records of pages that are not
 # done.
-
-
-class PagePart(NamedTuple):
-    """The records of one page in a file."""
-
-    begin: int
-    end: int
 
 
 class WarcFile:
@@ -345,7 +282,8 @@ class WarcFile:
     def __init__(self, path: str, info: bytes, run_id: str) -> None:
         """``path`` is its final name. ``info`` is its first record."""
         self.path = path
-        self._file = GrowingFile(path + OPEN, run_id, mode=_MODE)
+        self.name = os.path.basename(path)
+        self._file = GrowingFile(path + OPEN, run_id, mode=ARCHIVE_MODE)
         self._file.open(0, fresh=True)
         try:
             self._file.keep(0)
@@ -354,43 +292,62 @@ class WarcFile:
             self._file.close()
             raise
         self._first = self._file.size
+        self._run = next((run_of(member.content) for member in members(BytesIO(info))), ("", 0.0))
+        self._index = IndexBuilder(os.path.dirname(self.path))
         self.dropped: list[PagePart] = []
 
     @property
     def size(self) -> int:
         return self._file.size
 
-    def append(self, pages: Sequence[bytes], *, durable: bool) -> list[PagePart]:
+    def append(self, pages: Sequence[PageRecords], *, durable: bool) -> list[PagePart]:
         """Append the records of pages."""
+        lines = [page_line(page, self.name) for page in pages]
         begin, parts = self._file.size, []
         for page in pages:
-            parts.append(PagePart(begin, begin + len(page)))
-            begin += len(page)
-        self._file.append(b"".join(pages))
+            parts.append(PagePart(begin, begin + len(page.data)))
+            begin += len(page.data)
+        self._file.append(b"".join([page.data for page in pages]))
         if durable:
             self._file.sync()
+        for line, page, part in zip(lines, pages, parts, strict=True):
+            self._index.add(line, part.begin, page.length)
         return parts
 
     def finish(self) -> None:
         """Give the file its final name. A file without a page is removed."""
         self._file.sync()
-        publish(self.path, self._first, self._file.size, self.dropped)
+        publish(self.path, self._first, self._file.size, self.dropped, None if self._index.is_broken else self)
         self._file.close()
+        self._index.close()
+
+    def write_index(self, size: int) -> None:
+        """Write the index of the file, which will have this size."""
+        write_index(self.path.removesuffix(ENDING), self._index.lines(self.dropped), self._run, size)
 
     def abandon(self) -> None:
         """Close the file without finishing it, as if the process had died."""
         self._file.close()
+        self._index.close()
 
 
-def publish(path: str, first: int, size: int, dropped: Sequence[PagePart]) -> None:
-    """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin."""
+def publish(path: str, first: int, size: int, dropped: Sequence[PagePart], writer: WarcFile | None = None) -> None:
+    """Turn an open file into a whole one, without the dropped parts. ``first``: where its pages begin. ``writer``: the
+    file if it knows its index, which is otherwise made from the records.
+
+    The index comes first: a file that has its final name has an index, whenever the process dies."""
     with storage_errors(path):
-        if size - sum(part.end - part.begin for part in dropped) <= first:
+        kept = size - sum(part.end - part.begin for part in dropped)
+        if kept <= first:
             os.unlink(path + OPEN)
             return
+        if writer is not None:
+            writer.write_index(kept)
+        else:
+            rebuild_index(path.removesuffix(ENDING), path + OPEN, size=size, dropped=dropped)
         if dropped or os.path.getsize(path + OPEN) != size:
             with open(path + OPEN, "rb") as old:
-                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped)), mode=_MODE))
+                os.close(replace_file(path, lambda new: _copy(old, new, size, sorted(dropped)), mode=ARCHIVE_MODE))
             os.unlink(path + OPEN)
         else:
             os.rename(path + OPEN, path)
@@ -438,7 +395,8 @@ def read_leftover(file: BinaryIO) -> Leftover:
     """Read an open file up to its last whole page."""
     first, size, info = 0, 0, b""
     pages: list[tuple[PagePart, LeaseKey]] = []
-    for end, record in _members(file):
+    for at, length, record in members(file):
+        end = at + length
         kind = _kind_of(record)
         if kind == b"warcinfo" and not first:
             first, size, info = end, end, record
@@ -451,24 +409,3 @@ def read_leftover(file: BinaryIO) -> Leftover:
 def _kind_of(record: bytes) -> bytes:
     begin = record.find(_KIND)
     return record[begin + len(_KIND) : record.find(b"\r\n", begin)] if begin >= 0 else b""
-
-
-def _members(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The complete gzip members of a file: where each ends, and its content, shortened unless it is metadata."""
-    at, rest = 0, b""
-    while True:
-        unpacker, content, used = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), 0
-        while not unpacker.eof:
-            block = rest or file.read(_BLOCK)
-            if not block:
-                return
-            try:
-                unpacked = unpacker.decompress(block)
-            except zlib.error:  # torn, or zeros that a file system left after a power cut
-                return
-            if len(content) < _BLOCK:
-                content += unpacked
-            used += len(block) - len(unpacker.unused_data)
-            rest = unpacker.unused_data
-        at += used
-        yield at, bytes(content)
