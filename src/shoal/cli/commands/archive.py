@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.help import Commands, print_json
+from shoal.cli.help import Commands, argument, option, print_json
 from shoal.cli.options import AsJson, resolve
 from shoal.cli.progress import size
 from shoal.errors import ConfigError
@@ -19,14 +17,11 @@ if TYPE_CHECKING:
 
 app = Commands()
 archive_app = Commands(
-    help="List, check and prune an archive: the folder of WARC files that `--warc FOLDER` writes.\n\n"
-    "Each WARC file has an index, which finds a page without reading the file. The folder can be read by programs for "
-    "WARC files, and by a later crawl.",
+    help="List, check and prune an archive.\n\n"
+    "It is the folder of WARC files that `--warc FOLDER` writes. Each WARC file has an index, which finds a page "
+    "without reading the file. The folder can be read by programs for WARC files, and by a later crawl.",
     epilog=(
-        "shoal run books.py --warc archive\n"
-        "shoal archive list archive\n"
-        "shoal archive check archive --repair\n"
-        "shoal archive prune archive --keep-runs 3"
+        "shoal archive list archive\nshoal archive check archive --repair\nshoal archive prune archive --keep-runs 3"
     ),
     no_args_is_help=True,
 )
@@ -34,7 +29,7 @@ app.add_typer(archive_app, name="archive")
 
 Folder = Annotated[
     str | None,
-    typer.Argument(metavar="FOLDER", help="The folder of `--warc`. Default: the setting warc.folder."),
+    argument("FOLDER", "The folder of `--warc`. Default: the setting warc.folder."),
 ]
 
 
@@ -97,7 +92,7 @@ def _run_line(run: RunFiles) -> str:
 def check_archive(
     folder: Folder = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Make missing and wrong indexes again; remove what belongs to no file.")
+        bool, option("--repair", "Make missing and wrong indexes again; remove what belongs to no file.")
     ] = False,
 ) -> int:
     """Compare each WARC file with its index, and read each page with its body.
@@ -127,13 +122,9 @@ def check_archive(
 )
 def prune_archive(
     folder: Folder = None,
-    keep_runs: Annotated[
-        int | None, typer.Option("--keep-runs", metavar="N", min=1, help="Keep the newest N runs of the folder.")
-    ] = None,
-    run: Annotated[
-        list[str], typer.Option("--run", metavar="RUN", help="Remove the files of this run. Repeatable.")
-    ] = [],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    keep_runs: Annotated[int | None, option("--keep-runs N", "Keep the newest N runs of the folder.", min=1)] = None,
+    run: Annotated[list[str], option("--run RUN", "Remove the files of this run. Repeatable.")] = [],
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be removed.")] = False,
 ) -> None:
     """Remove the WARC files of old runs.
 

@@ -27,7 +27,7 @@ CREATE TABLE run (
     item_errors INTEGER NOT NULL DEFAULT 0, -- items that could not be stored
     trimmed INTEGER,                       -- how many items were deleted from the log; null: not known
     options BLOB,                          -- FrontierOptions as msgpack; null: nobody has taken part yet
-    cookies INTEGER NOT NULL               -- the version of its cookies; 0: it has none
+    cookies INTEGER NOT NULL DEFAULT 0     -- the version of its cookies; 0: it has none
 );
 
 -- The politeness of hosts. All runs in the file share it.

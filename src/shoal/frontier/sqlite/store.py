@@ -283,8 +283,8 @@ class SQLiteStore:
 
     def _add(self, run: Run) -> bool:
         added = self._file.db.execute(
-            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at, trimmed,"
-            " cookies) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0)",
+            "INSERT OR IGNORE INTO run (run_id, spider, state, created_at, settings, project, ended_at, trimmed)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
             (run.run_id, run.spider, run.state, run.created_at, _encode(run.settings), run.project, run.ended_at),
         )
         return added.rowcount > 0

@@ -185,7 +185,10 @@ class Delivery:
                 waiting.setdefault(outgoing.channel, []).append((key, outgoing))
         for messages in waiting.values():
             messages.sort(key=lambda entry: entry[1].message.at)
-        await asyncio.gather(*(self._drain(name, messages, now) for name, messages in waiting.items()))
+        drains = (self._drain(name, messages, now) for name, messages in waiting.items())
+        for error in await asyncio.gather(*drains, return_exceptions=True):  # none goes on after the end
+            if error is not None:
+                raise error
 
     async def _drain(self, name: str, waiting: list[tuple[str, Outgoing]], now: float) -> None:
         """Send the messages of one channel in their order, until one fails."""
