@@ -163,13 +163,6 @@ DEFECTS = [
         backend="memory",
     ),
     Defect(
-        "lost wake-up",
-        "the engine is not told that the login is done",
-        "shoal.fetch.sessions.login:LoginKeeper.keep",
-        "self.on_ready()",
-        "pass",
-    ),
-    Defect(
         "off by one",
         "the run finishes when one request is left",
         "shoal.ports.queue:Stats.finished",
@@ -257,7 +250,7 @@ DEFECTS = [
     ),
     Defect(
         "deaf backup",
-        "a Backup Runner does not hear that a Runner has left",
+        "a lost wake-up: a Backup Runner does not hear that a Runner has left",
         f"{_CLUSTER}.redis:RedisCoordinator.wait",
         "if _position(last) > _position(self._seen):",
         "if False:",
