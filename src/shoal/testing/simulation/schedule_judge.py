@@ -325,7 +325,8 @@ class _Verdict:
             counted = sum(getattr(new, name) - getattr(old, name) for name in ("fired", "skipped", "missed"))
             counted += (new.waiting is not None) - (old.waiting is not None)
             is_beside = new.last == old.last and counted == 1  # somebody ran it now
-            assert is_beside or counted == len(moments), (
+            is_limited = len(moments) > _MAX_COUNTED <= counted  # after a long outage, not all are counted
+            assert is_beside or is_limited or counted == len(moments), (
                 f"{self._name}: {counted} of {len(moments)} moments are counted between {old} and {new}"
             )
 
@@ -340,6 +341,7 @@ class _Verdict:
                 assert not is_early, f"{run.run_id} is of a time before its schedule was made, changed or resumed"
 
 
+_MAX_COUNTED = 1000
 _REACTION = 14.0
 """Seconds within which servers see what was changed, and do what is due."""
 
