@@ -119,7 +119,7 @@ class ArchiveFolder:
         found.sort(reverse=True)
         if self._newest is not None:
             pages = accumulate((count for _, _, _, count in found), initial=0)
-            found = [each for each, before in zip(found, pages, strict=False) if before < self._newest]
+            found = [file for file, before in zip(found, pages, strict=False) if before < self._newest]
         self._paths = [path for _, path, _, _ in found]
         self._entries = sum(count for _, _, _, count in found)
         runs = self._runs
@@ -153,12 +153,12 @@ class ArchiveFolder:
         found = (
             Found(index, line) for index in self._indexes(self._searched) for line in index.by_fingerprint(fingerprint)
         )
-        return max(found, key=lambda each: each.line.date, default=None)
+        return max(found, key=lambda page: page.line.date, default=None)
 
     def pages_of(self, url: str) -> list[Found]:
         """The pages of a URL, newest first, whatever the method was."""
         found = [Found(index, line) for index in self._indexes(self._searched) for line in index.by_url(url)]
-        return sorted(found, key=lambda each: each.line.date, reverse=True)
+        return sorted(found, key=lambda page: page.line.date, reverse=True)
 
     def payload(self, digest: str) -> Original | None:
         """A response that has this payload, undamaged; None if there is none."""

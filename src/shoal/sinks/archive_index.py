@@ -549,7 +549,7 @@ def rebuild_index(path: str, source: str | None = None, *, size: int, dropped: S
     builder = IndexBuilder(os.path.dirname(path))
     try:
         with open(source or path + ENDING, "rb") as file:
-            found = (each for each in scan(file, size) if isinstance(each, Member))
+            found = (member for member in scan(file, size) if isinstance(member, Member))
             run = index_records(found, os.path.basename(path) + ENDING, builder)
         if builder.is_broken:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

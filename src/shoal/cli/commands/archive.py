@@ -142,9 +142,9 @@ def prune_archive(
         print(f"nothing to remove: {chosen} has no older runs")
         return
     removed, kept = ("would remove", "would keep") if dry_run else ("removed", "kept")
-    for each in pruned.runs:
-        files = counted(len(each.files) + len(each.open_files), "file")
-        print(f"{removed} {printable(each.run)}: {files}, {counted(each.pages, 'page')}")
+    for old in pruned.runs:
+        files = counted(len(old.files) + len(old.open_files), "file")
+        print(f"{removed} {printable(old.run)}: {files}, {counted(old.pages, 'page')}")
     if pruned.kept:
         where = f" in {pruned.into}" if pruned.into else ""
         print(f"{kept} the bodies of {counted(pruned.kept, 'page')}{where}: other runs need them")
