@@ -316,9 +316,9 @@ class ScheduledWorld:
         now = self.world.loop.time()
         with suppress(RunError):  # it was cancelled meanwhile
             if run.state == "queued":
-                await store.transition(run.run_id, "running")
+                await store.transition(run.run_id, "running", among=["queued", "running"])
             elif now >= ends.setdefault(run.run_id, now + seconds):
-                await store.transition(run.run_id, "finished")
+                await store.transition(run.run_id, "finished", among=["running"])
 
     async def _act(self, store: Store, action: Action) -> None:
         """What a user does with a command."""
