@@ -117,11 +117,11 @@ def _check_file(path: str, *, repair: bool) -> Iterator[Fault]:
 
 
 def _undamaged(found: Iterable[Member | Damage], damaged: list[Damage]) -> Iterator[Member]:
-    for each in found:
-        if isinstance(each, Member):
-            yield each
+    for part in found:
+        if isinstance(part, Member):
+            yield part
         else:
-            damaged.append(each)
+            damaged.append(part)
 
 
 def _index_faults(path: str, builder: IndexBuilder, run: tuple[str, float], size: int) -> Iterator[str]:

@@ -157,7 +157,7 @@ def _http_head(line: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     lines = [line.rstrip().encode("latin-1", "replace"), *[name + b": " + value for name, value in headers], b"", b""]
     head = b"\r\n".join(lines)
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
-        head = b"\r\n".join([each.translate(_ONE_LINE) for each in lines])
+        head = b"\r\n".join([line.translate(_ONE_LINE) for line in lines])
     return head
 
 

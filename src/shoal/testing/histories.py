@@ -261,10 +261,11 @@ def _counted(operation: Operation, name: str) -> tuple[int, int]:
         return operation.answer.added, operation.answer.added
     if operation.name != "complete":
         return 0, 0
-    pushed = [each for each in operation.answer if each is not None]
+    pushed = [answer for answer in operation.answer if answer is not None]
     if name == "pushed":
-        return sum(each.added for each in pushed), sum(each.added for each in pushed)
-    may_be_repeat = sum(each == Pushed(0, 0) for each in pushed)
+        added = sum(answer.added for answer in pushed)
+        return added, added
+    may_be_repeat = sum(answer == Pushed(0, 0) for answer in pushed)
     return len(pushed) - may_be_repeat, len(pushed)
 
 
